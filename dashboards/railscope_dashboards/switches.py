@@ -112,6 +112,7 @@ def _ports() -> Iterator[panels.Panel]:
         port_rate(f"port_{name}_seconds", PRIORITY, HERE)
         for name in ("transmit_pfc_pause", "receive_pfc_pause", "receive_pfc_pause_estimated")
     )
+    marks = f"{port_rate('queue_ecn_marked_packets', QUEUE, HERE)} or {port_rate('port_ecn_marked_packets', (), HERE)}"
     column = panels.Column
     yield panels.rows(
         301,
@@ -120,6 +121,7 @@ def _ports() -> Iterator[panels.Panel]:
         {"switch": "Switch", "port": "Port"},
         column("Pauses sent", query.build_query(sent), worst="highest"),
         column("Pauses received", query.build_query(received), worst="highest"),
+        column("ECN marks", query.build_query(marks)),
         column("Dropped, out", query.build_query(dropped), panels.ANY_IS_BAD, worst="highest"),
         column("Dropped, in", query.build_query(dropped_in), panels.ANY_IS_BAD),
         column("Errors", query.build_query(wrong), panels.ANY_IS_BAD),
@@ -149,9 +151,19 @@ def _queues() -> Iterator[panels.Panel]:
         f"max by ({of_queue}) (railscope_switch_queue_{name}_bytes{HERE})"
         for name in ("occupancy", "watermark")
     )
-    headroom, shared = (
-        f"max by ({PORT}, priority_group) (railscope_switch_priority_group_{name}_watermark_bytes{HERE})"
-        for name in ("headroom", "shared")
+    headroom, shared, in_use, headroom_share = (
+        f"max by ({PORT}, priority_group) (railscope_switch_priority_group_{name}{HERE})"
+        for name in (
+            "headroom_watermark_bytes",
+            "shared_watermark_bytes",
+            "headroom_occupancy_bytes",
+            "headroom_peak_ratio",
+        )
+    )
+    queue_share = f"max by ({of_queue}) (railscope_switch_queue_buffer_peak_ratio{HERE})"
+    early_of_port, full_of_port = (
+        port_rate(f"port_{name}_dropped_packets", (), HERE)
+        for name in ("wred", "receive_no_buffer")
     )
     full = each_rate("priority_group_dropped_packets", GROUP, HERE)
     pool, pool_headroom = (
@@ -180,12 +192,44 @@ def _queues() -> Iterator[panels.Panel]:
     per_queue = f"sum by (queue) ({marks})"
     yield from (
         panels.lines(402, "ECN marks by queue", "Of all ports together.", query.build_query(per_queue, "", "queue {{queue}}")),
-        panels.lines(403, "Packets dropped by queues", "The ten queues that drop the most.", _highest(dropped, port_queue).with_name("full"), _highest(early, port_queue).with_name("WRED"), _highest(no_buffer, port_queue).with_name("no buffer"), steps=panels.ANY_IS_BAD),
+        panels.lines(403, "Packets dropped by queues", "The ten queues that drop the most.", _highest(dropped, port_queue).with_name("full"), _highest(early, port_queue).with_name("WRED"), _highest(no_buffer, port_queue).with_name("no buffer"), _highest(early_of_port).with_name("WRED, whole port"), steps=panels.ANY_IS_BAD),
         panels.lines(404, "Depth of queues", "When the switch last read them; the ten deepest.", _highest(depth, port_queue)),
         panels.lines(405, "Watermarks of queues", "Largest depth since the switch last cleared them; the ten highest.", _highest(watermark, port_queue)),
-        panels.lines(406, "Headroom of ports", "Watermarks of priority groups; above 0, the port had to pause its server.", _highest(headroom, port_group).with_name("headroom"), _highest(shared, port_group).with_name("shared")),
-        panels.lines(407, "Packets dropped by full buffers", "Received packets, by priority group: a lossless one must drop none.", _highest(full, port_group), steps=panels.ANY_IS_BAD),
-        panels.lines(408, "Buffer pools", "Watermarks of the pools of the switch.", query.build_query(pool, "", "{{pool}}"), query.build_query(pool_headroom, "", "{{pool}}").with_name("headroom"), span=24),
+        panels.lines(406, "Headroom of ports", "Watermarks of priority groups; above 0, the port had to pause its server.", _highest(headroom, port_group).with_name("headroom"), _highest(in_use, port_group).with_name("headroom in use"), _highest(shared, port_group).with_name("shared")),
+        panels.lines(407, "Packets dropped by full buffers", "Received packets, by priority group: a lossless one must drop none.", _highest(full, port_group), _highest(full_of_port).with_name("whole port"), steps=panels.ANY_IS_BAD),
+        panels.lines(408, "Buffer pools", "Watermarks of the pools of the switch.", query.build_query(pool, "", "{{pool}}"), query.build_query(pool_headroom, "", "{{pool}}").with_name("headroom"), span=12),
+        panels.lines(409, "Peak shares of buffers", "Of switches that report shares in place of bytes: the largest since the switch last cleared them.", _highest(queue_share, port_queue), _highest(headroom_share, port_group).with_name("headroom"), span=12),
+    )  # fmt: skip
+
+
+def _links_health() -> Iterator[panels.Panel]:
+    wrong, checksum, symbols, corrected, uncorrectable = (
+        port_rate(f"port_receive_{name}", (), HERE)
+        for name in (
+            "errors",
+            "fcs_errors",
+            "symbol_errors",
+            "fec_corrected_frames",
+            "fec_uncorrectable_frames",
+        )
+    )
+    by_lane = f"{PORT}, lane"
+    received, sent, bias = (
+        f"max by ({by_lane}) (railscope_switch_transceiver_{name}{HERE})"
+        for name in ("receive_power_watts", "transmit_power_watts", "bias_amperes")
+    )
+    heat = f"max by ({PORT}) (railscope_switch_transceiver_temperature_celsius{HERE})"
+    lane = "{{port}} lane {{lane}}"
+    yield from (
+        panels.lines(701, "Errors of ports", "Packets received with errors; the ten ports with the most.",
+              _highest(wrong), _highest(checksum).with_name("checksum"), _highest(symbols).with_name("symbols"), steps=panels.ANY_IS_BAD),
+        panels.lines(702, "FEC frames corrected", "Some are normal; growth is not.", _highest(corrected)),
+        panels.lines(703, "FEC frames not corrected", "None is normal.", _highest(uncorrectable), steps=panels.ANY_IS_BAD),
+        panels.lines(704, "Optical power received", "The ten darkest lanes; lane 0 is the whole transceiver.",
+              query.build_query(f"bottomk(10, {received})", "", lane)),
+        panels.lines(705, "Optical power sent", "The ten darkest lanes.", query.build_query(f"bottomk(10, {sent})", "", lane)),
+        panels.lines(706, "Temperature of transceivers", "The ten hottest.", _highest(heat)),
+        panels.lines(707, "Bias current of lasers", "A laser that needs more than before ages; the ten highest.", _highest(bias, lane), span=24),
     )  # fmt: skip
 
 
@@ -237,6 +281,10 @@ SECTIONS = tuple(
         ("Which ports of the selected switch pause, are paused, or drop packets?", _ports),
         ("Which queues of the selected switch are congested?", _queues),
         ("Where does the PFC watchdog act?", _watchdog),
+        (
+            "Do links of the selected switch have errors, and is their light strong enough?",
+            _links_health,
+        ),
         ("What is connected to the selected switch, and are cables where they should be?", _links),
     )
 )
