@@ -365,8 +365,10 @@ def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
 
 
 def _job_cells(incidents: Iterable[ReportedIncident], tenant: str | None) -> Iterator[ViewCell]:
+    """Yield the jobs that incidents affect: those that run, and those that ended, which a notification names too."""
     for incident in incidents:
-        for key in sorted(incident.reach.jobs):
+        ended = {JobKey(job.tenant, job.source, job.workload) for job in incident.jobs if job.ended}
+        for key in sorted(incident.reach.jobs | ended):
             if tenant in {None, key.tenant}:
                 yield ViewCell(catalog.JOB_REACH, (*key, *_reach_labels(incident)), 1)
 
