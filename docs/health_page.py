@@ -29,7 +29,7 @@ railscope agent check     # GPUs, NICs and settings by the rules below; exit sta
 railscope health          # from the readings of the running agent, as schedulers read it
 ```
 
-[Health for schedulers](schedulers.md) describes `railscope health`, and what may drain a node. Neither command resets anything. The metrics of a running agent are
+[Health for schedulers](integrations.md#health-for-schedulers) describes `railscope health`, and what may drain a node. Neither command resets anything. The metrics of a running agent are
 `{h.GPU_HEALTH.name}` (state), `{h.GPU_HEALTH_REASON.name}` (1 for each rule with a fault, absent if it cannot be evaluated) and
 `{h.GPU_ACTION.name}`. A change is an event, `{h.GPU_HEALTH_EVENT.name}`.
 

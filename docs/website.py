@@ -27,14 +27,13 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "docs/integrations", "docs/compatibility",
     ),
     "On call": (
-        "docs/on-call", "docs/console", "docs/terminal", "docs/jobs", "docs/collectives", "docs/switches",
-        "docs/schedulers", "alerts/runbooks/index",
+        "docs/on-call", "docs/console", "docs/jobs", "docs/switches", "alerts/runbooks/index",
     ),
-    "Finance": ("docs/first-invoice", "docs/finance", "docs/billing", "docs/metering", "docs/tenancy"),
-    "Audit": ("docs/auditor", "docs/audit"),
+    "Finance": ("docs/first-invoice", "docs/billing", "docs/metering", "docs/tenancy"),
+    "Audit": ("docs/audit",),
     "Tenant": ("docs/tenant",),
     "Reference": (
-        "Contents <docs/reference>", "docs/metrics/README", "docs/configuration", "docs/cli", "docs/alerts",
+        "docs/metrics/README", "docs/configuration", "docs/cli", "docs/alerts",
         "docs/dashboards", "docs/diagnosis", "docs/health", "docs/xids", "docs/readings", "docs/dcgm",
     ),
     "Develop": ("docs/developer", "docs/architecture", "bench/README", "CONTRIBUTING", "SECURITY", "CHANGELOG"),

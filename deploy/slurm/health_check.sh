@@ -5,7 +5,7 @@
 # HealthCheckNodeState=ANY. slurmd runs it as root.
 #
 # It always succeeds and drains nothing: a node cannot count the nodes that others drain at the same time, so a
-# defect of the check could drain the whole cluster. The collector drains, within a limit: see docs/schedulers.md.
+# defect of the check could drain the whole cluster. The collector drains, within a limit: see docs/integrations.md.
 # It takes nothing from its environment.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin

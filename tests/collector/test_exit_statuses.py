@@ -68,6 +68,6 @@ async def test_the_exit_status_is_that_of_the_cluster(
     number = ("healthy", "degraded", "failed", "unknown").index(status)
     assert printed.exit_code == screen.exit_code == content["exit_status"] == number
     assert screen.stdout.startswith(status.upper())
-    documented = (Path(__file__).parents[2] / "docs" / "terminal.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
     for key in (*KEYS, *(content["nodes"] or ()), *(content["gpus"] or ())):
         assert f"`{key}`" in documented

@@ -60,7 +60,7 @@ class InspectorReceiver:
             message = f"invalid {SETTING} {self.listen!r}: expected an address on loopback, such as 127.0.0.1:4318"
             raise SettingsError(message)
         self.endpoint = otlp_receiving.OtlpEndpoint(
-            self._check_sender, self._receive, "docs/collectives.md", requests=self.pushes.requests
+            self._check_sender, self._receive, "docs/jobs.md", requests=self.pushes.requests
         )
 
     async def run(self) -> None:
