@@ -25,6 +25,7 @@ import diagnosis_page
 import health_page
 import man_pages
 import runbook_pages
+import switch_facts_page
 import yaml
 from click.testing import CliRunner
 
@@ -388,6 +389,10 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/dcgm.md": _with_sections(
         "docs/dcgm.md",
         lambda: {"Names that are served": _table(dcgm_page.HEAD, dcgm_page.rows())},
+    ),
+    "docs/switches.md": _with_sections(
+        "docs/switches.md",
+        lambda: {"Facts": _table(switch_facts_page.HEAD, switch_facts_page.rows())},
     ),
     "deploy/agent.toml": _sample("agent"),
     "docs/diagnosis.md": _with_sections("docs/diagnosis.md", diagnosis_page.sections),
