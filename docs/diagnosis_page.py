@@ -68,7 +68,8 @@ unknown: it confirms and contradicts nothing.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
   the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
-- **PFC watchdog.** A storm that it detects is evidence of `pfc_storm`, if the NIC at the port counts pauses as well or its counters are not known.
+- **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
+- **PFC watchdog.** A storm that it detects, or of which a switch counts the end only, is evidence of `pfc_storm`, if the NIC at the port counts pauses as well or its counters are not known.
 - **Ports without a known NIC.** Faults that no host counts: `switch_link_errors` (at least {switch_links.MIN_ERRORS:g} errors per second, and {switch_links.FACTOR:.0f} times the median of other such ports),
   `switch_link_down`, and `leaf_loss` (a lossless queue drops at least {switch_links.MIN_ERRORS:g} packets per second). The cause is the leaf of the switch, or the leaf at the other end.
 """
