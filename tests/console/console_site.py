@@ -18,6 +18,7 @@ from support.incidents import NIC, incident
 from railscope.catalog import cabling, entities, nic as nic_catalog
 from railscope.frame import Entity, Schema
 from railscope_collector.access.credentials import Role, digest_token
+from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.diagnosis.incident_table import ReportedIncident
 
 TOKENS = {role: f"token-of-{role}" for role in Role}
@@ -90,12 +91,15 @@ async def browser(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def console(
-    directory: Path, ready: Callable[[RunningCollector], None] = lambda _: None, **more: Any
+    directory: Path,
+    ready: Callable[[RunningCollector], None] = lambda _: None,
+    billing: Callable[[], BillingReader] | None = None,
+    **more: Any,
 ) -> AsyncIterator[RunningCollector]:
     """A collector with frames of one node, and views of it; `ready` may prepare it before it starts."""
     settings = settings_in(directory, **more)
     (directory / "tokens.toml").write_text(tokens_text())
-    async with run_collector(settings, ready) as running:
+    async with run_collector(settings, ready, billing=billing) as running:
         sender = FrameSender()
         frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         status, reply = await running.post(

@@ -75,12 +75,9 @@ async def serving(
     for name, content in files.items():
         (directory / f"{name}.csv").write_text(content)
 
-    def prepare(running: RunningCollector) -> None:
-        running.collector.billing = lambda: reader
-
     paths = {f"{name}_file": str(directory / f"{name}.csv") for name in files}
     try:
-        async with console(directory, prepare, **paths) as running:
+        async with console(directory, billing=lambda: reader, **paths) as running:
             yield running, books
     finally:
         ledger.close()
@@ -329,10 +326,7 @@ def test_an_amount_is_rounded_once(exact: str, budget: str | None, shown: tuple[
 
 
 async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) -> None:
-    def prepare(running: RunningCollector) -> None:
-        running.collector.billing = unavailable
-
-    async with console(tmp_path, prepare) as running:
+    async with console(tmp_path, billing=unavailable) as running:
         model = await twin(running, "/tenants/vision", TENANT)
         assert model["statements_problem"] == "the ledger is unavailable"
         assert model["charges"]["problem"] == "the ledger is unavailable"
@@ -342,15 +336,12 @@ async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) ->
 async def test_a_slow_ledger_delays_no_other_page(tmp_path: Path) -> None:
     released, reading = threading.Event(), threading.Semaphore(0)
 
-    def prepare(running: RunningCollector) -> None:
-        def wait() -> BillingReader:
-            reading.release()
-            released.wait()
-            return unavailable()
+    def wait() -> BillingReader:
+        reading.release()
+        released.wait()
+        return unavailable()
 
-        running.collector.billing = wait
-
-    async with console(tmp_path, prepare) as running:
+    async with console(tmp_path, billing=wait) as running:
         paths = ("/billing", "/statements", "/tenants/vision")
         waiting = [asyncio.create_task(twin(running, path, AUDITOR)) for path in paths]
         try:

@@ -129,12 +129,13 @@ async def site(
     reader = BillingReader(BillingBooks.for_ledger(ledger), lambda _: billing_demo.SELLER)
 
     def prepare(running: RunningCollector) -> None:
-        running.collector.billing = lambda: reader
         switch_readings.configure(running, "leaf-07", "leaf-08")
 
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
-        running = await stack.enter_async_context(run_collector(settings, prepare))
+        running = await stack.enter_async_context(
+            run_collector(settings, prepare, billing=lambda: reader)
+        )
         for node in ("n1", "n2", HOSTILE):
             await send_frames(running, node)
         # The cabling file differs: it names n1.

@@ -80,7 +80,6 @@ async def test_answers_are_as_described(tmp_path: Path, demo_months: Path, role:
     (tmp_path / "claims.csv").write_text(CLAIMS)
 
     def prepare(running: RunningCollector) -> None:
-        running.collector.billing = lambda: reader
         switch_readings.configure(running, "leaf-07")
 
     settings: dict[str, Any] = {
@@ -88,7 +87,7 @@ async def test_answers_are_as_described(tmp_path: Path, demo_months: Path, role:
         "limits": IngestLimits(),
         "diagnosis": DiagnosisSettings(enabled=False),
     }
-    async with console(tmp_path, prepare, **settings) as running:
+    async with console(tmp_path, prepare, lambda: reader, **settings) as running:
         collector = running.collector
         for seconds_ago, grown in ((60, 0), (0, 1000)):
             reading = switch_readings.reading("leaf-07", 2, grown)
