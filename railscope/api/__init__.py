@@ -378,6 +378,12 @@ class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
     """Time by which the job ended while the incident was open; null while it runs."""
 
 
+class OtherDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="other"):
+    """An entity of a kind that this release does not have: a client reads it from a newer collector."""
+
+    name: str
+
+
 EntityDocument: TypeAlias = (
     NicDocument
     | GpuDocument
@@ -386,6 +392,7 @@ EntityDocument: TypeAlias = (
     | RackDocument
     | StorageDocument
     | JobDocument
+    | OtherDocument
 )
 
 

@@ -333,8 +333,8 @@ def _nodes_of(incident: api.IncidentDocument) -> set[str]:
     return named - {""}
 
 
-_CAUSE_NAMES = ("uuid", "device", "pci_address", "switch", "switch_port")
-"""Names of a cause beside those of its title."""
+_CAUSE_NAMES = ("name", "uuid", "device", "pci_address", "switch", "switch_port")
+"""Names of a cause beside those of its title; `name` is of a kind that only a newer collector has."""
 
 
 def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from railscope import RailscopeError, __version__, http_responses, timestamps, untrusted_text
+from railscope.api.newer_documents import decode_document
 
 MAX_BODY_BYTES = 64 << 20
 """Bound of a response, also decompressed; the nodes of 10,000 servers are 5 MB."""
@@ -161,7 +162,7 @@ class ReadClient:
     def decode(self, shape: type[_Answer], path: str, body: bytes) -> _Answer:
         """Decode JSON as a type. Raises ClientError."""
         try:
-            return msgspec.json.decode(body, type=shape)
+            return decode_document(body, shape)
         except untrusted_text.DECODING_ERRORS as error:
             message = (
                 f"reading {self.address.url}{path} failed: invalid JSON: {_shown(str(error))}: expected the"

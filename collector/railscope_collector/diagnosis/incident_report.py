@@ -21,6 +21,7 @@ from railscope.api import (
     LeafDocument,
     NicDocument,
     NodeDocument,
+    OtherDocument,
     RackDocument,
     StorageDocument,
 )
@@ -279,6 +280,8 @@ def place_text(entity: EntityDocument) -> str:
             text = f"storage {entity.server}"
         case JobDocument():
             text = f"job {entity.workload} of {entity.tenant or 'no tenant'}"
+        case OtherDocument():
+            text = entity.name
     return text
 
 

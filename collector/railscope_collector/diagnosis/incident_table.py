@@ -302,6 +302,8 @@ def cause_labels(cause: api.EntityDocument) -> tuple[str, str, str, str]:
             labels = "leaf", "", cause.switch, _text(cause.rail)
         case api.RackDocument():
             labels = "rack", "", cause.rack, ""
+        case api.OtherDocument():
+            labels = "other", "", cause.name, ""
         case api.StorageDocument():
             labels = "storage", "", cause.server, ""
         case api.JobDocument():
