@@ -32,6 +32,9 @@ from click.testing import CliRunner
 from railscope import settings
 from railscope.catalog import reference, xids
 from railscope.cli import root as railscope
+from railscope_collector.access.credentials import Role
+from railscope_collector.console.page_table import PAGES, Page
+from railscope_collector.http.route_table import ROUTES, Route
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "alerts" / "rules"
@@ -377,6 +380,18 @@ def xid_rules() -> str:
     return text
 
 
+def _routes(routes: Iterable[Route | Page]) -> list[str]:
+    """Return a table of routes or pages: the roles that may read each, and its content for a tenant."""
+
+    def row(each: Route | Page) -> tuple[str, ...]:
+        roles = ", ".join(sorted(role for role in Role if each.admits(role)))
+        if isinstance(each, Page):
+            return f"`{each.path}`", roles, each.tenants
+        return f"`{each.method} {each.path}`", "anyone" if each.open else roles, each.tenants
+
+    return _table(("path", "roles", "content for a tenant"), map(row, routes))
+
+
 FILES: Mapping[str, Callable[[], str]] = {
     "alerts/rules/gpu.yml": xid_rules,
     "alerts/runbooks/RailscopeIncident.md": diagnosis_page.runbook,
@@ -395,6 +410,8 @@ FILES: Mapping[str, Callable[[], str]] = {
         lambda: {"Facts": _table(switch_facts_page.HEAD, switch_facts_page.rows())},
     ),
     "deploy/agent.toml": _sample("agent"),
+    "docs/access.md": _with_sections("docs/access.md", lambda: {"Routes": _routes(ROUTES)}),
+    "docs/console.md": _with_sections("docs/console.md", lambda: {"Pages": _routes(PAGES)}),
     "docs/diagnosis.md": _with_sections("docs/diagnosis.md", diagnosis_page.sections),
     chart_page.PAGE: lambda: chart_page.page(_table),
     "docs/incident.schema.json": diagnosis_page.schema,

@@ -366,12 +366,3 @@ def test_a_route_without_a_handler_and_a_handler_without_a_route_are_rejected() 
     for handlers, routes in (({}, [route]), ({"one": None, "two": None}, [route])):
         with pytest.raises(ValueError, match="routes without a handler"):
             make_application(RequestAuthorizer(None, None), handlers, 1, routes)  # type: ignore[arg-type]
-
-
-def test_the_page_lists_the_routes_as_they_are() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
-    for route in ROUTES:
-        roles = ", ".join(sorted(role for role in Role if route.admits(role)))
-        permitted = "anyone" if route.open else roles
-        assert f"| `{route.method} {route.path}` | {permitted} | {route.tenants} |\n" in text
-    assert text.count("| `GET /") + text.count("| `POST /") == len(list(ROUTES))
