@@ -64,12 +64,13 @@ unknown: it confirms and contradicts nothing.
 
 - **Both ends of a link.** Pauses that a NIC counts as sent are the basis of {_listed(switch_evidence.PAUSING_CLASSES)}; pauses that it counts
   as received, of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
-  too. If both ends agree, the confidence is the highest of the class; if one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
+  too. A counter of all priorities together counts while only one priority of the link has pauses. If both ends agree, the confidence is the highest of the class; if one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
   the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
 - **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
 - **PFC watchdog.** A storm that it detects, or of which a switch counts the end only, is evidence of `pfc_storm`, if the NIC at the port counts pauses as well or its counters are not known.
+- **Errors of a link.** The errors that a switch port counts are evidence of `link_transmit_errors` of its NIC, which cannot count them itself.
 - **Ports without a known NIC.** Faults that no host counts: `switch_link_errors` (at least {switch_links.MIN_ERRORS:g} errors per second, and {switch_links.FACTOR:.0f} times the median of other such ports),
   `switch_link_down`, and `leaf_loss` (a lossless queue drops at least {switch_links.MIN_ERRORS:g} packets per second). The cause is the leaf of the switch, or the leaf at the other end.
 """

@@ -252,7 +252,8 @@ class ClusterDiagnosis:
             self.switches.prepare(view)
             whole = node_detectors.merge_into_nodes(view, self._findings(view))
             found = self.switches.refine(view, list(self.ranks.name_paths(view, whole)))
-            changed = self.tracker.update(view, self._queues.refine(view, found))
+            found = self._queues.refine(view, self.switch_links.refine(view, found))
+            changed = self.tracker.update(view, found)
             incident_effects.update_effects(view, self.tracker.open)
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)

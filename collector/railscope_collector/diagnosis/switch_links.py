@@ -1,4 +1,4 @@
-"""Faults at ports without a known NIC, which no host counts: links between switches that fail, and lossless queues that drop packets.
+"""Faults that no host counts: links between switches that fail, queues that drop packets, and errors of what a NIC sends.
 
 The cause is the leaf, with the port. A fault of a link between switches is that of the leaf at one of its ends; the switches behind the
 spines have no NICs, so that links between them have no cause here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from railscope_collector.diagnosis.switch_evidence import (
     MAX_NAMED,
     SwitchEvidence,
     SwitchPort,
+    not_provided,
     short_name,
 )
 
@@ -35,6 +36,7 @@ MIN_ERRORS = 0.5
 """Errors, or packets that a lossless queue drops, per second."""
 FACTOR = 4.0
 """Ratio of the errors of a port to the median of the others that are up and have no known NIC."""
+_OF_PEERS = f"{FACTOR:.0f} times the median of the other ports without a NIC"
 FORWARDED_SHARE = 0.5
 """Share of the errors of a port that the other ports of the neighbour have: it forwarded packets that it received corrupted."""
 MIN_LINKS = 2
@@ -44,6 +46,8 @@ CORRUPTED, UNREADABLE = ("errors", "fcs_errors"), ("symbol_errors", "uncorrectab
 DROPS = ("drops", "buffer_drops")
 UNFELT_CLASSES = frozenset({"switch_link_errors", "switch_link_down"})
 """Classes that switches alone show: they delay no job unless one is slow."""
+LOST_ON_LINK = "link_transmit_errors"
+"""Class of data that a NIC sends and that its switch port receives corrupted."""
 MAX_LINKS = 64
 """Links with a fault of one kind in an evaluation."""
 
@@ -112,6 +116,40 @@ class SwitchLinks:
             yield from self._outages(view, leaves)
             yield from self._losses(view, leaves)
 
+    def refine(
+        self, view: findings.DiagnosisView, found: list[findings.Finding]
+    ) -> list[findings.Finding]:
+        """Return findings with the errors that the switch port counts; the same ones without switches."""
+        if not self.evidence.is_used:
+            return found
+        return [
+            self._with_port_errors(view, each) if each.incident_class == LOST_ON_LINK else each
+            for each in found
+        ]
+
+    def _with_port_errors(
+        self, view: findings.DiagnosisView, finding: findings.Finding
+    ) -> findings.Finding:
+        """Return data lost on the link of a NIC with the errors of the port, or that the switch counts none."""
+        port = self.evidence.port_of(view, finding.cause.position)
+        if port is None or not self.evidence.is_fresh(port[0], view.timestamp_ns):
+            return finding
+        sender = self.evidence.readings.senders[port[0]]
+        of_switch = _port_errors(port[0], sender, view.timestamp_ns)
+        errors = next((each for each in of_switch if each.port == port), None)
+        if errors is not None and errors.worst >= MIN_ERRORS:
+            row = _error_evidence(errors, MIN_ERRORS, "limit")
+            return replace(
+                finding,
+                evidence=(*finding.evidence, row),
+                is_confirmed=True,
+                queue=SwitchQueue(*port),
+            )
+        if all(sender.lacks(quantity, port[1]) for quantity in (*CORRUPTED, *UNREADABLE)):
+            row = not_provided("port_errors", " ".join(port))
+            return replace(finding, evidence=(*finding.evidence, row))
+        return finding
+
     def _fresh(self, view: findings.DiagnosisView) -> Iterator[tuple[str, TrackedSender]]:
         for name, sender in self.evidence.readings.senders.items():
             if self.evidence.is_fresh(name, view.timestamp_ns):
@@ -149,7 +187,10 @@ class SwitchLinks:
             yield findings.Finding(
                 "switch_link_errors",
                 _cause(view, next(leaves[name] for name in (*link, worst[0]) if name in leaves)),
-                tuple(_error_evidence(each, usual) for each, usual in ends[:MAX_NAMED]),
+                tuple(
+                    _error_evidence(each, max(MIN_ERRORS, FACTOR * usual), _OF_PEERS)
+                    for each, usual in ends[:MAX_NAMED]
+                ),
                 subject=f"errors of {' '.join(link)}",
                 queue=SwitchQueue(*worst),
             )
@@ -311,13 +352,15 @@ def _paused_priorities(sender: TrackedSender, now_ns: int) -> set[str]:
     return found
 
 
-def _error_evidence(errors: _PortErrors, usual: float) -> findings.FindingEvidence:
+def _error_evidence(
+    errors: _PortErrors, threshold: float, comparison: str
+) -> findings.FindingEvidence:
     quantity = max(errors.rates, key=lambda name: errors.rates[name])
     return findings.FindingEvidence(
         f"port_{quantity}",
         errors.rates[quantity],
-        max(MIN_ERRORS, FACTOR * usual),
-        f"{FACTOR:.0f} times the median of the other ports without a NIC",
+        threshold,
+        comparison,
         " ".join(errors.port),
         slots=WINDOW_SLOTS,
     )

@@ -6,15 +6,21 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.arriving_frames import STEP_NS, ArrivingFrames
+from support.drawn_cluster import START_NS, DrawnCluster, Row, node_name
+from support.drawn_readings import ONSET, SLOTS, healthy_feed, run
 from support.mirrored_switches import PRIORITY, Amount, Amounts, MirroredSwitches, Port
 from test_switch_evidence import counted, diagnose, end_ns, leaf_of, mirror, pods
 
 from railscope.catalog import switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis.findings import NOT_PROVIDED, SLOT_NS
 from railscope_collector.diagnosis.incident_report import IncidentDocument, LeafDocument
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.switch_evidence import LinkedPort
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 
 __all__ = ["pods"]
@@ -170,3 +176,46 @@ def test_a_link_that_is_down_stays_an_incident_over_a_restart(
     found = [each.document for each in engine.table.incidents]
     (document,) = [each for each in found if each.incident_class == "switch_link_down"]
     assert document.ended is None
+
+
+PORT = ("leaf-3", "Ethernet1/1")
+"""Switch port of the NIC of the first node of a drawn job."""
+
+
+def lost_data(errors: Amounts) -> Incident:
+    """Return the incident of a NIC that corrupts what it sends, and whose switch port has these values."""
+    feed = healthy_feed()
+    sender = feed.cluster.jobs[0].nodes[0]
+    switches = MirroredSwitches(START_NS, 0)
+    switches.amounts |= errors | of_ports(catalog.PORT_UP, [PORT], step(1, 1))
+    link = LinkedPort(*PORT, node_name(sender), "eth2", is_certain=True)
+    evidence = feed.diagnosis.switches
+    evidence.set_links([link], START_NS)
+
+    def losses(cluster: DrawnCluster, row: Row, since: int) -> None:
+        now_ns = START_NS + (ONSET + since + 1) * SLOT_NS
+        batches = switches.poll(PORT[0], now_ns - SECOND_NS)
+        evidence.readings.add(
+            PORT[0], "run", batches.batches, switches.schemas.__getitem__, lambda at_ns: at_ns
+        )
+        row.nic["naks"][cluster.jobs[0].nodes[2], 2] = 0.2
+        if since >= 0:
+            row.nic["naks"][sender, 2] = 20.0
+            row.nic["order"][cluster.jobs[0].nodes[1:], 2] = 4.0
+
+    (found,) = run(feed, losses, SLOTS)
+    assert (found.class_name, found.cause.kind) == ("link_transmit_errors", "nic")
+    return found
+
+
+def test_errors_of_the_switch_port_confirm_data_lost_on_a_link() -> None:
+    found = lost_data(of_ports(catalog.FCS_ERRORS, [PORT], rising(20)))
+    silent = lost_data(of_ports(catalog.FCS_ERRORS, [PORT], step(0, 0)))
+    without = lost_data({})
+    (row,) = (each for each in found.evidence if each.signal.startswith("port_"))
+    assert (row.signal, row.device) == ("port_fcs_errors", " ".join(PORT))
+    assert row.value > 0.5
+    assert (found.queue, silent.queue) == ((*PORT, ""), None)
+    assert [each.signal for each in silent.evidence] == ["naks"]
+    (row,) = (each for each in without.evidence if each.signal.startswith("port_"))
+    assert (row.comparison, np.isnan(row.value)) == (NOT_PROVIDED, True)
