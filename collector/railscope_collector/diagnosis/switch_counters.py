@@ -36,6 +36,8 @@ _NEVER = 1 << 62
 SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.PFC_RECEIVED.name: "pauses_received",
     catalog.PFC_SENT.name: "pauses_sent",
+    catalog.ALL_PFC_RECEIVED.name: "all_pauses_received",
+    catalog.ALL_PFC_SENT.name: "all_pauses_sent",
     catalog.QUEUE_PACKETS.name: "packets",
     catalog.QUEUE_MARKED_PACKETS.name: "marks",
     catalog.PORT_MARKED_PACKETS.name: "marks",

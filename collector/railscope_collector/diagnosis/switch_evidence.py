@@ -225,7 +225,10 @@ class SwitchEvidence:
         found: dict[str, FindingEvidence] = {}
         for port in filter(None, (self.port_of(view, nic) for nic in nics)):
             is_known = port[0] in found or not self.is_fresh(port[0], view.timestamp_ns)
-            if not is_known and self.readings.senders[port[0]].lacks(quantity, port[1]):
+            sender = self.readings.senders.get(port[0])
+            if is_known or sender is None:
+                continue
+            if all(sender.lacks(name, port[1]) for name in (quantity, f"all_{quantity}")):
                 found[port[0]] = not_provided(f"switch_{quantity}", " ".join(port))
         return tuple(found.values())[:MAX_NAMED]
 
@@ -243,21 +246,36 @@ class SwitchEvidence:
             port = self.ports.get((node, label.port))
             if port is not None:
                 candidates.add((port, label.quantity == "pauses_sent", label.number))
+        priorities = Counter((port, is_from_nic) for port, is_from_nic, _ in candidates)
         for port, is_from_nic, priority in sorted(candidates):
-            compared = self._compare_link(view, port, is_from_nic=is_from_nic, priority=priority)
+            is_alone = priorities[port, is_from_nic] == 1
+            compared = self._compare_link(
+                view, port, is_from_nic=is_from_nic, priority=priority, is_alone=is_alone
+            )
             if compared is not None:
                 yield compared
 
     def _compare_link(
-        self, view: DiagnosisView, port: SwitchPort, *, is_from_nic: bool, priority: str
+        self,
+        view: DiagnosisView,
+        port: SwitchPort,
+        *,
+        is_from_nic: bool,
+        priority: str,
+        is_alone: bool,
     ) -> ComparedPauses | None:
-        """Return the counts of both ends; None while one of them is unknown."""
+        """Return the counts of both ends; None while one of them is unknown.
+
+        A switch may count all priorities together: `is_alone` if no other priority of the link has pauses.
+        """
         nic, (link, since_ns) = self.nic_of(view, port), self.links[port]
         at_switch, at_nic = _PAUSES if is_from_nic else _PAUSES[::-1]
         switch, host = self.readings.senders.get(link.switch), self.hosts.senders.get(link.node)
         if nic is None or switch is None or host is None:
             return None
         here = switch.find(counters.PartLabel(at_switch, link.port, priority))
+        if is_alone and switch.lacks(at_switch, link.port):
+            here = switch.find(counters.PartLabel(f"all_{at_switch}", link.port))
         there = host.find(counters.PartLabel(at_nic, link.interface, priority))
         if here is None or there is None or not here[0].is_fresh(view.timestamp_ns):
             return None

@@ -33,8 +33,8 @@ from railscope_simulator.switch_ports import LldpNeighbour, SwitchPort
 
 LEAF, PORT, UPLINK = "leaf-4", "Ethernet1/2", "Ethernet33/1"
 """The leaf, its port to the slow receiver, and its port to a spine."""
-COUNTING = {"sonic", "openconfig", "dialout"}
-"""Dialects with counts of pauses by priority."""
+COUNTING = {"sonic", "openconfig", "snmp", "dialout"}
+"""Dialects with counts of pauses, by priority or of all priorities."""
 CONFIRMED = 0.8
 """Confidence of a slow receiver whose pauses the switch counts as well."""
 FAULT_SECONDS, END_SECONDS = 300, 400
