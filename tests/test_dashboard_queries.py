@@ -13,7 +13,6 @@ import yaml
 from support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
 from railscope_collector.console import group_curves
-from railscope_collector.diagnosis.diagnosis_curves import GroupKey
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_dashboards.panels import MAX_POINTS
 from railscope_dashboards.promql import expand, fill_variables, labels_in, problems, recorded_in
@@ -52,7 +51,7 @@ def test_a_query_is_made_of_what_the_catalog_declares(query: dict[str, Any]):
     ("0", group_curves.RAIL_FIGURES), (JobKey("a", "b", "c"), group_curves.JOB_FIGURES),
 ])  # fmt: skip
 def test_the_console_requests_what_the_collector_exposes(
-    key: GroupKey, figures: group_curves.GroupFigures
+    key: group_curves.GroupKey, figures: group_curves.GroupFigures
 ):
     queries = group_curves.queries(key, figures)
     assert len(queries) > 5

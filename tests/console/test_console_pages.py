@@ -52,11 +52,8 @@ from railscope_collector.console.page_table import (
 from railscope_collector.console.rail_grid import make_grid
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.diagnosis_curves import (
-    NAMES,
     CurvePoint,
     EvidenceCurve,
-    GroupHistory,
-    GroupSlot,
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.incident_table import (
@@ -71,6 +68,7 @@ from railscope_collector.http.event_list import EventWriter
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.views.cluster_load import ClusterLoad, extend_load
 from railscope_collector.views.fresh_rows import Floats
 from railscope_collector.views.gpu_list import LISTED_METRICS, ListedReadings
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
@@ -906,32 +904,36 @@ async def test_the_overview_has_incidents_first_and_what_runs(tmp_path: Path) ->
     assert text.index('id="open"') < text.index('id="load"') < text.index('id="state"')
     assert (model.load.gpus, model.load.use) == (16, {"claimed": 0, "unclaimed": 0, "idle": 16})
     assert (model.load.power_watts, model.load.max_pause_ratio) == (None, None)
-    assert "<b>0 of 16</b> GPUs claimed" in text
+    assert "<b>not known</b> GPUs claimed" in text, "claims cannot be determined"
     text, _ = await page_of(fleet(tmp_path, ["a"], []), "overview")
     assert text.index('id="load"') < text.index('id="state"') < text.index('id="open"')
-    with_gaps = IncidentTable(NOW_NS, history=rail_history())
-    api = replace(fleet(tmp_path, ["a"], []).pages.api, incidents=lambda: with_gaps)
-    _, model = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
+
+
+async def test_the_overview_has_a_curve_of_15_minutes_of_each_value(tmp_path: Path) -> None:
+    api = fleet(tmp_path, ["a"], []).pages.api
+    views = replace(api.views(), load=loads())
+    api = replace(api, views=lambda: views)
+    text, model = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
     assert model.load.transmit_bytes_per_second == pytest.approx(30.0)
     assert model.load.max_pause_ratio == pytest.approx(0.4), "the largest of five minutes"
-    values = [each for each in model.load.pauses["values"] if each is not None]
-    assert max(values) == pytest.approx(0.9), "the curve has 15 minutes"
+    assert model.load.gpu_hours_today == 59
+    assert "<b>59</b> GPU-hours today (UTC)" in text
+    assert "<b>0 of 8</b> GPUs claimed" in text
+    assert text.count('class="spark"') == len(model.load.curves) == 7
+    shown = {name: curve["values"] for name, curve in model.load.curves.items()}
+    assert max(each for each in shown["max_pause_ratio"] if each is not None) == 0.9
+    assert shown["power_watts"][:2] == [None, 1000.0], "a value that is not known is a gap"
 
 
-def rail_history() -> GroupHistory:
-    """Rails 0 and 1 for ten minutes: a large pause eight minutes ago, a smaller one two minutes ago."""
-    history = GroupHistory()
-    for slot in range(60):
-        groups: list[tuple[str | JobKey, list[float | None]]] = []
-        for rail, sent in (("0", 10.0), ("1", 20.0)):
-            values: dict[str, float] = {
-                "sent": sent,
-                "max_pausing": {12: 0.9, 48: 0.4}.get(slot, 0.0),
-            }
-            groups.append((rail, [values.get(name) for name in NAMES]))
-        end_ns = NOW_NS - (59 - slot) * 10 * SECOND_NS
-        history.add(GroupSlot(slot, end_ns, groups))
-    return history
+def loads() -> tuple[ClusterLoad, ...]:
+    """Loads of ten minutes: a large pause eight minutes ago, a smaller one two minutes ago, and no power at first."""
+    points: tuple[ClusterLoad, ...] = ()
+    for step in range(60):
+        pause = {12: 0.9, 48: 0.4}.get(step, 0.0)
+        power = 1000.0 if step else None
+        at_ns = NOW_NS - (59 - step) * 10 * SECOND_NS
+        points = extend_load(points, ClusterLoad(at_ns, 4, 0.5, power, 30.0, pause, 2, float(step)))
+    return points
 
 
 def test_a_time_is_relative_with_the_exact_one_as_its_title() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,35 +28,30 @@ from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
 from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.console import PageProblemError, page_rendering
 from railscope_collector.console.curves import HistoryCurve, TimeRange
-from railscope_collector.console.group_curves import BEFORE_HISTORY
+from railscope_collector.console.group_curves import GroupDevices, GroupKey, GroupMembers
 from railscope_collector.console.history_pages import (
     AFTER_NS,
     BEFORE_NS,
     SERVER_FAILED,
     USUAL_PERIOD_NS,
+    GpuPageModel,
     GroupPageModel,
     HistoryPages,
     ServerHistory,
     shown_period,
 )
-from railscope_collector.console.history_server import CurveQuery
+from railscope_collector.console.history_server import SOURCE, CurveQuery
 from railscope_collector.console.node_history import NodeHistory
 from railscope_collector.console.page_table import (
     PAGES_BY_NAME,
     HistoryQuery,
+    PageContent,
     PageRequest,
     parse_query,
-)
-from railscope_collector.diagnosis.diagnosis_curves import (
-    NAMES,
-    GroupHistory,
-    GroupKey,
-    GroupPoints,
 )
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.http.read_pool import MAX_READS_PER_REQUESTER, ReadPool
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.workloads.job_roster import JobKey
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -208,19 +204,6 @@ async def test_the_page_is_complete_without_scripts_and_bounded(site: RunningCol
     assert unknown == [404, 404, 400]
 
 
-class GroupsOfTest(GroupHistory):
-    """A rail and a job with a value each ten seconds, an evaluation that is missing, and unknown values."""
-
-    def read(self, key: GroupKey, name: str, from_ns: int, to_ns: int) -> GroupPoints | None:
-        if key not in {"3", JobKey("red", "slurm", "17")} or name not in NAMES:
-            return None
-        slots = np.array([n for n in range(1, 61) if not 20 <= n < 25])
-        times_ns = PRESENT_NS - 600 * SECOND_NS + slots * 10 * SECOND_NS
-        inside = (times_ns >= from_ns) & (times_ns <= to_ns)
-        values = np.where(slots == 40, np.nan, np.where(slots == 30, 9.0, 4.0))
-        return GroupPoints(times_ns[inside], values[inside])
-
-
 async def test_a_node_has_curves_of_its_gpus_and_of_the_nics_of_each_rail(tmp_path: Path) -> None:
     async with console(tmp_path) as running, reading(running.url) as reader:
         node_token = {"Authorization": f"Bearer {TOKENS[Role.NODE]}"}
@@ -253,39 +236,49 @@ async def test_a_node_has_curves_of_its_gpus_and_of_the_nics_of_each_rail(tmp_pa
         assert (await reader.get("/nodes/x/history")).status == 404
 
 
-@pytest.mark.parametrize(("name", "parts"), [
-    ("rail_history", {"rail": "3"}),
-    ("job_history", {"tenant": "red", "source": "slurm", "workload": "17"}),
-])  # fmt: skip
-async def test_rails_and_jobs_have_pages_of_their_last_hour(
-    tmp_path: Path, name: str, parts: dict[str, str]
+@pytest.mark.asyncio(loop_scope="session")
+async def test_without_a_server_a_rail_or_job_has_a_curve_of_each_node(
+    site: RunningCollector,
 ) -> None:
-    core = CollectorState(StoredSchemas(tmp_path))
-    nodes = NodeHistory.from_directory(tmp_path, core.schemas.read)
-    pages = HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, GroupsOfTest)
-    page = PAGES_BY_NAME[name]
-    asked = PageRequest(page, ANYONE, parts, parse_query(page, {}))
-    model = await pages.models()[name](asked)
-    text = page_rendering.render(f"{name}.html", model=model, request=asked)
-    assert count_elements(text).nodes < 6_000
-    assert "<polyline" in text
-    assert isinstance(model, GroupPageModel)
-    traffic = next(each for each in model.history.figures if each.name == "traffic")
-    assert max(value for value in traffic.curves[0]["values"] if value is not None) == 9
-    reasons = [gap["reason"] for gap in traffic.curves[0]["gaps"]]
-    assert reasons == [
-        BEFORE_HISTORY,
-        "the diagnosis did not evaluate this time",
-        "no reading of any device",
-    ]
-    is_job = name == "job_history"
-    assert ("step" in {each.name for each in model.history.figures}) == is_job
-    for query in ({"from": milliseconds(NOW_NS - 2 * HOUR_NS)}, {"at": "x"}):
-        asked = PageRequest(page, ANYONE, parts, parse_query(page, query))
-        with pytest.raises(PageProblemError):
-            await pages.models()[name](asked)
-    unknown = PageRequest(page, ANYONE, dict.fromkeys(parts, "unknown"), parse_query(page, {}))
-    with pytest.raises(PageProblemError, match="no history of 'unknown'"):
+    """From the frame log; what a node does not report is stated."""
+    show = HistoryPages.from_api(site.collector.api, ReadPool())
+    show = replace(show, find_members=of_first_node)
+    for name, parts in GROUP_PARTS.items():
+        page = PAGES_BY_NAME[name]
+        asked = PageRequest(page, ANYONE, parts, parse_query(page, {}))
+        model = await show.models()[name](asked)
+        assert isinstance(model, GroupPageModel)
+        text = page_rendering.render(f"{name}.html", model=model, request=asked)
+        assert count_elements(text).nodes < 6_000
+        assert "<polyline" in text
+        assert model.history.source == "the frame log of the collector, 1 of 1 nodes"
+        labels = {curve["label"] for figure in model.history.figures for curve in figure.curves}
+        assert labels == {"n1"}
+        utilization = next(each for each in model.history.figures if each.name == "group_gpu_mean")
+        assert "maximum 99 %" in utilization.captions[0]
+        for query in ({"from": milliseconds(time.time_ns() - 2 * HOUR_NS)}, {"at": "x"}):
+            asked = PageRequest(page, ANYONE, parts, parse_query(page, query))
+            with pytest.raises(PageProblemError):
+                await show.models()[name](asked)
+
+
+GROUP_PARTS = {
+    "rail_history": {"rail": "1"},
+    "job_history": {"tenant": "red", "source": "slurm", "workload": "17"},
+}
+
+
+def of_first_node(_: GroupKey) -> GroupMembers:
+    return {"n1": GroupDevices(frozenset({"GPU-n1-1"}), frozenset({"1"}))}
+
+
+@pytest.mark.parametrize("name", GROUP_PARTS)
+async def test_a_rail_or_job_that_does_not_exist_has_no_page(tmp_path: Path, name: str) -> None:
+    pages, page = pages_of_groups(tmp_path, None), PAGES_BY_NAME[name]
+    unknown = PageRequest(
+        page, ANYONE, dict.fromkeys(GROUP_PARTS[name], "x"), parse_query(page, {})
+    )
+    with pytest.raises(PageProblemError, match="no history of 'x'"):
         await pages.models()[name](unknown)
 
 
@@ -309,13 +302,11 @@ class ServerOfTest:
     ("job_history", {"tenant": "red", "source": "slurm", "workload": 'a"b'}, '{tenant="red",source="slurm",workload="a\\"b"}'),
 ])  # fmt: skip
 @pytest.mark.parametrize("value", [5.0, np.nan])
-async def test_what_is_no_longer_kept_is_read_from_the_server(
+async def test_curves_are_those_of_the_server(
     tmp_path: Path, name: str, parts: dict[str, str], labels: str, value: float
 ) -> None:
-    core = CollectorState(StoredSchemas(tmp_path))
-    nodes = NodeHistory.from_directory(tmp_path, core.schemas.read)
     server = ServerOfTest(value)
-    pages = HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, server=server.read)
+    pages = pages_of_groups(tmp_path, server.read)
     page = PAGES_BY_NAME[name]
     week = {"from": milliseconds(NOW_NS - 7 * 24 * HOUR_NS), "to": milliseconds(NOW_NS)}
     asked = PageRequest(page, ANYONE, parts, parse_query(page, week))
@@ -325,7 +316,7 @@ async def test_what_is_no_longer_kept_is_read_from_the_server(
     else:
         model = await pages.models()[name](asked)
         assert isinstance(model, GroupPageModel)
-        assert model.history.source == "the server with longer history"
+        assert model.history.source == SOURCE
         assert "6 hours" in page_rendering.render(f"{name}.html", model=model, request=asked)
         traffic = next(each for each in model.history.figures if each.name == "traffic")
         assert 5.0 in traffic.curves[0]["values"]
@@ -339,12 +330,12 @@ JOB_PARTS = {"tenant": "red", "source": "slurm", "workload": "17"}
 
 def pages_of_groups(
     directory: Path,
-    server: ServerHistory,
-    groups: Callable[[], GroupHistory] = GroupHistory,
+    server: ServerHistory | None,
+    find_members: Callable[[GroupKey], GroupMembers] = lambda _: {},
 ) -> HistoryPages:
     core = CollectorState(StoredSchemas(directory))
     nodes = NodeHistory.from_directory(directory, core.schemas.read)
-    return HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, groups, server=server)
+    return HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, find_members, server=server)
 
 
 def job_request(credential: Credential, **query: str) -> PageRequest:
@@ -382,13 +373,27 @@ async def test_a_slow_server_has_few_requests_of_one_tenant(tmp_path: Path) -> N
     assert len(rejected) == 20 - MAX_READS_PER_REQUESTER
 
 
-async def test_the_present_of_a_young_job_is_that_of_the_collector(tmp_path: Path) -> None:
-    server = ServerOfTest(5.0)
-    pages = pages_of_groups(tmp_path, server.read, GroupsOfTest)
-    model = await pages.models()["job_history"](job_request(RED))
-    assert isinstance(model, GroupPageModel)
-    assert model.history.source.startswith("the diagnosis of the collector")
-    assert not server.texts
+@pytest.mark.asyncio(loop_scope="session")
+async def test_curves_of_a_node_are_those_of_the_server_and_if_it_fails_of_the_frame_log(
+    site: RunningCollector,
+) -> None:
+    async def fail(_: Sequence[CurveQuery], __: TimeRange) -> dict[str, HistoryCurve]:
+        raise PageProblemError(HTTPStatus.BAD_GATEWAY, "cannot connect to host 10.0.0.9")
+
+    page = PAGES_BY_NAME["gpu"]
+    asked = PageRequest(page, ANYONE, {"node": "n1", "index": "1"}, parse_query(page, {}))
+    for server, source, problem in (
+        (ServerOfTest(5.0).read, SOURCE, ""),
+        (fail, "the frame log of the collector", "cannot connect to host 10.0.0.9"),
+    ):
+        own = HistoryPages.from_api(site.collector.api, ReadPool())
+        content = await replace(own, server=server).models()["gpu"](asked)
+        assert isinstance(content, PageContent)
+        assert isinstance(content.resource, GpuPageModel)
+        history = content.resource.history
+        assert (history.source, history.problem) == (source, problem)
+        values = [value for figure in history.figures for value in figure.curves[0]["values"]]
+        assert ({*values} == {5.0}) is (source == SOURCE)
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -26,10 +27,11 @@ from railscope_collector.http import gpus_api, incidents_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.views import cluster_load
 
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
 MAX_VALUES = 300
-_CURVE_NS, _RECENT_NS = 15 * 60 * SECOND_NS, 5 * 60 * SECOND_NS
+_RECENT_NS = 5 * 60 * SECOND_NS
 _SPARK_WIDTH = 100
 NOT_COMPUTED = "the views have not been computed yet"
 
@@ -51,20 +53,23 @@ class DataState(msgspec.Struct, frozen=True):
 
 
 class RunningLoad(msgspec.Struct, frozen=True):
-    """Present load of the cluster; null is not known. Traffic and pauses cover all rails over the last five minutes."""
+    """Present load of the cluster; null is not known."""
 
     gpus: int
     use: dict[str, int]
     """GPUs that jobs hold, that are used without a claim, and idle ones."""
+    held_gpus: float | None
+    """GPUs that tenants hold; parts of a GPU count as parts."""
     mean_utilization_ratio: float | None
     power_watts: float | None
     transmit_bytes_per_second: float | None
-    """Mean of five minutes."""
+    """Mean of five minutes, over all rails."""
     max_pause_ratio: float | None
     """Largest share of time in which a NIC was paused or paused its switch, in five minutes."""
-    traffic: dict[str, Any]
-    pauses: dict[str, Any]
-    """Curves of the last 15 minutes."""
+    gpu_hours_today: float | None
+    """GPU time held since midnight (UTC)."""
+    curves: dict[str, dict[str, Any]]
+    """Curve of the last 15 minutes of each of these values, and of `running_jobs`, by its name."""
     period: tuple[int, int]
 
 
@@ -207,7 +212,7 @@ class FleetPages:
             events = self.api.event_writer().newest(self.api.core.events, MAX_EVENTS)
             model = msgspec.structs.replace(
                 model,
-                load=self._load(views, table, len(rows and max(rows, key=_rail_count).rails)),
+                load=self._load(views, table),
                 nodes=worst,
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
@@ -215,25 +220,28 @@ class FleetPages:
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
 
-    def _load(self, views: CollectorViews, table: IncidentTable, rails: int) -> RunningLoad:
-        plain = {cell.metric.name: cell.value for cell in views.cluster.cells if not cell.labels}
+    def _load(self, views: CollectorViews, table: IncidentTable) -> RunningLoad:
         query = gpus_api.GpusQuery(limit=1)
         gpus = self.api.gpus.select(self.api.gpus.newest(), table, ANYONE, query)
-        to_ns = table.timestamp_ns
-        period = curves.TimeRange(to_ns - _CURVE_NS, to_ns)
-        traffic = _over_rails(table, rails, period, ("sent",), np.nansum)
-        pauses = _over_rails(table, rails, period, ("max_paused", "max_pausing"), np.nanmax)
-        recent = [each.values[each.times_ns > to_ns - _RECENT_NS] for each in (traffic, pauses)]
-        known_traffic, known_pauses = (each[np.isfinite(each)] for each in recent)
+        points = views.load or (cluster_load.ClusterLoad(views.timestamp_ns),)
+        newest = points[-1]
+        to_ns = newest.timestamp_ns
+        recent = [each for each in points if each.timestamp_ns > to_ns - _RECENT_NS]
+        traffic, pauses = (
+            [value for each in recent if (value := getattr(each, name)) is not None]
+            for name in ("transmit_bytes_per_second", "max_pause_ratio")
+        )
+        period = curves.TimeRange(to_ns - cluster_load.HISTORY_NS, to_ns)
         return RunningLoad(
             gpus.found,
             gpus.use,
-            plain.get("railscope_cluster_mean_gpu_utilization_ratio"),
-            plain.get("railscope_cluster_sum_gpu_power_watts"),
-            float(known_traffic.mean()) if len(known_traffic) else None,
-            float(known_pauses.max()) if len(known_pauses) else None,
-            curves.to_json(traffic, period, _SPARK_WIDTH),
-            curves.to_json(pauses, period, _SPARK_WIDTH),
+            newest.held_gpus,
+            newest.mean_utilization_ratio,
+            newest.power_watts,
+            fmean(traffic) if traffic else None,
+            max(pauses, default=None),
+            newest.gpu_hours_today,
+            {name: _spark(points, name, period) for name in newest._fields[1:]},
             period,
         )
 
@@ -292,29 +300,15 @@ class FleetPages:
         )
 
 
-def _rail_count(row: resources.Node) -> int:
-    return len(row.rails)
-
-
-def _over_rails(
-    table: IncidentTable,
-    rails: int,
-    period: curves.TimeRange,
-    names: Sequence[str],
-    combine: Callable[..., Any],
-) -> curves.HistoryCurve:
-    """Return the curve of the values of all rails, combined; unknown where no rail has one."""
-    by_time: dict[int, list[float]] = defaultdict(list)
-    for rail in range(rails):
-        for name in names:
-            points = table.history.read(str(rail), name, *period)
-            for time_ns, value in zip(*points, strict=True) if points else ():
-                by_time[int(time_ns)] += [float(value)] if np.isfinite(value) else []
-    times = sorted(by_time)
-    values = [float(combine(by_time[each])) if by_time[each] else math.nan for each in times]
-    return curves.HistoryCurve(
-        "load", "", "", np.array(times, np.int64), np.array(values, np.float64)
-    )
+def _spark(
+    points: Sequence[cluster_load.ClusterLoad], name: str, period: curves.TimeRange
+) -> dict[str, Any]:
+    """Return the curve of a value of the load."""
+    values = [getattr(each, name) for each in points]
+    times_ns = np.array([each.timestamp_ns for each in points], np.int64)
+    known = np.array([math.nan if each is None else each for each in values], np.float64)
+    curve = curves.HistoryCurve(name, "", "", times_ns, known)
+    return curves.to_json(curve, period, _SPARK_WIDTH)
 
 
 def _own_value(cell: ViewCell) -> OwnValue:

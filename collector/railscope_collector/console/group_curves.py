@@ -1,68 +1,76 @@
-"""Curves of rails and jobs: from the last hour of the diagnosis, or roll-ups of a server with longer history."""
+"""Curves of rails and jobs: roll-ups of a server with history, else the frame log of some of their nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from railscope.catalog import Rollup, derived_metric, rollups
 from railscope.catalog.incidents import JOB_STEP
+from railscope.device_names import DeviceKey, Names
 from railscope_collector.console import curves, node_history
 from railscope_collector.console.history_server import CurveQuery, quoted
-from railscope_collector.diagnosis import diagnosis_curves
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.workloads.job_roster import JobKey
 
-RAIL_FIGURES = {
+GroupKey: TypeAlias = str | JobKey
+"""A rail by its number, or a job."""
+MAX_NODES = 8
+"""Nodes whose frames one page reads, with a curve each, in colors that differ."""
+
+
+class GroupCurve(NamedTuple):
+    """A curve of a rail or a job by its roll-ups in order of preference. Jobs have a few of them."""
+
+    label: str
+    unit: str
+    rollups: Sequence[str]
+
+
+CURVES: Mapping[str, GroupCurve] = {
+    "sent": GroupCurve("Sent by all NICs", "bytes per second", ("sum_rdma_transmit_bytes_per_second", "sum_nic_transmit_bytes_per_second")),
+    "received": GroupCurve("Received by all NICs", "bytes per second", ("sum_rdma_receive_bytes_per_second", "sum_nic_receive_bytes_per_second")),
+    "max_paused": GroupCurve("NIC that the switch pauses most", "ratio", ("max_nic_receive_pfc_pause_ratio", "max_nic_receive_global_pause_ratio")),
+    "max_pausing": GroupCurve("NIC that pauses the switch most", "ratio", ("max_nic_transmit_pfc_pause_ratio", "max_nic_transmit_global_pause_ratio")),
+    "marks": GroupCurve("Marked packets received (ECN)", "per second", ("sum_rdma_ecn_marked_packets_per_second", "sum_nic_receive_ecn_marked_packets_per_second")),
+    "notifications": GroupCurve("Notifications sent (CNP)", "per second", ("sum_rdma_congestion_notifications_sent_per_second",)),
+    "out_of_order": GroupCurve("Packets out of sequence", "per second", ("sum_rdma_out_of_sequence_packets_per_second",)),
+    "mean_utilization": GroupCurve("Mean utilization", "ratio", ("mean_gpu_utilization_ratio",)),
+    "power": GroupCurve("Power of all GPUs", "watts", ("sum_gpu_power_watts",)),
+    "max_temperature": GroupCurve("Hottest GPU", "celsius", ("max_gpu_temperature_celsius",)),
+    "step_period": GroupCurve("Step period", "seconds", (JOB_STEP.name,)),
+}  # fmt: skip
+GroupFigures = Mapping[str, tuple[str, Sequence[str]]]
+"""Title and curves of each figure."""
+RAIL_FIGURES: GroupFigures = {
     "traffic": ("Traffic of all NICs", ("sent", "received")),
     "pauses": ("Share of time in which a priority is paused", ("max_paused", "max_pausing")),
     "congestion": ("Congestion marks and notifications", ("marks", "notifications")),
     "order": ("Packets out of sequence", ("out_of_order",)),
-    "nics": ("NICs with a reading", ("nics",)),
 }
-JOB_FIGURES = {
-    "step": ("Step period", (diagnosis_curves.STEP_CURVE,)),
-    "utilization": ("GPU utilization", ("mean_utilization", "min_utilization")),
+JOB_FIGURES: GroupFigures = {
+    "step": ("Step period", ("step_period",)),
+    "utilization": ("GPU utilization", ("mean_utilization",)),
     "power": ("GPU power", ("power",)),
     "temperature": ("GPU temperature", ("max_temperature",)),
-    "gpus": ("GPUs with a reading", ("gpus",)),
     **RAIL_FIGURES,
 }
-GroupFigures = Mapping[str, tuple[str, Sequence[str]]]
-"""Title and curves of each figure."""
-LABELS = {curve.name: (curve.label, curve.unit) for curve in diagnosis_curves.GROUP_CURVES}
-LABELS[diagnosis_curves.STEP_CURVE] = ("Step period", "seconds")
-BEFORE_HISTORY = "not kept: one hour at most, since the start of the collector or of the job"
-
-ROLLUPS: Mapping[str, Sequence[str]] = {
-    "sent": ("sum_rdma_transmit_bytes_per_second", "sum_nic_transmit_bytes_per_second"),
-    "received": ("sum_rdma_receive_bytes_per_second", "sum_nic_receive_bytes_per_second"),
-    "max_paused": ("max_nic_receive_pfc_pause_ratio", "max_nic_receive_global_pause_ratio"),
-    "max_pausing": ("max_nic_transmit_pfc_pause_ratio", "max_nic_transmit_global_pause_ratio"),
-    "marks": ("sum_rdma_ecn_marked_packets_per_second", "sum_nic_receive_ecn_marked_packets_per_second"),
-    "notifications": ("sum_rdma_congestion_notifications_sent_per_second",),
-    "out_of_order": ("sum_rdma_out_of_sequence_packets_per_second",),
-    "mean_utilization": ("mean_gpu_utilization_ratio",),
-    "power": ("sum_gpu_power_watts",),
-    "max_temperature": ("max_gpu_temperature_celsius",),
-}  # fmt: skip
-"""Roll-ups of a rail or a job in order of preference; a curve without any has no longer history. Jobs have a few of them."""
 
 
-def queries(key: diagnosis_curves.GroupKey, figures: GroupFigures) -> list[CurveQuery]:
+def queries(key: GroupKey, figures: GroupFigures) -> list[CurveQuery]:
     """Return the queries of the curves of a rail or a job: the largest pause of several priorities counts."""
     scope, labels = ("job", key._asdict()) if isinstance(key, JobKey) else ("rail", {"rail": key})
     matchers = ",".join(f"{label}={quoted(value)}" for label, value in labels.items())
     found = []
     for name in (name for _, names in figures.values() for name in names):
-        named = (f"railscope_{scope}_{each}" for each in ROLLUPS.get(name, ()))
+        curve = CURVES[name]
+        named = (f"railscope_{scope}_{each}" for each in curve.rollups)
         metrics = [each for each in named if each in rollups()]
-        if name == diagnosis_curves.STEP_CURVE:
-            metrics = [JOB_STEP.name]
+        metrics += [each for each in curve.rollups if each == JOB_STEP.name]
         if metrics:
             text = " or ".join(_combined(metric, f"{{{matchers}}}") for metric in metrics)
-            found.append(CurveQuery(name, *LABELS[name], text))
+            found.append(CurveQuery(name, curve.label, curve.unit, text))
     return found
 
 
@@ -77,41 +85,105 @@ def _combined(name: str, selector: str) -> str:
     return f"max({name}{selector})"
 
 
-def read_history(
-    history: diagnosis_curves.GroupHistory,
-    key: diagnosis_curves.GroupKey,
-    figures: GroupFigures,
-    period: curves.TimeRange,
-) -> dict[str, curves.HistoryCurve]:
-    """Return the curves of a rail or a job from the memory of the diagnosis."""
-    names = [name for _, names in figures.values() for name in names]
-    return {name: _curve(history, key, name, period) for name in names}
+# Frame log: a curve per node ---
 
 
-def _curve(
-    history: diagnosis_curves.GroupHistory,
-    key: diagnosis_curves.GroupKey,
-    name: str,
-    period: curves.TimeRange,
-) -> curves.HistoryCurve:
-    points = history.read(key, name, *period)
-    times_ns, values = points or diagnosis_curves.GroupPoints(np.zeros(0, np.int64), np.zeros(0))
-    codes = np.where(np.isnan(values), node_history.NO_DEVICE, 0).astype(np.uint8)
-    first_ns = int(times_ns[0]) if len(times_ns) else period.to_ns
-    outside = [
-        curves.CurveGap(period.from_ns, first_ns, BEFORE_HISTORY),
-        curves.CurveGap(*period, BEFORE_HISTORY),
-    ]
-    found = node_history.with_gaps(
-        times_ns, values, codes, period, outside, node_history.NOT_EVALUATED
-    )
-    return curves.HistoryCurve(name, *LABELS[name], found[0], found[1], tuple(found[2]))
+class GroupDevices(NamedTuple):
+    """Devices of a rail or a job on one node."""
+
+    gpus: frozenset[str]
+    """UUIDs."""
+    rails: frozenset[str]
 
 
-def has_group(api: ViewApi, key: diagnosis_curves.GroupKey) -> bool:
-    """True if a rail has a GPU or a NIC, or a job runs. Blocking."""
+GroupMembers: TypeAlias = Mapping[str, GroupDevices]
+"""Devices by node."""
+
+
+class GroupNode(NamedTuple):
+    """A node of a rail or a job, and the keys of its devices there."""
+
+    node: str
+    keys: node_history.DeviceKeys
+
+
+def find_members(api: ViewApi, key: GroupKey) -> GroupMembers:
+    """Return the devices of a rail, on the worst nodes first, or of a running job. Blocking.
+
+    Of a job they are the GPUs that it does not share, with the NICs on their rails: readings of others are not its own.
+    """
     if isinstance(key, JobKey):
-        return any(job.key == key for job in api.views().jobs.jobs)
-    if any(cell.labels[:1] == (key,) for cell in api.views().rail.cells):
-        return True
-    return any(key in map(str, rails) for rails in list(api.core.gpus_by_node.values()))
+        places = [place for job in api.views().jobs.jobs if job.key == key for place in job.places]
+        own: dict[str, set[str]] = {place.holding.node: set() for place in places}
+        for place in places:
+            own[place.holding.node] |= {place.gpu} if place.is_alone else set()
+        by_rail = {node: api.core.gpus_by_rail(node).items() for node in own}
+        return {
+            node: GroupDevices(
+                frozenset(gpus), frozenset(str(rail) for rail, gpu in by_rail[node] if gpu in gpus)
+            )
+            for node, gpus in own.items()
+        }
+    rail = int(key) if key.isascii() and key.isdecimal() else -1
+    on_rail = (row.node for row in api.node_rows() if row.rails[rail : rail + 1] not in {"", "-"})
+    return {
+        node: GroupDevices(
+            frozenset({api.core.gpus_by_rail(node).get(rail, "")} - {""}), frozenset({key})
+        )
+        for node in on_rail
+    }
+
+
+def group_node(node: str, names: Mapping[DeviceKey, Names], devices: GroupDevices) -> GroupNode:
+    """Return a node with the keys of devices."""
+    keys = {
+        "gpu": frozenset(key for key, each in names.items() if each.get("uuid") in devices.gpus),
+        "nic": frozenset(
+            key
+            for key, each in names.items()
+            if each["kind"] == "nic" and each["rail"] in devices.rails
+        ),
+    }
+    return GroupNode(node, keys)
+
+
+def named_figures(figures: GroupFigures) -> list[curves.NamedFigure]:
+    """Return figures of roll-ups, which have no devices."""
+    return [
+        curves.NamedFigure(
+            name,
+            title,
+            CURVES[of[0]].unit,
+            tuple(curves.NamedCurve(each, CURVES[each].label, "", (), "sum") for each in of),
+        )
+        for name, (title, of) in figures.items()
+    ]
+
+
+def read_nodes(
+    history: node_history.NodeHistory,
+    nodes: Sequence[GroupNode],
+    period: curves.TimeRange,
+) -> tuple[list[curves.NamedFigure], dict[str, curves.HistoryCurve]]:
+    """Return figures with a curve per node, and these curves. Blocking; raises OSError."""
+    of_devices = node_history.GROUP_FIGURES
+    kinds = {kind for each in nodes for kind, keys in each.keys.items() if keys}
+    bases = [each for each in of_devices if each.curves[0].device in kinds]
+    found: dict[str, curves.HistoryCurve] = {}
+    for number, member in enumerate(nodes):
+        read = history.read(member.node, member.keys, bases, period).curves
+        for name, curve in read.items():
+            found[f"{name}_{number}"] = replace(curve, name=f"{name}_{number}", label=member.node)
+    figures = [
+        curves.NamedFigure(
+            base.name,
+            base.title,
+            base.unit,
+            tuple(
+                replace(base.curves[0], name=f"{base.curves[0].name}_{number}", label=each.node)
+                for number, each in enumerate(nodes)
+            ),
+        )
+        for base in bases
+    ]
+    return figures, found

@@ -1,4 +1,4 @@
-"""Pages with curves: a GPU and its NIC on one time axis, by the frame log or by a server with longer history.
+"""Pages with curves: a GPU and its NIC on one time axis, by a server with history, or else by the frame log.
 
 The period is in the URL: `from` and `to`, or `at` for the minutes around a moment, as RFC 3339 or Unix milliseconds; without
 them the last 15 minutes. A moment that is no longer stored is reported with its reason.
@@ -28,7 +28,7 @@ from railscope_collector.console import (
     node_history,
     page_table,
 )
-from railscope_collector.diagnosis import diagnosis_curves, entity_states
+from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.http.read_pool import ReadPool
@@ -119,7 +119,7 @@ class GroupPageModel(msgspec.Struct, frozen=True):
     """True if a server has what the collector no longer keeps."""
 
 
-SERVER_FAILED = "the server with longer history cannot be read now"
+SERVER_FAILED = "the server with history cannot be read now"
 """Reason for tenants: it has no address."""
 MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
 COVERED_NS = 30 * SECOND_NS
@@ -211,27 +211,19 @@ def figure_models(
     )
 
 
-def _group_models(
-    figures: group_curves.GroupFigures,
-    found: Mapping[str, curves.HistoryCurve],
-    period: curves.TimeRange,
-    width: int,
-) -> tuple[FigureModel, ...]:
-    shown = {
-        name: [found[each] for each in of if each in found] for name, (_, of) in figures.items()
-    }
-    return tuple(
-        figure_model(name, figures[name][0], of_figure, period, width)
-        for name, of_figure in shown.items()
-        if of_figure
-    )
-
-
 def _cell(row: curves.TableRow, unit: str) -> str:
     if row.minimum != row.minimum:
         return "unknown"
     low, high = (figures.quantity(value, unit) for value in (row.minimum, row.maximum))
     return low if low == high else f"{low} to {high}"
+
+
+def _missing_period(oldest_ns: int, period: ShownPeriod) -> str:
+    """Return the part of a period that the frame log lacks, by its oldest record; empty for none."""
+    if 0 < oldest_ns <= period.from_ns:
+        return ""
+    since = timestamps.format_timestamp(oldest_ns, "seconds") if oldest_ns else ""
+    return f"stored since {since}" if since else "no frame of this period is stored"
 
 
 @dataclass(slots=True)
@@ -242,15 +234,13 @@ class HistoryPages:
     nodes: node_history.NodeHistory
     reading: ReadPool
     wall_ns: Callable[[], int]
-    groups: Callable[[], diagnosis_curves.GroupHistory] = diagnosis_curves.GroupHistory
-    """Returns the history of rails and jobs."""
-    has_group: Callable[[diagnosis_curves.GroupKey], bool] = lambda _: False
-    """True if a rail or a job exists now: it may have no history yet. Blocking: it reads all nodes."""
+    find_members: Callable[[group_curves.GroupKey], group_curves.GroupMembers] = lambda _: {}
+    """Returns the devices of a rail or a job; none of one that does not exist now. Blocking: it reads all nodes."""
     gpus_of: Callable[[str], Sequence[resources.Gpu]] = lambda _: ()
     """Returns the GPUs of a node with their states. Blocking."""
     incidents: Callable[[], IncidentTable] = IncidentTable
     server: ServerHistory | None = None
-    """Reads what is older than the frame log; None without one."""
+    """Reads curves of a server with history; None without one."""
     _models: OrderedDict[tuple[object, ...], CurvesModel] = field(default_factory=OrderedDict)
     """The newest ones of periods, which all readers of a period share."""
 
@@ -259,12 +249,17 @@ class HistoryPages:
         """Return the pages of a collector, with the frame log that its API has the size of."""
         directory = api.metrics.log.directory
         nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
-        pages = cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
-        pages.has_group = partial(group_curves.has_group, api)
-        pages.gpus_of, pages.incidents = api.gpus.of_node, api.incidents
-        if api.console.history_url:
-            pages.server = history_server.HistoryServer(api.console).read
-        return pages
+        has_server = bool(api.console.history_url)
+        return cls(
+            api.core,
+            nodes,
+            reading,
+            api.wall_ns,
+            partial(group_curves.find_members, api),
+            api.gpus.of_node,
+            api.incidents,
+            history_server.HistoryServer(api.console).read if has_server else None,
+        )
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -286,38 +281,55 @@ class HistoryPages:
     async def _group(
         self,
         request: page_table.PageRequest,
-        key: diagnosis_curves.GroupKey,
+        key: group_curves.GroupKey,
         figures: group_curves.GroupFigures,
     ) -> GroupPageModel:
+        """Return the curves of a rail or a job: those of the server, else of some nodes. Raises PageProblemError."""
         max_ns = MAX_SERVER_PERIOD_NS if self.server else MAX_GROUP_PERIOD_NS
-        period = shown_period(request.query, self.wall_ns(), max_ns)
-        history, width = self.groups(), request.query.width
-        points = history.read(key, diagnosis_curves.NAMES[0], *period.range)
-        is_stored = points is not None and (
-            len(points.times_ns) > 0
-            and (period.is_live or points.times_ns[0] <= period.from_ns + COVERED_NS)
-        )
-        found: Mapping[str, curves.HistoryCurve] = {}
-        source, problem = history_server.SOURCE, ""
-        if self.server and not is_stored:
+        period, width = shown_period(request.query, self.wall_ns(), max_ns), request.query.width
+        name, problem = key if isinstance(key, str) else key.workload, ""
+        if self.server:
             try:
                 with self.reading.permit(request.credential):
                     found = await self.server(group_curves.queries(key, figures), period.range)
             except PageProblemError as error:
                 problem = error.text if request.tenant is None else SERVER_FAILED
-        if not any(np.isfinite(curve.values).any() for curve in found.values()):
-            if points is None and not await run_in_thread(self.has_group, key):
-                if problem:
-                    raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
-                name = key if isinstance(key, str) else key.workload
-                message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
-                raise PageProblemError(HTTPStatus.NOT_FOUND, message)
-            found = group_curves.read_history(history, key, figures, period.range)
-            source = "the diagnosis of the collector: one value each 10 seconds"
-        models = await run_in_thread(_group_models, figures, found, period.range, width)
-        name = key if isinstance(key, str) else key.workload
-        shown = CurvesModel(period, source, problem, models)
-        return GroupPageModel(name, shown, self.server is not None)
+            else:
+                # One without a value may never have existed: it has no page then.
+                if not any(np.isfinite(curve.values).any() for curve in found.values()):
+                    await self._find_nodes(key)
+                named = group_curves.named_figures(figures)
+                models = await run_in_thread(figure_models, named, found, period.range, width)
+                shown = CurvesModel(period, history_server.SOURCE, "", models)
+                return GroupPageModel(name, shown, has_server=True)
+        nodes, count = await self._find_nodes(key, problem)
+        if period.to_ns - period.from_ns > MAX_GROUP_PERIOD_NS:
+            raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
+
+        def read() -> tuple[FigureModel, ...]:
+            named, found = group_curves.read_nodes(self.nodes, nodes, period.range)
+            return figure_models(named, found, period.range, width)
+
+        models = await self.reading.read(request.credential, read)
+        source = f"the frame log of the collector, {len(nodes)} of {count} nodes"
+        return GroupPageModel(
+            name, CurvesModel(period, source, problem, models), self.server is not None
+        )
+
+    async def _find_nodes(
+        self, key: group_curves.GroupKey, problem: str = ""
+    ) -> tuple[list[group_curves.GroupNode], int]:
+        """Return the first nodes of a rail or a job with their devices there, and the number of all. Raises PageProblemError."""
+        members = await run_in_thread(self.find_members, key)
+        if not members:
+            if problem:
+                raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
+            name = key if isinstance(key, str) else key.workload
+            message = f"no history of {name[:100]!r}: expected a rail, or a job that runs"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+        chosen = list(members.items())[: group_curves.MAX_NODES]
+        nodes = [group_curves.group_node(node, self._names_of(node), of) for node, of in chosen]
+        return nodes, len(members)
 
     async def _gpu(self, request: page_table.PageRequest) -> page_table.PageContent:
         node, index = request.parts["node"], request.parts["index"]
@@ -390,29 +402,24 @@ class HistoryPages:
         period: ShownPeriod,
     ) -> CurvesModel:
         node, width = request.parts["node"], request.query.width
-        found: Mapping[str, curves.HistoryCurve] | None = None
-        source, problem = "the frame log of the collector", ""
-        if period.to_ns - period.from_ns <= node_history.MAX_PERIOD_NS:
-            read = await self.reading.read(
-                request.credential,
-                lambda: self.nodes.read(node, devices.keys, figures, period.range),
-            )
-            found = read.curves
-            if not 0 < read.oldest_ns <= period.from_ns:
-                problem = (
-                    f"stored since {timestamps.format_timestamp(read.oldest_ns, 'seconds')}"
-                    if read.oldest_ns
-                    else "no frame of this period is stored"
-                )
-        if self.server and (found is None or problem):
+        found: Mapping[str, curves.HistoryCurve] = {}
+        source, problem = history_server.SOURCE, ""
+        if self.server:
             queries = history_server.device_queries(figures, node, devices.labels)
             try:
                 found = await self.server(queries, period.range)
-                source, problem = history_server.SOURCE, ""
             except PageProblemError as error:
                 problem = error.text
+        if not self.server or problem:
+            source = "the frame log of the collector"
+            if period.to_ns - period.from_ns <= node_history.MAX_PERIOD_NS:
+                read = await self.reading.read(
+                    request.credential,
+                    lambda: self.nodes.read(node, devices.keys, figures, period.range),
+                )
+                found, problem = read.curves, problem or _missing_period(read.oldest_ns, period)
         models = await self.reading.read(
-            request.credential, lambda: figure_models(figures, found or {}, period.range, width)
+            request.credential, lambda: figure_models(figures, found, period.range, width)
         )
         return CurvesModel(period, source, problem, models)
 

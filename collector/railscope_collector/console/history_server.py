@@ -28,7 +28,7 @@ from railscope.untrusted_text import printable
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.console import PageProblemError, curves, node_history
 
-SOURCE = "the server with longer history"
+SOURCE = "the server with history"
 MAX_POINTS = 480
 MIN_STEP_SECONDS, RATE_SECONDS = 15, 120
 MAX_PLAIN_STEP_SECONDS = 60
@@ -132,7 +132,7 @@ class HistoryServer:
                 found = await self._read_all([query.text for query in queries], period)
         except _FAILURES as error:
             problem = printable(str(error))[:200] or type(error).__name__
-            message = f"reading the server with longer history failed: {problem}"
+            message = f"reading the server with history failed: {problem}"
             raise PageProblemError(HTTPStatus.BAD_GATEWAY, message) from None
         return {
             query.name: curves.HistoryCurve(*query[:3], *_with_gaps(times_ns, values, period))

@@ -80,6 +80,22 @@ def node_figures(rails: Sequence[int]) -> Sequence[NamedFigure]:
     return (*_NODE_FIGURES, *(by_rail if rails else ()), *(NIC_FIGURES[1:2] if rails else ()))
 
 
+GROUP_FIGURES = tuple(
+    NamedFigure(f"group_{curve.name}", title, figure.unit, (curve,))
+    for figure, numbers in (
+        (_NODE_FIGURES[2], (0,)),
+        (_NODE_FIGURES[3], (0,)),
+        (_NODE_FIGURES[4], (0,)),
+        (NIC_FIGURES[0], (0, 1)),
+        (NIC_FIGURES[1], (0, 1)),
+        (NIC_FIGURES[3], (0, 1)),
+    )
+    for curve in (figure.curves[number] for number in numbers)
+    for title in (
+        f"{figure.title}: {curve.label.lower()}" if len(figure.curves) > 1 else figure.title,
+    )
+)
+"""Figures of the devices of a rail or a job on one node, with a curve each."""
 MAX_PERIOD_NS = 6 * HOUR_NS
 MAX_BYTES = 1 << 30
 """Above any decompressed envelope that was accepted."""
@@ -91,18 +107,14 @@ MAX_STEP_NS = 60 * SECOND_NS
 """Time between two readings of a counter up to which its rate is known."""
 MIN_GAP_NS, MIN_LAST_GAP_NS = 3 * SECOND_NS, 30 * SECOND_NS
 """Shortest times without a frame that are gaps, within a period and at its end."""
-_NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP, NOT_EVALUATED, NO_DEVICE, NO_SERVER_VALUE = range(
-    101, 108
-)
+_NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP, NO_SERVER_VALUE = range(101, 106)
 REASONS: Mapping[int, str] = {
     **{code: f"not read: {absent.label}" for code, absent in reading.REASONS.items()},
     _NO_FRAME: "this collector received no frame",
     _FIRST_OF_RUN: "the agent was started again",
     _DECREASE: "the counter was reset",
     _LONG_STEP: "too long between two readings",
-    NOT_EVALUATED: "the diagnosis did not evaluate this time",
-    NO_DEVICE: "no reading of any device",
-    NO_SERVER_VALUE: "the server with longer history has no value",
+    NO_SERVER_VALUE: "the server with history has no value",
 }
 NOT_REPORTED = "the node does not report it"
 NO_SCHEMA = "the schema of these frames is no longer stored"

@@ -13,7 +13,7 @@ from railscope import api
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory, GroupSlot
+from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.findings import OTHER_JOBS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
 from railscope_collector.diagnosis.ranking import Reach
@@ -205,12 +205,10 @@ class DiagnosisState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of `railscope diagnose --follow`, with one of these: an incident that has changed, a change, curves, or the state."""
+    """A line of `railscope diagnose --follow`, with one of these: an incident that has changed, a change, or the state."""
 
     incident: ReportedIncident | None = None
     change: ChangeRecord | None = None
-    groups: GroupSlot | None = None
-    """Curves of rails and jobs in one slot."""
     state: DiagnosisState | None = None
 
 
@@ -226,8 +224,6 @@ class IncidentTable:
     """GPU-seconds lost, by class and tenant."""
     steps: Mapping[JobKey, StepTiming] = field(default_factory=dict)
     """Steps of the running jobs whose traffic shows them."""
-    history: GroupHistory = field(default_factory=GroupHistory)
-    """The last hour of rails and jobs."""
 
     def find(self, number: str) -> ReportedIncident | None:
         """Return an incident by its identity."""
@@ -302,12 +298,12 @@ def cause_labels(cause: api.EntityDocument) -> tuple[str, str, str, str]:
             labels = "leaf", "", cause.switch, _text(cause.rail)
         case api.RackDocument():
             labels = "rack", "", cause.rack, ""
-        case api.OtherDocument():
-            labels = "other", "", cause.name, ""
         case api.StorageDocument():
             labels = "storage", "", cause.server, ""
         case api.JobDocument():
             labels = "job", "", cause.workload, ""
+        case api.OtherDocument():
+            labels = "other", "", cause.name, ""
     return labels
 
 

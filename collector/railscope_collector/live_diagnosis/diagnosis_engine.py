@@ -27,12 +27,7 @@ from railscope_collector.diagnosis.cluster_diagnosis import (
     ClusterDiagnosis,
     Receipt,
 )
-from railscope_collector.diagnosis.diagnosis_curves import (
-    EvidenceCurve,
-    GroupSlot,
-    extend_curves,
-    group_slot,
-)
+from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve, extend_curves
 from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import (
@@ -108,8 +103,6 @@ class DiagnosisEngine:
     """Newest changes of incidents, oldest first."""
     acknowledged: int = 0
     """Sequence of the last change that is recorded elsewhere."""
-    groups: list[GroupSlot] = field(default_factory=list)
-    """Curves of rails and jobs in the slots of the last call of `process`."""
     position: tuple[int, int] = (0, 0)
     """Place in the log from which a restart continues; saved with the incidents."""
     claims: ClaimedGpus | None = None
@@ -326,17 +319,12 @@ class DiagnosisEngine:
         for node in diagnosis.left_nodes:
             diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
-        self.groups = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
             changed = self.attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))
             if changed is not None:
                 self._evaluated_slot = slot
                 changes += changed
                 self.attempt("changes", partial(self._note, diagnosis, changed))
-                if diagnosis.view is not None:
-                    found = partial(group_slot, diagnosis.view, diagnosis.steps)
-                    groups = self.attempt("curves of groups", found)
-                    self.groups += [groups] if groups else []
             self.attempt("curves", lambda: self._extend_curves(diagnosis))
             self._next_slot = slot + 1
         self._next_slot = max(self._next_slot, last_slot + 1)

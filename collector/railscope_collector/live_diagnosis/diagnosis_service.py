@@ -31,7 +31,6 @@ from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.event_records import normalize_text
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis import saved_state
-from railscope_collector.diagnosis.diagnosis_curves import GroupHistory
 from railscope_collector.diagnosis.incident_table import (
     ChangeRecord,
     DiagnosisLine,
@@ -127,7 +126,6 @@ class DiagnosisService:
     invalid_lines: int = field(init=False, default=0)
     _acknowledged: int = field(init=False, default=0)
     _incidents: dict[str, ReportedIncident] = field(init=False, default_factory=dict)
-    _history: GroupHistory = field(init=False, default_factory=GroupHistory)
     _unrecorded: dict[tuple[str, str, int], ChangeRecord] = field(init=False, default_factory=dict)
     _recorded: dict[tuple[str, str, int], None] = field(init=False, default_factory=dict)
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -355,8 +353,6 @@ class DiagnosisService:
             return
         if found.incident is not None:
             self._incidents[found.incident.document.id] = found.incident
-        if found.groups is not None:
-            self._history.add(found.groups)
         if found.state is not None:
             self._publish(found.state)
         if found.change is not None:
@@ -373,7 +369,6 @@ class DiagnosisService:
             state.opened,
             lost,
             dict(state.steps),
-            self._history,
         )
         if state.timestamp_ns:
             for name in self.decisions.notified.keys() - self._incidents.keys():

@@ -293,9 +293,6 @@ class LogDiagnosis:
                     self.write(line)
                 digest = hash(line)
             self._written[each.document.id] = each, digest
-        for groups in self.engine.groups:
-            self.write(_line(DiagnosisLine(groups=groups)))
-        self.engine.groups = []
         self.write(_line(DiagnosisLine(state=self._state())))
         for change in self.engine.changes:
             if change.sequence > self._written_sequence:

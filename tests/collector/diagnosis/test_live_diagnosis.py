@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-import numpy as np
 import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.arriving_frames import STEP_NS, ArrivingFrames
@@ -20,7 +19,6 @@ from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope.wire import Envelope
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import DiagnosisSettings
-from railscope_collector.diagnosis.diagnosis_curves import GroupHistory, GroupSlot
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import JobDocument, NicDocument
 from railscope_collector.diagnosis.incidents import IncidentChange
@@ -270,29 +268,3 @@ def test_another_tenants_job_is_not_named(frames: ArrivingFrames, tmp_path: Path
     assert "physics" not in repr(seen.document)
     assert "secret" not in repr(seen.document)
     assert seen.curves == ()
-
-
-def test_rails_and_jobs_have_a_history_until_the_clock_is_set_back(
-    frames: ArrivingFrames, tmp_path: Path
-) -> None:
-    engine, history = opened(frames, tmp_path, frames.start_ns), GroupHistory()
-    end_ns = frames.start_ns + 400 * SECOND_NS
-    for now_ns in range(frames.start_ns + STEP_NS, end_ns + STEP_NS, STEP_NS):
-        engine.process(frames.between(now_ns - STEP_NS, now_ns), frames.jobs, now_ns)
-        for groups in msgspec.json.decode(msgspec.json.encode(engine.groups), type=list[GroupSlot]):
-            history.add(groups)
-    (job,) = frames.jobs
-    power = history.read(job, "power", frames.start_ns, end_ns)
-    assert power is not None
-    assert len(power.values) >= 35
-    assert (power.values[5:35] > 1000).all()
-    pausing = {rail: history.read(rail, "max_pausing", frames.start_ns, end_ns) for rail in "0123"}
-    peaks = {rail: np.nanmax(points.values) for rail, points in pausing.items() if points}
-    assert max(peaks, key=peaks.__getitem__) == "3"
-    set_back_ns = frames.start_ns - 3600 * SECOND_NS
-    for after in range(3):
-        engine.process([], frames.jobs, set_back_ns + after * STEP_NS)
-        for groups in engine.groups:
-            history.add(groups)
-    left = history.read("0", "max_pausing", 0, end_ns)
-    assert left is None or (left.times_ns < frames.start_ns).all()
