@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
@@ -151,6 +152,72 @@ async def test_the_state_of_the_previous_release_is_read(site: ProgramDirectory,
         *log, "--ledger", "sqlite:///collector/ledger.sqlite", directory=site.directory
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+READ_PATHS = (
+    "cluster", "rails", "nodes", f"nodes/{NODE}", "gpus", "switches", "links", "events", "incidents", "jobs",
+    "jobs/vision/file/train", "tenants", "account", "audit", "audit/entries/0", "audit/checkpoint",
+)  # fmt: skip
+CLIENT_COMMANDS = ("status", "nodes", "gpus", "jobs", "tenants", "incidents")
+Documents = dict[str, object]
+
+
+@pytest.mark.parametrize("previous", RELEASES[-1:], indirect=True, ids=lambda each: each["version"])
+async def test_what_the_previous_release_answers_and_reads_is_left(
+    site: ProgramDirectory, previous: Path
+):
+    """Keys of the API, and documents of this API as its command line reads them."""
+    (site.directory / "claims.csv").write_text(
+        f"tenant,gpu,from,to,workload\nvision,{NODE},2026-01-01T00:00:00Z,,train\n"
+    )
+    given = ("--claims-file", "claims.csv")
+    collector = await site.collector(*given, PYTHONPATH=import_path(previous))
+    agent = await site.agent(NODE, PYTHONPATH=import_path(previous))
+    await wait_until_received(site)
+    answers, listed = await read_documents(site, previous)
+    await collector.stop()
+    collector = await site.collector(*given)
+    answers_now, listed_now = await read_documents(site, previous)
+    await agent.stop()
+    await collector.stop()
+    assert {"nodes", "gpus", f"nodes/{NODE}", "incidents", "cluster"} <= answers.keys()
+    gone = keys_of(answers) - keys_of(answers_now)
+    gone |= {f"railscope {key}" for key in keys_of(listed) - keys_of(listed_now)}
+    notes = (ROOT / "docs/compatibility.md").read_text()
+    assert {key for key in gone if f"`{key.rpartition('.')[2]}`" not in notes} == set()
+
+
+async def has_views(site: ProgramDirectory) -> bool:
+    """True once the collector shows the job, and the first evaluation of incidents."""
+    if not await site.answers("/api/v1/incidents"):
+        return False
+    return bool((await site.get("/api/v1/jobs"))["rows"])
+
+
+async def read_documents(site: ProgramDirectory, client: Path) -> tuple[Documents, Documents]:
+    """Return the answers of the API that there are, and what the commands of a release print about them."""
+    await wait_until(partial(has_views, site), "the collector shows the job and incidents", 0.2)
+    answers: Documents = {}
+    async with aiohttp.ClientSession() as session:
+        for path in READ_PATHS:
+            async with session.get(f"{site.url}/api/v1/{path}") as response:
+                if response.status == HTTPStatus.OK and response.content_type == "application/json":
+                    answers[path] = await response.json()
+    listed: Documents = {}
+    for command in CLIENT_COMMANDS:
+        done = railscope(command, "--collector", site.url, "--json", tree=client)
+        assert "invalid JSON" not in done.stderr
+        listed[command] = json.loads(done.stdout)
+    return answers, listed
+
+
+def keys_of(document: object, path: str = "") -> set[str]:
+    """Return the keys of a document with those above them; elements of a list have the same ones."""
+    if isinstance(document, list):
+        return {key for each in document for key in keys_of(each, path)}
+    members = document.items() if isinstance(document, dict) else ()
+    found = {f"{path}.{name}".lstrip(".") for name, _ in members}
+    return found.union(*(keys_of(each, f"{path}.{name}".lstrip(".")) for name, each in members))
 
 
 @pytest.mark.parametrize("capture", ["hgx-h100-load", "gb200-tray", "pods-on-mig", "slurm-job"])
