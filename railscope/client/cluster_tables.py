@@ -160,8 +160,10 @@ def _decided_state(things: str, facts: api.Node | api.Job, stale: str) -> tuple[
     """Return the state that the collector decided on with its reason, unless its views are stale."""
     if stale:
         return "unknown", f"the views are {stale}"
-    if facts.state not in NODE_STATES:
+    if not facts.state:
         return "unknown", NO_STATE.format(things)
+    if facts.state not in NODE_STATES:  # of a newer collector
+        return "unknown", f"{facts.state}: {facts.reason}"
     return facts.state, facts.reason
 
 

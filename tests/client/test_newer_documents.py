@@ -13,7 +13,7 @@ from msgspec import inspect
 from railscope import api
 from railscope.api.newer_documents import decode_document
 from railscope.client.cluster_reading import ClusterReading
-from railscope.client.cluster_tables import incident_row
+from railscope.client.cluster_tables import incident_row, node_table
 
 MODULES = ("", ".audit", ".billing", ".inventory", ".switches", ".tenants")
 RESOURCES = sorted(
@@ -115,6 +115,16 @@ def test_an_entity_of_an_unknown_kind_is_shown_by_its_name() -> None:
         ["power_supply r1 b2"],
         ["n1"],
     )
+
+
+def test_an_unknown_state_is_shown_by_its_name() -> None:
+    sent = {
+        "timestamp_ns": 1,
+        "rows": [{"node": "n1", "state": "draining", "reason": "two jobs are left"}],
+    }
+    document = decode_document(msgspec.json.encode(sent), api.NodeList)
+    (row,) = node_table(ClusterReading(1, {"nodes": document}, {})).rows
+    assert (row["state"], row["reason"]) == ("unknown", "draining: two jobs are left")
 
 
 @pytest.mark.parametrize("cause", [None, [], "n1", {"kind": "node", "node": 5}])
