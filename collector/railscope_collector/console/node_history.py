@@ -80,20 +80,14 @@ def node_figures(rails: Sequence[int]) -> Sequence[NamedFigure]:
     return (*_NODE_FIGURES, *(by_rail if rails else ()), *(NIC_FIGURES[1:2] if rails else ()))
 
 
+_OF_GROUPS = {
+    "gpu_mean", "gpu_power", "gpu_temperature_max", "nic_sent", "nic_received", "paused", "pausing", "marked", "cnp_sent",
+}  # fmt: skip
 GROUP_FIGURES = tuple(
-    NamedFigure(f"group_{curve.name}", title, figure.unit, (curve,))
-    for figure, numbers in (
-        (_NODE_FIGURES[2], (0,)),
-        (_NODE_FIGURES[3], (0,)),
-        (_NODE_FIGURES[4], (0,)),
-        (NIC_FIGURES[0], (0, 1)),
-        (NIC_FIGURES[1], (0, 1)),
-        (NIC_FIGURES[3], (0, 1)),
-    )
-    for curve in (figure.curves[number] for number in numbers)
-    for title in (
-        f"{figure.title}: {curve.label.lower()}" if len(figure.curves) > 1 else figure.title,
-    )
+    NamedFigure(f"group_{curve.name}", f"{figure.title}: {curve.label}", figure.unit, (curve,))
+    for figure in (*_NODE_FIGURES, *NIC_FIGURES)
+    for curve in figure.curves
+    if curve.name in _OF_GROUPS
 )
 """Figures of the devices of a rail or a job on one node, with a curve each."""
 MAX_PERIOD_NS = 6 * HOUR_NS
