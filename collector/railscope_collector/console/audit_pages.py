@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -50,10 +50,10 @@ class AuditHealth(msgspec.Struct, frozen=True):
     witness_count: int
 
 
-class AuditRecordRow(msgspec.Struct, frozen=True):
-    """One record in the list."""
+class AuditRow(NamedTuple):
+    """One record in words."""
 
-    index: int
+    number: int
     time_ns: int
     type: str
     actor: str
@@ -63,42 +63,20 @@ class AuditRecordRow(msgspec.Struct, frozen=True):
     """The only tenant that it names."""
 
 
-class AuditModel(msgspec.Struct, frozen=True):
-    """State of the log, and some records."""
+class AuditPage(api.AuditEntries, frozen=True, kw_only=True):
+    """Some records, and the state of the log."""
 
     origin: str
-    size: int
-    """Signed records."""
     root: str
-    checkpoint: str
-    """Signed note."""
     key: str
     start: int
-    rows: tuple[AuditRecordRow, ...]
-    newer: int | None
-    """First record of the next page; null if there is none."""
     older: int | None
+    """First record of the previous page; null if there is none."""
     tenant: str
     """The only tenant of the list; empty for all."""
     health: AuditHealth | None = None
     read_problem: str = ""
     """Reason why the last read of the log for its index failed."""
-
-
-class AuditRecordModel(msgspec.Struct, frozen=True):
-    """One record with its inclusion proof."""
-
-    index: int
-    size: int
-    row: AuditRecordRow
-    record: str
-    """Formatted JSON."""
-    leaf: str
-    withheld: tuple[str, ...]
-    """Fields that are omitted because they could name another party: then there is no proof."""
-    proof: str
-    """Proof in the format of `railscope audit check-proof`; empty for none."""
-    key: str
 
 
 @dataclass(slots=True)
@@ -127,10 +105,10 @@ class AuditPages:
             text = UNREADABLE
         raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, text)
 
-    async def _audit(self, request: page_table.PageRequest) -> AuditModel:
+    async def _audit(self, request: page_table.PageRequest) -> page_table.PageContent:
         tenant = request.tenant or request.query.tenant or None
 
-        def make() -> AuditModel:
+        def make() -> page_table.PageContent:
             note, tiles = self.entries.read_checkpoint()
             start = request.query.start
             if start is None:
@@ -139,24 +117,25 @@ class AuditPages:
             selection = signed_entries.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
             selected = self.entries.select(selection)
             checkpoint = log_checkpoint.read_checkpoint(note, self.entries.key)
-            return AuditModel(
-                origin=checkpoint.origin,
-                size=checkpoint.tree.size,
-                root=base64.b64encode(checkpoint.tree.root).decode(),
+            page = AuditPage(
                 checkpoint=note,
+                size=checkpoint.tree.size,
+                entries=selected.entries,
+                next=selected.next,
+                origin=checkpoint.origin,
+                root=base64.b64encode(checkpoint.tree.root).decode(),
                 key=str(self.entries.key),
                 start=start,
-                rows=tuple(map(_row, selected.entries)),
-                newer=selected.next,
                 older=max(0, start - PAGE_RECORDS) if start else None,
                 tenant=tenant or "",
                 health=None if is_own else self.health(),
                 read_problem="" if is_own else self.entries.problem,
             )
+            return page_table.PageContent(page, {"rows": [*map(_row, selected.entries)]})
 
         return await self._read(request, make)
 
-    async def _record(self, request: page_table.PageRequest) -> AuditRecordModel:
+    async def _record(self, request: page_table.PageRequest) -> page_table.PageContent:
         number = request.parts["index"]
         # One text for both: a tenant must not learn which records exist.
         unknown = PageProblemError(HTTPStatus.NOT_FOUND, "unknown record, or access denied")
@@ -164,41 +143,38 @@ class AuditPages:
             raise unknown
         index = int(number)
 
-        def make() -> AuditRecordModel | None:
+        def make() -> page_table.PageContent | None:
             is_own = request.tenant is not None
             selection = signed_entries.EntrySelection(index, 1, request.tenant, is_own)
             selected = self.entries.select(selection)
             entry = next((each for each in selected.entries if each.index == index), None)
             if entry is None:
                 return None
-            return AuditRecordModel(
-                index=index,
-                size=selected.size,
-                row=_row(entry),
-                record=msgspec.json.format(bytes(entry.record), indent=2).decode(),
-                leaf=entry.leaf,
-                withheld=entry.withheld,
-                proof=self.entries.make_proof(index, request.tenant) or "",
-                key=str(self.entries.key),
-            )
+            shown = {
+                "row": _row(entry),
+                "size": selected.size,
+                "record": msgspec.json.format(bytes(entry.record), indent=2).decode(),
+                # None if fields are omitted because they could name another party.
+                "proof": self.entries.make_proof(index, request.tenant),
+            }
+            return page_table.PageContent(entry, shown)
 
-        model = await self._read(request, make)
-        if model is None:
+        content = await self._read(request, make)
+        if content is None:
             raise unknown
-        return model
+        return content
 
 
-def _row(entry: api.AuditEntry) -> AuditRecordRow:
+def _row(entry: api.AuditEntry) -> AuditRow:
     record = msgspec.json.decode(entry.record, type=audit_record.AuditRecord)
-    subject = " ".join(filter(None, (record.obj.node, record.obj.gpu, record.obj.slot)))
-    return AuditRecordRow(
-        index=entry.index,
-        time_ns=int(record.t),
-        type=record.type,
-        actor=f"{record.actor.kind} {record.actor.id}",
-        outcome=record.out,
-        subject=subject,
-        tenant=signed_entries.sole_tenant(record),
+    return AuditRow(
+        entry.index,
+        int(record.t),
+        record.type,
+        f"{record.actor.kind} {record.actor.id}",
+        record.out,
+        " ".join(filter(None, (record.obj.node, record.obj.gpu, record.obj.slot))),
+        signed_entries.sole_tenant(record),
     )
 
 
