@@ -220,7 +220,7 @@ def jobs(*, tenant: str, of_state: str, name: str, **options: Any) -> None:
 
     With a NAME, the jobs of this number or name, or that match it.
 
-    degraded: an open incident touches the job. unknown: incidents are not known, or some of its GPUs are on stale nodes.
+    degraded: an open incident affects the job. unknown: incidents are not known, or some of its GPUs are on stale nodes.
     """
     table = cluster_tables.job_table(_read_cluster(options, "jobs"))
     _print_table(table, options, name="workload", workload=name, tenant=tenant, state=of_state)

@@ -12,10 +12,13 @@ from railscope.catalog import EVENTS
 from railscope.device_names import Names
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
+from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.fleet.fleet import FleetNode
 from railscope_collector.fleet.recent_events import SeenEvent
 
 MAX_TEXT = 200
+_WELL = frozenset({"healthy", "ok", "active", "up"})
+"""States after a recovery: it is no error, whatever the severity of its event."""
 _INCIDENT = "incident_"
 _SEVERITIES = {"critical": "error", "warning": "warning", "info": "info"}
 _AREAS = {
@@ -68,7 +71,7 @@ class EventWriter:
         # Agents date events by the clock of their node; those of the collector itself have no position.
         offset_ns = sender.clock_offset_ns if sender and seen_event.position else 0
         declared, is_incident = EVENTS.get(event.name), event.name.startswith(_INCIDENT)
-        severity = declared.severity if declared else "info"
+        severity = declared.severity if declared and facts.get("after") not in _WELL else "info"
         names = self.names_of(node, entity)
         device = (names or {}).get("interface") or (names or {}).get("index", "")
         if names and device and names.get("kind") == "gpu":
@@ -101,10 +104,11 @@ def _is_same(newer: api.Event, older: api.Event) -> bool:
 def _text(name: str, facts: Mapping[str, str]) -> str:
     """Return the facts of an event in words."""
     if name.startswith(_INCIDENT):
-        return f"{facts.get('class', '')} {facts.get('change', '')}"
+        kind = CLASSES.get(facts.get("class", ""))
+        return f"{kind.title if kind else facts.get('class', '')} {facts.get('change', '')}"
     if "before" in facts or "after" in facts:
         subject = facts.get("setting") or facts.get("change", "")
-        change = f"{facts.get('before') or 'none'} → {facts.get('after') or 'none'}"
+        change = " → ".join(filter(None, (facts.get("before"), facts.get("after") or "none")))
         reason = facts.get("problem") or facts.get("why") or facts.get("reasons", "")
         return " ".join(filter(None, (subject, change, f"({reason})" if reason else "")))
     if name.startswith(OF_COLLECTIVES):
