@@ -35,6 +35,7 @@ _RELOAD_NIC = "ssh {node} sudo devlink dev reload pci/{pci_address}"
 _REBOOT = "ssh {node} sudo systemctl reboot"
 _SHOW_LINK = ("ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {interface}")
 _SHOW_PCIE = "ssh {node} sudo lspci -vvs {pci_address}"
+_SHOW_SENSORS = "ssh {node} sudo ipmitool sdr elist"
 _SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
 # For a return of the device to its vendor, which asks for the state before the reset.
 _RECORD = "ssh {node} sudo nvidia-bug-report.sh"
@@ -46,6 +47,19 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
     "ecc_uncorrectable": (*_STOP_JOBS, _RECORD, *_RESET_GPU, *_RETURN),
     "row_remap": (*_LET_JOBS_END, *_RESET_GPU, *_RETURN),
     "nvlink_errors": (*_LET_JOBS_END, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_RESET_GPU, *_RETURN),
+    "xid_event": ("ssh {node} sudo railscope health", *_LET_JOBS_END, _RECORD, *_RESET_GPU, *_RETURN),
+    "thermal_straggler": (
+        "ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
+        *_LET_JOBS_END, *_RETURN,
+    ),
+    "hw_slowdown": (
+        "ssh {node} nvidia-smi -q -d POWER,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
+        *_LET_JOBS_END, *_RETURN,
+    ),
+    "gpu_straggler": (
+        "ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE -i {pci_address}", *_LET_JOBS_END,
+        "ssh {node} sudo dcgmi diag --run 3", *_RETURN,
+    ),
     "nic_lost": (*_STOP_JOBS, "ssh {node} lspci -s {pci_address}", _REBOOT, *_RETURN),
     "pfc_storm": (*_STOP_JOBS, _RELOAD_NIC, *_RETURN),
     "slow_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _RELOAD_NIC, *_RETURN),

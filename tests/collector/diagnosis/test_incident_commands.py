@@ -31,7 +31,9 @@ JOBS = (
 PAGING = sorted(
     {name for name, each in CLASSES.items() if each.severity == "critical"}
     | {limit.incident for limit in LIMITS if limit.severity == "critical"}
+    | {name for name, area in AREAS.items() if area == "gpu"}
 )
+"""Those of GPUs all page: a warning becomes critical when the GPU has failed."""
 
 
 class SimulatedNames:
@@ -80,7 +82,7 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
     ]
     options = [word for word in words if word.startswith("-")]
     plain = [word for word in words if not word.startswith("-") and "=" not in word]
-    if program in SCRIPTS:
+    if program in SCRIPTS or [program, *words] == ["railscope", "health"]:
         return {program}
     subject = assigned[0] if assigned else plain[-1]
     if program == "kubectl" and options[:1] == ["--namespace"]:
@@ -89,7 +91,7 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
     return {program}
 
 
-SCRIPTS = {"nvidia-bug-report.sh", "systemctl", "uptime"}
+SCRIPTS = {"dcgmi", "ipmitool", "nvidia-bug-report.sh", "systemctl", "uptime"}
 """Programs without a name of a device."""
 
 
