@@ -91,7 +91,7 @@ def receivers(**labels: str) -> list[str]:
 
 
 def queries_in(page: Path) -> list[str]:
-    return [query for _, query in annotated_queries(page)]
+    return [query for _, query in annotated_queries(page.read_text())]
 
 
 def test_prometheus_accepts_the_rules():
@@ -429,7 +429,7 @@ def test_queries_of_a_runbook_are_made_of_what_the_catalog_declares(page: Path):
 
 @EACH_PAGE
 def test_a_query_of_a_runbook_states_the_detail_that_it_needs(page: Path):
-    for note, query in annotated_queries(page):
+    for note, query in annotated_queries(page.read_text()):
         assert note == detail_note(query), query
 
 

@@ -19,7 +19,7 @@ QUERIES = [
     (page.name, note, query)
     for page in sorted(DOCS.glob("*.md"))
     if page.name != "developer.md"  # its example adds a metric
-    for note, query in annotated_queries(page)
+    for note, query in annotated_queries(page.read_text())
 ]
 NETWORK = [query for page, _, query in QUERIES if page == "readings.md"]
 NODE_INFO = 'railscope_nic_info{node="n1", interface="ens4f0np0", rail="3"}'

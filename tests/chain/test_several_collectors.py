@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from prometheus_support import running_prometheus
 from support.dashboards import DASHBOARDS
-from support.query_notes import annotated_queries
+from support.query_notes import annotated_queries, sections
 from support.split_cluster import OF_COLLECTORS, SPLITS, SplitCluster, matched_values
 
 from railscope.service import run_in_thread
@@ -98,14 +98,16 @@ def dashboard_queries() -> Iterator[tuple[str, str]]:
 def page_queries() -> Iterator[tuple[str, str]]:
     """Yield every query of documents and runbooks, with its place."""
     for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("alerts/runbooks/*.md")]):
-        if page.name not in {"developer.md", "alerts.md"}:
-            for number, (_, query) in enumerate(annotated_queries(page)):
+        if page.name in {"developer.md", "alerts.md"}:
+            continue
+        for name, text in sections(page):
+            for number, (_, query) in enumerate(annotated_queries(text)):
                 filled = re.sub(
                     r'="([A-Z]+)"',
                     lambda label: f'="{PLACEHOLDERS.get(label[1], label[1])}"',
                     query,
                 )
-                yield f"{page.stem} {number}", filled
+                yield f"{name} {number}", filled
 
 
 def console_queries() -> Iterator[tuple[str, str]]:

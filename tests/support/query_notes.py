@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from railscope.catalog.declare import BASIC
@@ -20,13 +21,20 @@ def detail_note(query: str) -> str:
     return f"# needs detail {detail}; if empty: {command}"
 
 
-def annotated_queries(page: Path) -> list[tuple[str, str]]:
-    """Return the queries of a page, each with the comment before it. A query ends where the next one starts.
+def sections(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a page by name: an alert of a runbook; what is before the first one has the name of the page."""
+    head, *parts = re.split(r"^## (Railscope\w+)$", page.read_text(), flags=re.MULTILINE)
+    yield page.stem, head
+    yield from zip(parts[::2], parts[1::2], strict=True)
+
+
+def annotated_queries(text: str) -> list[tuple[str, str]]:
+    """Return the queries of a text, each with the comment before it. A query ends where the next one starts.
 
     The lines of a query after the first are indented, or start with a closing parenthesis.
     """
     found: list[tuple[str, str]] = []
-    for block in re.findall(r"^```promql\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^```promql\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         note = ""
         for line in filter(None, block.splitlines()):
             if line.startswith("#"):
