@@ -1,7 +1,7 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make cluster          three collectors, PostgreSQL with a standby and twenty simulated nodes; some of them fail
 # make test             check, then all tests
-# make quick            tests without servers, for use while editing
+# make quick            tests without programs, databases and simulated nodes, for use while editing
 # make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
@@ -54,11 +54,9 @@ test:
 	@$(MAKE) --jobs 3 --output-sync=recurse check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --durations 40
 
-# No real servers, no simulated hours.
+# Modules without programs, ledgers, whole services, recorded or simulated nodes (tests/support/quick_modules.py).
 quick: $(VENV)/.ready-to-test
-	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests/vocabulary tests/client tests/slurm \
-		tests/agent/owners tests/agent/tenancy tests/collector/inventory tests/collector/account \
-		tests/collector/workloads tests/collector/metering
+	$(PY) -m pytest -q -n logical --dist worksteal --quick
 
 thorough: $(VENV)/.ready-to-test servers
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 -m thorough

@@ -14,6 +14,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from support import examples, processor_time
 from support.disk import memory_directory, small_file_system
+from support.quick_modules import quick_modules
 
 # Unless the caller has chosen a directory for temporary files: in memory, also for child processes.
 if "TMPDIR" not in os.environ and (_memory := memory_directory()):
@@ -44,20 +45,32 @@ settings.load_profile("railscope")
 gc.set_threshold(50_000, 50, 1000)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make quick`."""
+    parser.addoption(
+        "--quick", action="store_true", help="only modules whose tests take milliseconds"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Let each worker import other modules first: in a fresh clone they share the work of compiling."""
+    """Select modules; let each worker import other ones first: in a fresh clone they share the work of compiling."""
     config.pluginmanager.register(processor_time)
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     directories = [Path(path) for path in config.args if "::" not in path]
-    if worker and len(directories) == len(config.args):
-        modules = sorted(
-            str(module)
-            for path in directories
-            for module in (path.rglob("test_*.py") if path.is_dir() else [path])
-        )
+    if not (worker or config.option.quick) or len(directories) < len(config.args):
+        return
+    modules = sorted(
+        module
+        for path in directories
+        for module in (path.rglob("test_*.py") if path.is_dir() else [path])
+    )
+    if config.option.quick:
+        modules = quick_modules(modules)
+    first = 0
+    if worker:
         number = int(worker["workerid"].removeprefix("gw"))
         first = len(modules) * number // worker["workercount"]
-        config.args = modules[first:] + modules[:first]
+    config.args = [str(module) for module in modules[first:] + modules[:first]]
 
 
 @pytest.hookimpl(trylast=True)

@@ -81,11 +81,6 @@ class SequenceRanges(msgspec.Struct, gc=False):
         self.starts[left:right] = [first]
         self.ends[left:right] = [last]
 
-    @property
-    def width(self) -> int:
-        """Return the number of sequences from the first to the last received."""
-        return self.ends[-1] - self.starts[0] + 1 if self.starts else 0
-
     def has_neighbour(self, first: int, last: int) -> bool:
         """True if first .. last overlaps a range or adjoins one, so that adding it makes no further range."""
         return bisect_left(self.ends, first - 1) < bisect_right(self.starts, last + 1)
