@@ -1,8 +1,12 @@
-"""Mutation test: change one operator, constant or statement of a product module, and run the tests of its area.
+"""Mutation test: change one operator, constant or statement of the product, and run the tests that execute it.
 
-`python tests/mutation.py --output FILE` appends a line per mutant: killed (by a test that passes without it), survived,
-undecided (its tests took longer than --seconds), broken (tests cannot be loaded without it either), or missing (the
-tree no longer has the code). Mutants that FILE has are not run again. Each job works in its own copy of the tree.
+`python tests/mutation.py --output FILE` appends a line per mutant: killed (by a test), survived, uncovered (no test
+executes it), imported (it is executed only when its module is imported), partial (its tests take longer than --seconds),
+or stopped (a test did not end). Mutants that FILE has are not run again.
+
+All mutants are in one copy of the tree, each with a switch. A process imports an area and its tests once and runs them
+once, to find which tests execute which mutants; then it forks a child per mutant, which runs these tests, cheapest
+first, until one fails.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import importlib
 import json
 import os
 import random
 import re
+import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -22,15 +29,14 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from queue import SimpleQueue
-from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
+from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("railscope/**/*.py", "agent/**/*.py", "collector/**/*.py")
@@ -67,7 +73,8 @@ AREAS = {
             *_collector(
                 "evidence/test_waiting_evidence.py", "test_framelog.py", "test_decode.py", "test_ingest.py", "test_copied_frames.py",
                 "test_delivered_frames.py", "test_quarantine.py", "test_restart.py", "test_lost_disk.py", "test_sequences.py",
-                "test_node_records.py", "test_at_rest.py", "test_record_feed.py",
+                "test_node_records.py", "test_at_rest.py", "test_record_feed.py", "test_log_follower.py", "test_log_limit.py",
+                "test_shared_url.py",
             ),
         ),
     ),
@@ -98,8 +105,8 @@ _ARITHMETIC: dict[type[ast.AST], tuple[str, str]] = {
 }  # fmt: skip
 _NOT_CODE = {"annotation", "returns", "decorator_list", "bases", "keywords"}
 """Fields of declarations; `keywords` of classes only."""
-_PASSED = (0, 5)
-"""Exit statuses of pytest: all tests passed, or none was selected."""
+MAX_TEST_SECONDS, MAX_WALL_SECONDS = 60, 1800
+"""Processor time in addition to --seconds in which the last test must end, and the wall time of all: more is a loop."""
 
 
 @dataclass(frozen=True)
@@ -273,113 +280,184 @@ def locate(tree: Path, mutant: Mutant) -> tuple[str, Edit] | None:
     return None
 
 
-@cache
-def importers(tree: Path) -> dict[str, set[str]]:
-    """Return the files that import each module, product modules and helpers of tests included."""
-    found = defaultdict[str, set[str]](set)
-    for file in _files(tree, (*PRODUCT, "tests/**/*.py")):
-        for node in ast.walk(ast.parse((tree / file).read_bytes())):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    found[alias.name].add(file)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
-                    found[name].add(file)
-    return dict(found)
+_SWITCH = "mutant_switch"
+"""Module of the copy that all its mutants ask."""
+_SWITCH_CODE = """
+import os
+active = int(os.environ.get("RAILSCOPE_MUTANT", "-1"))
+executed = set()
+
+def is_on(number):
+    executed.add(number)
+    return number == active
+"""
 
 
-def groups_of_tests(tree: Path, area: str, module: str) -> Iterator[list[str]]:
-    """Yield the tests of an area: those that import a module, those that import these importers, and so on."""
-    rest = set[str]()
-    for name in AREAS[area].tests:
-        is_directory = (tree / name).is_dir()
-        rest.update(_files(tree, (f"{name}/**/test_*.py",)) if is_directory else [name])
-    reached, seen = {module}, set[str]()
-    while rest and (reached := reached - seen):
-        seen |= reached
-        paths = [
-            re.sub(r"^(agent|collector|tests)/|(/__init__)?\.py$", "", file) for file in reached
-        ]
-        names = {name for path in paths for name in (path.replace("/", "."), Path(path).name)}
-        reached = set[str]().union(*(importers(tree).get(name, ()) for name in names))
-        if group := sorted(rest & reached):
-            yield group
-        rest -= reached
-    if rest:
-        yield sorted(rest)
+def copy_tree(tree: Path, directory: Path) -> None:
+    """Copy the files that git knows, or does not ignore."""
+    command = ["git", "-C", str(tree), "ls-files", "-coz", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (tree / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, directory / name)
 
 
-class Copy:
-    """A copy of a tree that runs its own modules, not those of the environment's installation."""
+def switched(code: bytes, edit: Edit, number: int, kind: str) -> bytes:
+    """Return a module with both forms of a place; the mutant is the one while its switch is on."""
+    module, parsed, switch = _Module(code), ast.parse(code), f"{_SWITCH}.is_on({number})".encode()
+    around = [
+        (*module.span(node), isinstance(node, ast.stmt))
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.expr | ast.stmt)
+    ]
+    around = [each for each in around if each[0] <= edit.start and edit.end <= each[1]]
+    expressions = [(end - start, start, end) for start, end, is_stmt in around if not is_stmt]
+    _, begin, end = min((end - start, start, end) for start, end, is_stmt in around if is_stmt)
+    indent = code[code.rfind(b"\n", 0, begin) + 1 : begin]
 
-    def __init__(self, tree: Path, directory: Path) -> None:
-        self.tree = directory
-        command = ["git", "-C", str(tree), "ls-files", "-coz", "--exclude-standard"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True)
-        for name in filter(None, listed.stdout.split("\0")):
-            if (tree / name).is_file():
-                (directory / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(tree / name, directory / name)
-        self._environment = dict(os.environ)
-        for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-            self._environment.pop(name, None)
-        self._environment["PYTHONPATH"] = os.pathsep.join(str(directory / name) for name in SOURCES)
+    def changed(first: int, last: int) -> bytes:
+        return code[first : edit.start] + edit.text.encode() + code[edit.end : last]
 
-    def write(self, module: str, code: bytes) -> None:
-        """Replace a module. Its bytecode is deleted: times and sizes of two mutants may be equal."""
-        path = self.tree / module
-        path.write_bytes(code)
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            compiled.unlink()
-
-    def run(self, arguments: Iterable[str], seconds: float) -> tuple[int | None, str]:
-        """Run tests; return pytest's exit status, None if they take too long, and the first that fails."""
-        limits = f"setpriv --pdeathsig KILL prlimit --as={MAX_MEMORY_BYTES}"
-        pytest = "-m pytest -x -q -p no:cacheprovider -p no:xdist --timeout 120"
-        process = subprocess.Popen(
-            [*limits.split(), sys.executable, *pytest.split(), *arguments],
-            cwd=self.tree,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    forms = list[bytes]()
+    if kind == "statement":
+        forms.append(code[:begin] + b"if not %b: " % switch + code[begin:])
+    else:
+        if expressions:
+            _, first, last = min(expressions)
+            both = b"((%b) if %b else (%b))" % (changed(first, last), switch, code[first:last])
+            forms.append(code[:first] + both + code[last:])
+        rest = b"\n%belse: " % indent + code[begin:]
+        forms.append(code[:begin] + b"if %b: " % switch + changed(begin, end) + rest)
+    for form in forms:
         try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return None, ""
-        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-        return process.returncode, found[1] if found else ""
+            compile(form, "mutant", "exec")
+        except SyntaxError:
+            continue
+        return form
+    message = f"no switch: line {edit.line}: expected an expression or a simple statement"
+    raise ValueError(message)
 
-    def judge(self, mutant: Mutant, seconds: float) -> tuple[str, str, str]:
-        """Return where the mutant is in this tree, its result, and the test that kills it."""
-        located = locate(self.tree, mutant)
-        if located is None:
-            return mutant.module, "missing", ""
-        module, edit = located
-        place, flaky = f"{module}:{edit.line}", list[str]()
-        code, until = (self.tree / module).read_bytes(), time.monotonic() + seconds
-        for group in groups_of_tests(self.tree, mutant.area, module):
-            while True:
-                self.write(module, code[: edit.start] + edit.text.encode() + code[edit.end :])
-                skipped = [f"--deselect={test}" for test in flaky]
-                files = [file for file in group if file not in flaky]
-                status, test = self.run([*files, *skipped], max(until - time.monotonic(), 1))
-                self.write(module, code)
-                if status is None:
-                    return place, "undecided", ""
-                if status in _PASSED:
-                    break
-                again = [test] if test else ["--collect-only", *files]
-                if self.run(again, 600)[0] == 0:
-                    return place, "killed", test or "import"
-                if not test or test in flaky:
-                    return place, "broken", "tests fail without the mutant"
-                flaky.append(test)
-        return place, "survived", " ".join(flaky)
+
+def write_switches(tree: Path, mutants: Iterable[tuple[int, Mutant]]) -> list[int]:
+    """Write all mutants into a copy of the tree; return the numbers of those whose code the tree no longer has."""
+    (tree / f"{_SWITCH}.py").write_text(_SWITCH_CODE)
+    of_module, missing = defaultdict[str, list[tuple[int, int, Edit, str]]](list), list[int]()
+    for number, mutant in mutants:
+        if located := locate(tree, mutant):
+            module, edit = located
+            of_module[module].append((edit.start, number, edit, mutant.kind))
+        else:
+            missing.append(number)
+    for name, places in of_module.items():
+        code = (tree / name).read_bytes()
+        for _, number, edit, kind in sorted(
+            places, reverse=True
+        ):  # so that no edit moves a later one
+            code = switched(code, edit, number, kind)
+        first = next(
+            node
+            for node in ast.parse(code).body
+            if not (isinstance(node, ast.Expr) or getattr(node, "module", "") == "__future__")
+        )
+        at = _Module(code).span(first)[0]
+        (tree / name).write_bytes(code[:at] + f"import {_SWITCH}\n".encode() + code[at:])
+    return missing
+
+
+class Judge:
+    """Plugin of pytest that runs the tests once, and those of each mutant in a child process."""
+
+    def __init__(
+        self, mutants: dict[int, Mutant], executed: Path, output: Path, seconds: float
+    ) -> None:
+        self._mutants, self._executed, self._output = mutants, executed, output
+        self._seconds = seconds
+        self._switch: Any = importlib.import_module(_SWITCH)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run in place of the tests."""
+        if session.testsfailed:
+            message = "tests cannot be imported"
+            raise session.Failed(message)
+        imported, costs = set(self._switch.executed), self._tests_of_mutants(session.items)
+        items = {item.nodeid: item for item in session.items}
+        for number, mutant in self._mutants.items():
+            found = sorted((seconds, name) for name, seconds in costs[number].items())
+            # A shared fixture may have executed the line for another test of the file.
+            files = {name.partition("::")[0] for _, name in found}
+            beside = [name for name in items if name.partition("::")[0] in files]
+            names = list(dict.fromkeys([*(name for _, name in found), *beside]))
+            if found:
+                result, test, used = self._in_child(number, [items[name] for name in names])
+            else:
+                result, test, used = "imported" if number in imported else "uncovered", "", 0.0
+            row = [mutant.key, mutant.area, f"{mutant.module}:{mutant.scope}", mutant.change]
+            with self._output.open("a") as table:
+                table.write("\t".join([*row, result, test, f"{used:.1f}"]) + "\n")
+        return True
+
+    def _tests_of_mutants(self, items: list[pytest.Item]) -> dict[int, dict[str, float]]:
+        """Return the tests that execute each mutant, with their processor time; the file has those run before."""
+        with self._executed.open("a+") as file:
+            file.seek(0)
+            known = {name: (seconds, numbers) for name, seconds, numbers in map(json.loads, file)}
+            waiting = [item for item in items if item.nodeid not in known]
+            for item, following in _with_next(waiting):
+                self._switch.executed.clear()
+                started = time.process_time()
+                reports = runtestprotocol(item, nextitem=following, log=False)
+                used, numbers = time.process_time() - started, sorted(self._switch.executed)
+                if any(report.failed for report in reports):
+                    numbers = []  # it cannot judge
+                known[item.nodeid] = used, numbers
+                file.write(json.dumps([item.nodeid, round(used, 3), numbers]) + "\n")
+                file.flush()
+        found = defaultdict[int, dict[str, float]](dict)
+        for item in items:
+            seconds, numbers = known[item.nodeid]
+            for number in numbers:
+                found[number][item.nodeid] = seconds
+        return found
+
+    def _in_child(self, number: int, items: list[pytest.Item]) -> tuple[str, str, float]:
+        """Return the result of a mutant, the test that kills it, and the processor time."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.close(reader)
+                null = os.open(os.devnull, os.O_WRONLY)
+                for stream in (1, 2):
+                    os.dup2(null, stream)
+                limit = int(self._seconds) + MAX_TEST_SECONDS
+                resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+                resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+                self._switch.active = number
+                os.environ["RAILSCOPE_MUTANT"] = str(number)  # of programs that tests start
+                os.write(writer, "\t".join(self._first_failure(items)).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        is_answered = select.select([reader], [], [], MAX_WALL_SECONDS)[0]
+        if not is_answered:
+            os.kill(child, signal.SIGKILL)
+        with os.fdopen(reader, "rb") as answer:
+            result, _, test = answer.read().decode().partition("\t")
+        usage = os.wait4(child, 0)[2]
+        return result or "stopped", test, usage.ru_utime + usage.ru_stime
+
+    def _first_failure(self, items: list[pytest.Item]) -> tuple[str, str]:
+        for item, following in _with_next(items):
+            if any(each.failed for each in runtestprotocol(item, nextitem=following, log=False)):
+                return "killed", item.nodeid
+            if time.process_time() > self._seconds:
+                return "partial", ""
+        return "survived", ""
+
+
+def _with_next(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
+    return zip_longest(items, items[1:])
 
 
 def main() -> None:
@@ -387,64 +465,66 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="seed of the choice of mutants")
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--seconds", type=float, default=3600, help="limit of the tests of one")
+    parser.add_argument("--areas", default=",".join(AREAS), help="areas whose mutants are run")
+    parser.add_argument("--seconds", type=float, default=20, help="processor time of one's tests")
     parser.add_argument("--list", type=Path, help="write the mutants to this JSON file, and end")
     parser.add_argument("--mutants", type=Path, help="take the mutants from this file")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout to mutate, not this one")
+    parser.add_argument("--tests", default="not thorough", help="marker expression of the tests")
     parser.add_argument("--output", type=Path, default=Path("mutation.tsv"), help="the results")
     options = parser.parse_args()
-    tree = options.tree.resolve()
     if options.mutants:
-        mutants = [Mutant(**entry) for entry in json.loads(options.mutants.read_text())]
+        drawn = [Mutant(**entry) for entry in json.loads(options.mutants.read_text())]
     else:
-        mutants = draw(tree, options.seed, options.count)
+        drawn = draw(ROOT, options.seed, options.count)
     if options.list:
-        text = json.dumps([asdict(mutant) for mutant in mutants], indent=1)
+        text = json.dumps([asdict(mutant) for mutant in drawn], indent=1)
         options.list.write_text(f"{text}\n")
         return
-    options.output.touch()
-    rows = [line.split("\t") for line in options.output.read_text().splitlines()]
-    done = {row[0] for row in rows}
-    waiting = [mutant for mutant in mutants if mutant.key not in done]
-    with options.output.open("a") as table:
-        for row in run_mutants(tree, waiting, options.jobs, options.seconds):
-            rows.append(row)
-            table.write("\t".join(row) + "\n")
-            table.flush()
-    summarize([row for row in rows if row[0] in {mutant.key for mutant in mutants}])
-
-
-def run_mutants(
-    tree: Path, mutants: Iterable[Mutant], jobs: int, seconds: float
-) -> Iterator[list[str]]:
-    """Yield a row for each mutant as its tests end."""
-    copies = SimpleQueue[Copy]()
-
-    def run(mutant: Mutant) -> list[str]:
-        copy, started = copies.get(), time.monotonic()
-        place, result, test = copy.judge(mutant, seconds)
-        copies.put(copy)
-        elapsed = f"{time.monotonic() - started:.0f}"
-        return [mutant.key, mutant.area, place, mutant.change, result, test, elapsed]
-
+    output: Path = options.output.resolve()
+    output.touch()
+    done = {line.partition("\t")[0] for line in output.read_text().splitlines()}
+    mutants = {n: each for n, each in enumerate(drawn) if each.key not in done}
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
-        for number in range(jobs):
-            copies.put(Copy(tree, Path(directory) / str(number)))
-        with ThreadPoolExecutor(jobs) as pool:
-            for done in as_completed([pool.submit(run, mutant) for mutant in mutants]):
-                yield done.result()
+        tree = Path(directory)
+        copy_tree(ROOT, tree)
+        for number in write_switches(tree, enumerate(drawn)):
+            mutants.pop(number, None)
+        for area in options.areas.split(","):
+            of_area = {number: each for number, each in mutants.items() if each.area == area}
+            child = os.fork() if of_area else 0
+            if of_area and not child:
+                status = run_area(tree, area, of_area, options)
+                sys.stdout.flush()
+                os._exit(status)
+            if child:
+                os.waitpid(child, 0)
+    keys = {mutant.key for mutant in drawn}
+    rows = [line.split("\t") for line in output.read_text().splitlines()]
+    summarize([row for row in rows if row[0] in keys])
+
+
+def run_area(tree: Path, area: str, mutants: dict[int, Mutant], options: argparse.Namespace) -> int:
+    """Run the tests and the mutants of an area in this process, with the modules of the copy."""
+    paths = [str(tree / name) for name in SOURCES]
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    output: Path = options.output.resolve()
+    executed = output.with_suffix(f".{area.replace(' ', '-')}.jsonl")
+    os.chdir(tree)
+    plugins: list[Any] = [Judge(mutants, executed, output, options.seconds)]
+    arguments = ["-q", "-m", options.tests, "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return int(pytest.main([*arguments, *AREAS[area].tests], plugins=plugins))
 
 
 def summarize(rows: Iterable[list[str]]) -> None:
-    """Print the number of each result, and the median time, by area."""
+    """Print the number of each result, and the processor time, by area."""
     for area in AREAS:
         found = [row for row in rows if row[1] == area]
         if found:
-            results = Counter(row[4] for row in found).items()
+            results = Counter(row[4] for row in found).most_common()
             numbers = ", ".join(f"{number} {result}" for result, number in results)
-            seconds = median(float(row[6]) for row in found)
-            sys.stdout.write(f"{area}: {numbers}; median {seconds:.0f} s\n")
+            sys.stdout.write(f"{area}: {numbers}; {sum(float(row[6]) for row in found):.0f} s\n")
 
 
 if __name__ == "__main__":
