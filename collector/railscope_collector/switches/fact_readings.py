@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from railscope import untrusted_text
 from railscope.catalog import declare, entities, switches as catalog
@@ -20,13 +20,10 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_collector.switches import switch_reading as base
 from railscope_collector.switches.link_ends import other_neighbours
-from railscope_collector.switches.switch_facts import as_stored
+from railscope_collector.switches.switch_facts import Name, Names, as_stored
 
 Port = TypeVar("Port", bound=Hashable)
 """Identity of a port in a dialect: a name, or the index of an interface."""
-Name = TypeVar("Name")
-Names: TypeAlias = tuple[tuple[Name, ...], ...]
-"""Alternatives, of which the first that a switch answers counts; several names of one are counters to add."""
 
 
 class PortPart(NamedTuple):
@@ -110,8 +107,10 @@ def _read(
     answers: SwitchAnswers[Port, Name],
 ) -> Reading:
     for alternative in names:
-        values = [answers.read(metric, name, port, part) for name in alternative]
-        value = base.sum_counters(values) if len(values) > 1 else values[0]
+        value = answers.read(metric, alternative[0], port, part)
+        if len(alternative) > 1:
+            rest = (answers.read(metric, name, port, part) for name in alternative[1:])
+            value = base.sum_counters((value, *rest))
         if value is not Absent.UNSUPPORTED:
             return as_stored(metric, value, answers.units.get(metric))
     return answers.absence(metric)

@@ -139,8 +139,7 @@ class OpenConfigReader:
                 except base.SwitchReadError as error:
                     if group is self.capabilities.ports or error.reason == "limit":
                         raise
-                    is_timeout = error.reason == "timeout"
-                    failures[group.name] = Absent.TIMEOUT if is_timeout else Absent.ERROR
+                    failures[group.name] = error.absence
         # Only after all requests: a poll that failed reads the same groups again.
         self._times.note(due, now_seconds)
         answers = tables.OpenConfigAnswers(leaves, due, failures)

@@ -1,9 +1,4 @@
-"""Table of OpenConfig facts: paths of the public models and of native ones, and the readings that their leaves become.
-
-Pure: leaves in, readings out. Each fact names its paths in OpenConfig, which Arista EOS extends, and in Nokia SR Linux:
-the first one that the switch answers counts. A fact without an answer is unsupported. If its request failed, it has the
-reason of the failure.
-"""
+"""Answers of switches with OpenConfig, or the models of Nokia SR Linux: leaves in, readings out. Pure."""
 
 from __future__ import annotations
 
@@ -32,30 +27,25 @@ from railscope_collector.switches.fact_readings import (
     fact_readings,
     neighbour_reading,
 )
-from railscope_collector.switches.switch_facts import (
-    OC_ETHERNET,
-    OC_NEIGHBOUR,
-    OC_QUEUE,
-    OC_STATE,
-    SRL_NEIGHBOUR,
-    SRL_PORT,
-)
 
 MAX_QUEUES = 8
 """Queues of a port for unicast packets, one for each priority."""
 Paths: TypeAlias = tuple[str, ...]
 """Paths of a text; the first one that the switch answers counts."""
 _FACTS = facts.select(lambda fact: fact.openconfig, lambda fact: fact.srlinux)
-_TRANSCEIVER, _LANES_OF_PORT = f"{OC_STATE}transceiver", f"{OC_STATE}physical-channel"
-_TYPE: Paths = (f"{OC_STATE}type",)
+_TRANSCEIVER, _LANES_OF_PORT = f"{facts.OC_STATE}transceiver", f"{facts.OC_STATE}physical-channel"
+_TYPE: Paths = (f"{facts.OC_STATE}type",)
 _PORT_FACTS: Mapping[str, Paths] = {
-    "index": (f"{OC_STATE}ifindex", f"{SRL_PORT}ifindex"),
-    "description": (f"{OC_STATE}description", f"{SRL_PORT}description"),
-    "mac_address": (f"{OC_ETHERNET}hw-mac-address", f"{SRL_PORT}ethernet/hw-mac-address"),
+    "index": (f"{facts.OC_STATE}ifindex", f"{facts.SRL_PORT}ifindex"),
+    "description": (f"{facts.OC_STATE}description", f"{facts.SRL_PORT}description"),
+    "mac_address": (
+        f"{facts.OC_ETHERNET}hw-mac-address",
+        f"{facts.SRL_PORT}ethernet/hw-mac-address",
+    ),
 }
-_QUEUE_ID, _QUEUE_TYPE = f"{OC_QUEUE}id", f"{OC_QUEUE}queue-type"
+_QUEUE_ID, _QUEUE_TYPE = f"{facts.OC_QUEUE}id", f"{facts.OC_QUEUE}queue-type"
 _CHASSIS, _CHASSIS_KIND, _PORT_ID, _PORT_KIND, _DESCRIPTION, _SYSTEM_NAME = (
-    (f"{OC_NEIGHBOUR}{name}", f"{SRL_NEIGHBOUR}{name}")
+    (f"{facts.OC_NEIGHBOUR}{name}", f"{facts.SRL_NEIGHBOUR}{name}")
     for name in ("chassis-id", "chassis-id-type", "port-id", "port-id-type", "port-description", "system-name")
 )  # fmt: skip
 _BOOT_TIME = "system/state/boot-time"
@@ -63,17 +53,18 @@ _HOST_NAME: Paths = ("system/state/hostname", "lldp/state/system-name")
 _OWN_CHASSIS, _OWN_CHASSIS_KIND, _OWN_DESCRIPTION = (
     f"lldp/state/{name}" for name in ("chassis-id", "chassis-id-type", "system-description")
 )
+_NAMES = {metric: names for of_stream in _FACTS.values() for metric, names in of_stream.items()}
 
 
-def _paths(*streams: str) -> Iterator[str]:
-    """Yield the paths of all facts of some streams."""
-    for stream in streams:
-        for names in _FACTS[stream].values():
-            yield from chain.from_iterable(names)
+def _paths(*metrics: declare.Metric) -> frozenset[str]:
+    """Return the paths of facts."""
+    return frozenset(
+        path for metric in metrics for paths in _NAMES.get(metric, ()) for path in paths
+    )
 
 
 TREE = gnmi_updates.build_tree({
-    *_paths(*_FACTS), *chain.from_iterable(_PORT_FACTS.values()), *_TYPE, *_CHASSIS, *_CHASSIS_KIND, *_PORT_ID, *_PORT_KIND,
+    *_paths(*_NAMES), *chain.from_iterable(_PORT_FACTS.values()), *_TYPE, *_CHASSIS, *_CHASSIS_KIND, *_PORT_ID, *_PORT_KIND,
     *_DESCRIPTION, *_SYSTEM_NAME, *_HOST_NAME, _TRANSCEIVER, _LANES_OF_PORT, _QUEUE_ID, _QUEUE_TYPE, _BOOT_TIME, _OWN_CHASSIS,
     _OWN_CHASSIS_KIND, _OWN_DESCRIPTION,
 })  # fmt: skip
@@ -158,26 +149,17 @@ _PORT_PATHS = frozenset(
 )
 _GROUPS_OF_FACTS: Mapping[declare.Metric, str] = {
     metric: next(group.name for group in (*GROUPS, *SRL_GROUPS) if is_requested(names[0][0], group))
-    for names_of in _FACTS.values()
-    for metric, names in names_of.items()
+    for metric, names in _NAMES.items()
 }
-
-
-def _paths_of(*metrics: declare.Metric) -> frozenset[str]:
-    """Return the paths of facts."""
-    names = (_FACTS[stream].get(metric, ()) for stream in _FACTS for metric in metrics)
-    return frozenset(chain.from_iterable(chain.from_iterable(names)))
-
-
 _FACTS_BY_NAME: Mapping[str, frozenset[str]] = {
-    "Ethernet counters": _paths_of(catalog.SPEED, catalog.PAUSE_SENT),
-    "FEC": _paths_of(catalog.FEC_CORRECTED),
-    "PFC": _paths_of(catalog.PFC_SENT),
-    "PFC watchdog": frozenset(_paths(base.WATCHDOG)),
+    "Ethernet counters": _paths(catalog.SPEED, catalog.PAUSE_SENT),
+    "FEC": _paths(catalog.FEC_CORRECTED),
+    "PFC": _paths(catalog.PFC_SENT),
+    "PFC watchdog": _paths(*_FACTS[base.WATCHDOG]),
     "system": frozenset((_BOOT_TIME, *_HOST_NAME)),
-    "queues": _paths_of(catalog.QUEUE_PACKETS),
-    "ECN marks": _paths_of(catalog.QUEUE_MARKED_PACKETS),
-    "optics": _paths_of(catalog.TRANSCEIVER_RECEIVE_POWER),
+    "queues": _paths(catalog.QUEUE_PACKETS),
+    "ECN marks": _paths(catalog.QUEUE_MARKED_PACKETS),
+    "optics": _paths(catalog.TRANSCEIVER_RECEIVE_POWER),
     "LLDP": frozenset(_CHASSIS),
 }
 """Facts that a switch may not have, with their paths."""
@@ -217,14 +199,12 @@ class OpenConfigAnswers(SwitchAnswers[str, str]):
 
     def read(self, metric: declare.Metric, name: str, port: str, part: object) -> Reading | Decimal:
         """Return a number at a path; the one of a port at a path by priority is the sum of all of them."""
-        keys = _keys(name, port, part)
-        if len(keys) < name.count("["):
-            return base.sum_counters(
-                self.read(metric, name, port, number) for number in base.PRIORITIES
-            )
-        leaf = self.leaves.get(name, *keys)
+        leaf = self.leaves.get(name, *_keys(name, port, part))
         if leaf is None:
-            return Absent.UNSUPPORTED
+            is_by_priority = part is None and name.count("[") > 1
+            numbers = base.PRIORITIES if is_by_priority else ()
+            parts = [self.read(metric, name, port, number) for number in numbers]
+            return base.sum_counters(parts) if parts else Absent.UNSUPPORTED
         convert = _CONVERSIONS.get(metric, as_count)
         return as_decimal(leaf) if metric in self.units else convert(leaf)
 
@@ -250,10 +230,11 @@ class OpenConfigAnswers(SwitchAnswers[str, str]):
 
 
 def _keys(path: str, port: str, part: object) -> tuple[str, ...]:
+    if part is None:
+        return (port,)
     if isinstance(part, Lane):
         return part.component, part.key
-    keys = (port,) if part is None else (port, str(part))
-    return (*keys, "UNICAST") if "[queue-type]" in path else keys
+    return (port, str(part), "UNICAST") if "[queue-type]" in path else (port, str(part))
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -371,7 +352,7 @@ def _port_names(answers: OpenConfigAnswers) -> list[str]:
     if leaves.has(_TYPE):
         types = {name: gnmi_updates.local_name(answers.text(_TYPE, name)) for name in names}
         return [name for name, kind in types.items() if kind in _ETHERNET_TYPES]
-    with_speed = frozenset(leaves.names(_paths_of(catalog.SPEED)))
+    with_speed = frozenset(leaves.names(_paths(catalog.SPEED)))
     return [name for name in names if name in with_speed] if with_speed else names
 
 
@@ -400,7 +381,7 @@ def _uptime_ns(answers: OpenConfigAnswers) -> int | None:
 
 def _queues(port: str, answers: OpenConfigAnswers) -> list[PortPart]:
     """Return the queues of unicast packets of a port by their number, or by their name if the switch states none."""
-    paths = _paths(base.QUEUES, base.QUEUE_MARKS, base.WATERMARKS)
+    paths = _paths(*_FACTS[base.QUEUES], *_FACTS[base.QUEUE_MARKS], *_FACTS[base.WATERMARKS])
     keys = sorted({keys[0] for path in paths for keys in answers.leaves.more_keys(path, port)})
     found: dict[str, PortPart] = {}
     for key in keys:
@@ -417,10 +398,11 @@ def _lanes(port: str, answers: OpenConfigAnswers) -> list[PortPart]:
     leaves = answers.leaves
     # In OpenConfig, lanes belong to a component, which several ports may share.
     component = answers.text([_TRANSCEIVER], port) or port
+    paths = _paths(*_FACTS[base.LANES])
     found = [
         number
         for number in _CHANNELS
-        if any(leaves.get(path, component, str(number)) is not None for path in _paths(base.LANES))
+        if any(leaves.get(path, component, str(number)) is not None for path in paths)
     ]
     of_port = leaves.get(_LANES_OF_PORT, port)
     named = {as_text(each) for each in of_port} if isinstance(of_port, tuple) else set()

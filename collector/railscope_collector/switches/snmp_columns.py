@@ -42,11 +42,10 @@ SCALARS: Mapping[str, str] = {
     "sysName": "1.3.6.1.2.1.1.5.0", "chassis_kind": f"{_LLDP}3.1.0", "chassis": f"{_LLDP}3.2.0",
 }  # fmt: skip
 
+# Tables of manufacturers -------------------------------------------------------------------------
 
 _COLUMNS_OF = {"sonic": CISCO}
 """Column of the table of facts for a manufacturer that has the tables of another one."""
-
-
 _OPTIONAL = [
     (column, oid)
     for facts in FACTS.values()

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeAlias
 
 from railscope import service
-from railscope.reading import Absent
 from railscope_collector.switches import snmp_columns as columns
 from railscope_collector.switches.snmp_session import SnmpSession, open_session
 from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
@@ -171,5 +170,4 @@ async def _read_table(rows: Awaitable[Mapping[str, Rows]]) -> TableRows:
     try:
         return TableRows(await rows)
     except SwitchReadError as error:
-        is_timeout = error.reason == "timeout"
-        return TableRows(failure=Absent.TIMEOUT if is_timeout else Absent.ERROR)
+        return TableRows(failure=error.absence)

@@ -1,8 +1,4 @@
-"""Tables of SNMP as readings.
-
-Pure: rows in, readings out. What a switch does not have is unsupported. A table that could not be read in a poll, while
-others could, has the reason of that failure.
-"""
+"""Answers of switches by SNMP: rows in, readings out. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +11,14 @@ from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_collector.switches import snmp_columns as columns, switch_reading as base
+from railscope_collector.switches import (
+    snmp_columns as columns,
+    switch_facts as facts,
+    switch_reading as base,
+)
 from railscope_collector.switches.fact_readings import (
     EIGHT,
     KnownSwitch,
-    Names,
     PortPart,
     SwitchAnswers,
     fact_readings,
@@ -38,15 +37,6 @@ from railscope_collector.switches.snmp_values import (
     as_number,
     as_signed,
     as_text,
-)
-from railscope_collector.switches.switch_facts import (
-    CISCO,
-    COMWARE,
-    FACTS,
-    INTERFACES,
-    UNITS,
-    Oid,
-    SnmpTable,
 )
 
 TICK_NS = SECOND_NS // 100
@@ -69,7 +59,7 @@ class SwitchTables:
 
     scalars: Mapping[str, SnmpValue]
     interfaces: TableRows
-    optional: Mapping[SnmpTable, TableRows | None] = field(default_factory=dict)
+    optional: Mapping[facts.SnmpTable, TableRows | None] = field(default_factory=dict)
     neighbours: TableRows | None = None
     missing: dict[str, bool] = field(default_factory=dict)
     """Tables that the switch does not have (true) or has (false), as of this and earlier polls."""
@@ -91,7 +81,7 @@ def make_reading(switch: str, tables: SwitchTables, dialect: str = "") -> base.S
         )
         raise base.SwitchReadError(message)
     _note_missing(tables)
-    due = {INTERFACES: tables.interfaces}
+    due = {facts.INTERFACES: tables.interfaces}
     due |= {table: rows for table, rows in tables.optional.items() if rows is not None}
     uptime = as_number(tables.scalars.get("sysUpTime"))
     streams = fact_readings(_select(due), ports, _SnmpAnswers(due))
@@ -107,10 +97,10 @@ def make_reading(switch: str, tables: SwitchTables, dialect: str = "") -> base.S
 def _note_missing(tables: SwitchTables) -> None:
     """Update the tables that the switch does not have; a failure of this poll changes nothing."""
     found: dict[str, TableRows | None] = {
-        table.name: TableRows() for table in columns.VENDOR_TABLES[CISCO]
+        table.name: TableRows() for table in columns.VENDOR_TABLES[facts.CISCO]
     }
     found |= {table.name: rows for table, rows in tables.optional.items()}
-    for name, rows in (found | {"LLDP-MIB": tables.neighbours}).items():
+    for name, rows in (found | {facts.LLDP.name: tables.neighbours}).items():
         tables.missing.setdefault(name, False)
         if rows is not None and not rows.failure:
             tables.missing[name] = rows.is_missing
@@ -161,41 +151,44 @@ def _check_last_row(name: str, rows: Rows, expected: Collection[Index]) -> None:
 # Facts -------------------------------------------------------------------------------------------
 
 
-def _select(tables: Collection[SnmpTable]) -> dict[str, dict[declare.Metric, Names[Oid]]]:
+def _select(
+    tables: Collection[facts.SnmpTable],
+) -> dict[str, dict[declare.Metric, facts.Names[facts.Oid]]]:
     """Return the facts of these tables, and those that each manufacturer has, also without a table."""
-    found: dict[str, dict[declare.Metric, Names[Oid]]] = defaultdict(dict)
-    for stream, facts in FACTS.items():
-        for fact in facts if stream != base.NEIGHBOURS else ():
+    found: dict[str, dict[declare.Metric, facts.Names[facts.Oid]]] = defaultdict(dict)
+    for stream, rows in facts.FACTS.items():
+        for fact in rows if stream != base.NEIGHBOURS else ():
             oids = [oid for oid in fact.snmp.values() if oid.table in tables]
             if oids or fact.snmp.keys() & columns.DEFAULT_COLUMNS:
                 found[stream][fact.metric] = tuple(
-                    tuple(oid._replace(name=name) for name in oid.name.split(" + ")) for oid in oids
+                    tuple(oid._replace(name=name) for name in oid.name.split(facts.SUM))
+                    for oid in oids
                 )
     return found
 
 
 @dataclass(slots=True)
-class _SnmpAnswers(SwitchAnswers[Index, Oid]):
+class _SnmpAnswers(SwitchAnswers[Index, facts.Oid]):
     """Rows of the tables of one poll."""
 
-    tables: Mapping[SnmpTable, TableRows]
-    _first: dict[SnmpTable, int | None] = field(default_factory=dict)
+    tables: Mapping[facts.SnmpTable, TableRows]
+    _first: dict[facts.SnmpTable, int | None] = field(default_factory=dict)
     """Number of priority or queue 0; None if the numbers are ambiguous."""
     _lanes: dict[Index, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Lanes of the ports that have rows of lanes."""
 
-    units: ClassVar = UNITS[COMWARE]
+    units: ClassVar = facts.UNITS[facts.COMWARE]
 
     def __post_init__(self) -> None:
         """Read the numbers of queues and lanes from the rows."""
         for table, rows in self.tables.items():
             self._first[table] = _first_number(rows) if table.first is None else table.first
-        for fact in FACTS[base.LANES]:
-            for oid in fact.snmp.values():
-                if oid.whole and oid.table in self.tables:
-                    for index in self.tables[oid.table].column(oid.name):
-                        if len(index) == _NUMBERED and index[1] in LANES:
-                            self._lanes[index[:1]].add(index[1])
+        oids = [oid for fact in facts.FACTS[base.LANES] for oid in fact.snmp.values() if oid.whole]
+        for oid in oids:
+            of_lanes = self.tables.get(oid.table, TableRows()).column(oid.name)
+            for port, lane in (index for index in of_lanes if len(index) == _NUMBERED):
+                if lane in LANES:
+                    self._lanes[port,].add(lane)
 
     def parts(self, _stream: str, kind: declare.EntityKind, port: Index) -> Iterable[PortPart]:
         """Return the lanes that have rows, or else the whole transceiver; eight priorities and queues."""
@@ -204,7 +197,7 @@ class _SnmpAnswers(SwitchAnswers[Index, Oid]):
         lanes = [PortPart(str(lane), lane) for lane in sorted(self._lanes.get(port, ()))]
         return lanes or [_WHOLE]
 
-    def read(self, metric: declare.Metric, name: Oid, port: Index, part: object) -> Reading:
+    def read(self, metric: declare.Metric, name: facts.Oid, port: Index, part: object) -> Reading:
         """Return the value of a row; an error where the numbers of queues are ambiguous."""
         rows, column, row = self.tables[name.table], name.name, port
         if part == _WHOLE.key:

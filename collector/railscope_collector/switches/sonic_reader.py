@@ -115,8 +115,7 @@ async def _read_optional(
     try:
         return await _read_table(session, target, path, is_row=is_row)
     except base.SwitchReadError as error:
-        is_timeout = error.reason == "timeout"
-        return tables.SonicTable(failure=Absent.TIMEOUT if is_timeout else Absent.ERROR)
+        return tables.SonicTable(failure=error.absence)
 
 
 async def _read_pools(session: GnmiSession) -> tables.SonicTable:

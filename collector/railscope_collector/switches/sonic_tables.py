@@ -1,8 +1,6 @@
-"""Tables of SONiC: rows of its databases, as gNMI returns them, and the readings that they become.
+"""Answers of SONiC: rows of its databases as gNMI returns them in, readings out. Pure.
 
-Pure: rows in, readings out. Values are text; those of counters are decimal numbers below 2^64. What a switch does not
-have is unsupported, and named in the facts of the switch. A table that could not be read in a poll, while others could,
-has the reason of that failure.
+Values are text; those of counters are decimal numbers below 2^64.
 """
 
 from __future__ import annotations
@@ -98,18 +96,19 @@ SwitchFacts = KnownSwitch
 
 
 def _note(known: KnownSwitch, tables: SonicTables) -> None:
-    """Replace what this poll has found."""
-    _note_table(known, "PORT_TABLE", tables.port_states)
-    _note_table(known, "estimated pause time", tables.ports, "EST_PORT_STAT_PFC_")
-    if tables.queues:
-        _note_table(known, "queues", tables.queues)
-        _note_table(known, "WRED_ECN_QUEUE", tables.queues, "SAI_QUEUE_STAT_WRED_")
-        _note_table(known, "PFC watchdog", tables.queues, "PFC_WD_")
-    if tables.groups and tables.pools:
-        _note_table(known, "watermarks of priority groups", tables.groups)
-        _note_table(known, "watermarks of buffer pools", tables.pools)
-    if tables.neighbours:
-        _note_table(known, "LLDP_ENTRY_TABLE", tables.neighbours)
+    """Replace what this poll has found; a failure of it changes nothing."""
+    for name, table, prefix in (
+        ("PORT_TABLE", tables.port_states, ""),
+        ("estimated pause time", tables.ports, "EST_PORT_STAT_PFC_"),
+        ("queues", tables.queues, ""),
+        ("WRED_ECN_QUEUE", tables.queues, "SAI_QUEUE_STAT_WRED_"),
+        ("PFC watchdog", tables.queues, "PFC_WD_"),
+        ("watermarks of priority groups", tables.groups, ""),
+        ("watermarks of buffer pools", tables.pools, ""),
+        ("LLDP_ENTRY_TABLE", tables.neighbours, ""),
+    ):
+        if table and table.failure in {None, Absent.UNSUPPORTED}:
+            known.missing[name] = not table.has_field(prefix)
     chassis = tables.chassis
     if chassis and not chassis.failure:
         known.identity = {
@@ -117,11 +116,6 @@ def _note(known: KnownSwitch, tables: SonicTables) -> None:
             "description": chassis.text("", "lldp_loc_sys_desc"),
             "chassis": _identifier(chassis, "", "lldp_loc_chassis_id", _CHASSIS_MAC),
         }
-
-
-def _note_table(known: KnownSwitch, name: str, table: SonicTable, prefix: str = "") -> None:
-    if table.failure in {None, Absent.UNSUPPORTED}:  # a failure of this poll changes nothing
-        known.missing[name] = not table.has_field(prefix)
 
 
 def make_reading(switch: str, tables: SonicTables, known: KnownSwitch) -> base.SwitchReading:

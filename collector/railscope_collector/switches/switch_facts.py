@@ -1,16 +1,16 @@
 """The facts of switches: a row for each fact, and a column for each dialect with its name of the fact.
 
-Unit, kind and width of a fact are those of its metric in the catalog. Several names of a cell are alternatives, of which
-the first that a switch answers counts; `+` joins counters whose sum the fact is.
+Unit, kind and width of a fact are those of its metric in the catalog. Several names in a cell are alternatives; `+` joins
+counters whose sum the fact is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from railscope.catalog import declare, switches as catalog
 from railscope.reading import Absent, Reading, known_speed
@@ -53,7 +53,7 @@ class Oid(NamedTuple):
 
 
 INTERFACES, LLDP = SnmpTable("IF-MIB"), SnmpTable("LLDP-MIB")
-"""Tables of each switch, from which texts are read as well; the columns of interfaces have names."""
+"""Tables of each switch, from which texts are read as well: their columns have names (`snmp_columns`)."""
 _PFC = SnmpTable("IEEE8021-PFC-MIB")
 _CISCO_PFC, _ONYX_PFC = (SnmpTable("PFC by priority") for _ in range(2))
 _CISCO_QUEUES = SnmpTable("queues", before=(2,), first=1)
@@ -103,8 +103,10 @@ _LANE = "device/transceiverschannels/Channel"
 # The table ---------------------------------------------------------------------------------------
 
 Cell: TypeAlias = "str | tuple[str, ...]"
-Alternatives: TypeAlias = tuple[tuple[str, ...], ...]
-"""Names of counters to add, the alternatives in their order."""
+Name = TypeVar("Name")
+Names: TypeAlias = tuple[tuple[Name, ...], ...]
+"""Alternatives, of which the first that a switch answers counts; several names of one are counters to add."""
+SUM = " + "
 
 
 class Fact(NamedTuple):
@@ -130,7 +132,7 @@ def _if(name: str) -> Mapping[str, Oid]:
 
 
 def _packets(direction: str) -> Mapping[str, Oid]:
-    return _if(" + ".join(f"ifHC{direction}{kind}Pkts" for kind in ("Ucast", "Multicast", "Broadcast")))  # fmt: skip
+    return _if(SUM.join(f"ifHC{direction}{kind}Pkts" for kind in ("Ucast", "Multicast", "Broadcast")))  # fmt: skip
 
 
 def _comware(table: SnmpTable, name: str, whole: str = "") -> Mapping[str, Oid]:
@@ -138,7 +140,7 @@ def _comware(table: SnmpTable, name: str, whole: str = "") -> Mapping[str, Oid]:
 
 
 def _all(name: str) -> str:
-    return " + ".join(map(name.format, base.PRIORITIES))
+    return SUM.join(map(name.format, base.PRIORITIES))
 
 
 # fmt: off
@@ -253,7 +255,7 @@ FACTS: Mapping[str, Sequence[Fact]] = {
         Fact(catalog.TRANSCEIVER_BIAS, _comware(_HH3C_LANES, f"{_CHANNEL}5", f"{_MODULE}17"), (), f"{_OC_LANE}laser-bias-current/instant", f"{_SRL_LANE}laser-bias-current/latest-value", dialout=f"{_LANE}BiasCurrent"),
     ),
     base.NEIGHBOURS: (
-        Fact(catalog.NEIGHBOUR_KNOWN, {STANDARD: Oid(LLDP, "1.0.8802.1.1.2.1.4.1.1.5")}, "LLDP_ENTRY_TABLE/lldp_rem_chassis_id", f"{OC_NEIGHBOUR}chassis-id", f"{SRL_NEIGHBOUR}chassis-id", "lldp_neighbor_info"),
+        Fact(catalog.NEIGHBOUR_KNOWN, {STANDARD: Oid(LLDP, "chassis")}, "LLDP_ENTRY_TABLE/lldp_rem_chassis_id", f"{OC_NEIGHBOUR}chassis-id", f"{SRL_NEIGHBOUR}chassis-id", "lldp_neighbor_info"),
     ),
 }
 # fmt: on
@@ -285,8 +287,10 @@ def as_stored(
     # A mark of an unknown speed is none in another unit.
     if metric is catalog.SPEED and isinstance(value, int):
         value = known_speed(value)
-    if isinstance(value, Absent) or unit is None:
-        return value if isinstance(value, Absent) else int(value)
+    if isinstance(value, Absent):
+        return value
+    if unit is None:
+        return int(value)
     amount = Fraction(value) * unit
     if metric in _OPTICAL_POWERS:
         return base.as_nanowatts(float(amount))
@@ -297,19 +301,15 @@ def as_stored(
 # Selection ---------------------------------------------------------------------------------------
 
 
-def select(
-    *columns: Callable[[Fact], Cell],
-) -> Mapping[str, Mapping[declare.Metric, Alternatives]]:
+def select(*columns: Callable[[Fact], Cell]) -> Mapping[str, Mapping[declare.Metric, Names[str]]]:
     """Return the names in columns, by stream and metric; those of later columns are further alternatives."""
-    found: dict[str, dict[declare.Metric, Alternatives]] = {}
-    for stream, facts in FACTS.items():
-        cells = {fact.metric: [column(fact) for column in columns] for fact in facts}
-        names = {metric: alternatives(*of) for metric, of in cells.items()}
-        found[stream] = {metric: of for metric, of in names.items() if of}
-    return found
+    return {
+        stream: {fact.metric: names for fact in facts if (names := _names(fact, columns))}
+        for stream, facts in FACTS.items()
+    }
 
 
-def alternatives(*cells: Cell) -> Alternatives:
-    """Return the names in cells."""
+def _names(fact: Fact, columns: Iterable[Callable[[Fact], Cell]]) -> Names[str]:
+    cells = (column(fact) for column in columns)
     texts = (text for cell in cells for text in ((cell,) if isinstance(cell, str) else cell))
-    return tuple(tuple(text.split(" + ")) for text in texts)
+    return tuple(tuple(text.split(SUM)) for text in texts)

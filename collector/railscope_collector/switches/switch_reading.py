@@ -41,6 +41,11 @@ class SwitchReadError(RailscopeError):
         super().__init__(problem)
         self.reason: FailureReason = reason
 
+    @property
+    def absence(self) -> Absent:
+        """Reason of readings that are absent for it."""
+        return Absent.TIMEOUT if self.reason == "timeout" else Absent.ERROR
+
 
 StreamReadings: TypeAlias = list[tuple[Column, Reading]]
 
