@@ -191,6 +191,17 @@ def test_group_that_failed_has_its_reason_and_keeps_the_queues_and_lanes_that_ar
     assert found["port_transmit_pause_frames_total", "et-1"] == 12
 
 
+@pytest.mark.parametrize("capture", [ARISTA, SRL])
+def test_values_that_arrived_before_their_request_failed_count(capture: str):
+    messages = captures.until_sync(captures.capture_messages(capture))
+    whole, cut = (values(read(messages, failures)) for failures in ({}, {"PFC": Absent.TIMEOUT}))
+    assert {key: value for key, value in cut.items() if value is not Absent.TIMEOUT} == {
+        key: value
+        for key, value in whole.items()
+        if value is not Absent.UNSUPPORTED or cut[key] is not Absent.TIMEOUT
+    }
+
+
 @pytest.mark.parametrize(
     ("state", "up"),
     [
