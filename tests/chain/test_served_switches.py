@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ async def test_links_of_a_simulated_cluster_have_the_counts_of_both_ends(
     await wait_until(is_served, "the switches are served")
     shutil.copy(simulated / "tokens.toml", site.directory)
     await site.collector(
-        RAILSCOPE_COLLECTOR_SWITCHES__FILE=str(simulated / "switches.toml"),
+        RAILSCOPE_COLLECTOR_SWITCHES__FILE=str(write_mixed(simulated / "switches.toml")),
     )
 
     async def has_links() -> bool:
@@ -61,6 +62,11 @@ async def test_links_of_a_simulated_cluster_have_the_counts_of_both_ends(
     listed = await site.get("/api/v1/links")
     assert {tuple(link["evidence"]) for link in listed["links"]} == {("host_lldp", "switch_lldp")}
     assert not listed["cabling_faults"]
+    (port, _) = (await site.get("/api/v1/switches/leaf-3"))["ports"]
+    rate = "railscope_switch_port_receive_pfc_pause_frames_per_second"
+    assert [each["priority"] for each in port["readings"] if each["metric"] == rate] == [
+        str(priority) for priority in range(8)
+    ]
     before = await pauses(site)
 
     async def has_counted() -> bool:
@@ -77,6 +83,24 @@ async def test_links_of_a_simulated_cluster_have_the_counts_of_both_ends(
     await wait_until(is_later, "the NIC has counted at least what the switch had")
     late = await pauses(site)
     assert early["switch"] <= late["host"]
+
+
+def write_mixed(file: Path) -> Path:
+    """Write a switches file in which one leaf is read as H3C Comware by SNMP, and one by OpenConfig; return its path."""
+    tables = tomllib.loads(file.read_text())
+    credential, mixed = file.with_name("comware.toml"), file.with_name("mixed.toml")
+    credential.write_text('community = "comware"\n')
+    tables["leaf-2"]["dialect"] = "openconfig"
+    tables["leaf-3"] = {
+        "address": tables["leaf-3"]["address"],
+        "credential_file": str(credential),
+        "period_seconds": 5,
+    }
+    lines = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    mixed.write_text("\n".join(lines))
+    return mixed
 
 
 async def pauses(site: ProgramDirectory) -> dict[str, int]:

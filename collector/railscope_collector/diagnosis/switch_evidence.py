@@ -274,7 +274,7 @@ class SwitchEvidence:
         if nic is None or switch is None or host is None:
             return None
         here = switch.find(counters.PartLabel(at_switch, link.port, priority))
-        if is_alone and switch.lacks(at_switch, link.port):
+        if is_alone and (here is None or here[0].is_unsupported(here[1])):
             here = switch.find(counters.PartLabel(f"all_{at_switch}", link.port))
         there = host.find(counters.PartLabel(at_nic, link.interface, priority))
         if here is None or there is None or not here[0].is_fresh(view.timestamp_ns):
