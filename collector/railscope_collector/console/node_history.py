@@ -85,7 +85,7 @@ _OF_GROUPS = {
 }  # fmt: skip
 GROUP_FIGURES = tuple(
     NamedFigure(f"group_{curve.name}", f"{figure.title}: {curve.label}", figure.unit, (curve,))
-    for figure in (*_NODE_FIGURES, *NIC_FIGURES)
+    for figure in (*NIC_FIGURES, *_NODE_FIGURES)
     for curve in figure.curves
     if curve.name in _OF_GROUPS
 )
