@@ -174,7 +174,7 @@ def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
     gpu = view.signals.gpu
     usual = _peer_clocks(view)
-    slower = gpu["clock"] < SLOW_CLOCK * usual
+    slower = (gpu["clock"] < SLOW_CLOCK * usual) & ~(gpu["utilization"] <= MIN_CLOCK_USE)
     hot = findings.above(gpu["thermal_share"], MIN_LIMITED) & slower
     is_certain = gpu["clock"] < UNEXPLAINED_CLOCK * usual
     hot &= is_certain | findings.above(_shown_thermal_share(view), MIN_LIMITED)
@@ -252,7 +252,7 @@ def _first_leaf(view: findings.DiagnosisView, node: int) -> str:
 
 
 MIN_CLOCK_USE = 0.3
-"""Utilization above which the clock of a GPU counts for its model: an idle GPU may lower its clock."""
+"""Utilization above which the clock of a GPU is compared, and counts for its model: an idle GPU may lower its clock."""
 
 
 def _peer_clocks(view: findings.DiagnosisView) -> Floats:

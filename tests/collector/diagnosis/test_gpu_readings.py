@@ -259,6 +259,20 @@ def test_few_hot_gpus_of_a_node_are_not_the_node() -> None:
     assert [each.cause.kind for each in incidents_of(heat)] == ["gpu"] * 3
 
 
+def test_heat_of_a_gpu_without_work_slows_down_nothing() -> None:
+    """Its clock is low because it is idle. The last node is in no job."""
+
+    def heat(cluster: DrawnCluster, row: Row, since: int) -> None:
+        node = cluster.nodes - 1
+        assert cluster.job_of(node) is None
+        if since >= 0:
+            row.gpu["thermal"][node, 2] = 1.0
+            row.gpu["clock"][node, 2] = 0.1 * row.gpu["clock"][0, 0]
+            row.gpu["utilization"][node, 2] = 0.0
+
+    assert incidents_of(heat, job_nodes=3) == []
+
+
 @pytest.mark.parametrize("signals", [("activity", "power"), ("power",)])
 @pytest.mark.parametrize(
     ("more", "slow_nodes", "expected"),
