@@ -1,4 +1,4 @@
-"""History from a Prometheus-compatible server, by its HTTP API: curves beyond the frame log and the memory of the collector.
+"""History from a Prometheus-compatible server, by its HTTP API: curves of the devices of nodes, of rails and of jobs.
 
 The names of devices are those of the catalog, as agents expose them, with the label `node`; those of rails and jobs are
 roll-ups, as the collector exposes them. Above a minute for each value, the smallest and the largest value of each step are
