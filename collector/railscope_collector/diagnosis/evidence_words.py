@@ -23,6 +23,7 @@ _RATES = {
     "port_fcs_errors": "Packets with a wrong checksum that the switch port received",
     "port_symbol_errors": "Symbols that the switch port could not read",
     "port_uncorrectable_frames": "Frames that the switch port could not correct",
+    "port_uncorrectable_symbols": "Symbols that the switch port could not correct",
     "switch_pause_rate": "Pause frames that the switch port sends",
     "losses": "Packets lost on the way to the NIC",
 }

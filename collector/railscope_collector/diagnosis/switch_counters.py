@@ -61,6 +61,7 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.FCS_ERRORS.name: "fcs_errors",
     catalog.SYMBOL_ERRORS.name: "symbol_errors",
     catalog.FEC_UNCORRECTABLE.name: "uncorrectable_frames",
+    catalog.UNCORRECTED_SYMBOLS.name: "uncorrectable_symbols",
 }
 """Metrics of switches that are used, and their names here."""
 HOST_QUANTITIES: Mapping[str, str] = {

@@ -41,7 +41,8 @@ FORWARDED_SHARE = 0.5
 """Share of the errors of a port that the other ports of the neighbour have: it forwarded packets that it received corrupted."""
 MIN_LINKS = 2
 """Links of a switch from which on it is named if all of them are down."""
-CORRUPTED, UNREADABLE = ("errors", "fcs_errors"), ("symbol_errors", "uncorrectable_frames")
+CORRUPTED = "errors", "fcs_errors"
+UNREADABLE = "symbol_errors", "uncorrectable_frames", "uncorrectable_symbols"
 """Quantities of packets that a switch may forward corrupted, and of those that only the link itself explains."""
 DROPS = ("drops", "buffer_drops")
 UNFELT_CLASSES = frozenset({"switch_link_errors", "switch_link_down"})

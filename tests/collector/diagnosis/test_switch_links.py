@@ -78,6 +78,7 @@ FAULTS: dict[str, tuple[Amounts, str, tuple[str, list[str], object]]] = {
     "errors at the leaf": (of_ports(catalog.RECEIVED_ERRORS, ONE[:1], rising(5)), "switch_link_errors", ("leaf-12", [], (*ONE[0], ""))),
     "errors at the spine": (of_ports(catalog.FCS_ERRORS, ONE[1:], rising(5)), "switch_link_errors", ("leaf-12", [], (*ONE[1], ""))),
     "errors at both ends": (of_ports(catalog.RECEIVED_ERRORS, ONE[:1], rising(9)) | of_ports(catalog.RECEIVED_ERRORS, ONE[1:], rising(5)), "switch_link_errors", ("leaf-12", [], (*ONE[0], ""))),
+    "uncorrectable symbols": (of_ports(catalog.UNCORRECTED_SYMBOLS, ONE[:1], rising(2)), "switch_link_errors", ("leaf-12", [], (*ONE[0], ""))),
     "uncorrectable frames": (of_ports(catalog.FEC_UNCORRECTABLE, ONE[:1], rising(2)), "switch_link_errors", ("leaf-12", [], (*ONE[0], ""))),
     "errors to a device without an agent": (of_ports(catalog.RECEIVED_ERRORS, [("leaf-4", "Ethernet7/1")], rising(5)), "switch_link_errors", ("leaf-4", [], ("leaf-4", "Ethernet7/1", ""))),
     "a link is down": (of_ports(catalog.PORT_UP, ONE, step(1, 0)), "switch_link_down", ("leaf-12", [], (*ONE[0], ""))),
