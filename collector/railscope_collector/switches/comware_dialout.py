@@ -42,28 +42,20 @@ def malformed(problem: str) -> OtlpRejectedError:
     return OtlpRejectedError(problem, HTTPStatus.BAD_REQUEST, FORMAT)
 
 
-class FieldRule(NamedTuple):
-    """Meaning of one field of the rows of a table."""
-
-    name: str
-    metric: declare.Metric
-
-    def convert(self, value: object) -> Reading:
-        """Return a value in the steps of the metric; those of transceivers are as in the MIB."""
-        if self.metric in facts.UNITS[facts.COMWARE]:
-            number = as_signed(value)
-        else:
-            number = base.as_number(value)
-        if self.metric in _STATES and isinstance(number, int):
-            return int(number == _UP)
-        return facts.as_stored(self.metric, number, _UNITS.get(self.metric))
+def _stored(metric: declare.Metric, value: object) -> Reading:
+    """Return a value in the steps of the metric; those of transceivers are as in the MIB."""
+    is_of_mib = metric in facts.UNITS[facts.COMWARE]
+    number = as_signed(value) if is_of_mib else base.as_number(value)
+    if metric in _STATES and isinstance(number, int):
+        return int(number == _UP)
+    return facts.as_stored(metric, number, _UNITS.get(metric))
 
 
 class DialoutTable(NamedTuple):
     """The rows of a sensor path: a stream of its own, as each message has one table."""
 
     stream: str
-    rules: Sequence[FieldRule]
+    fields: Mapping[str, declare.Metric]
 
 
 _STREAMS = {
@@ -75,14 +67,19 @@ _STREAMS = {
     "buffermonitor/commheadroomusages": base.WATERMARKS, "device/transceivers": "switch_transceivers",
     "device/transceiverschannels": base.LANES,
 }  # fmt: skip
-_FIELDS = [
-    (*name.rpartition("/")[::2], metric)
+_FACTS = {
+    name: metric
     for names_of in facts.select(lambda fact: fact.dialout).values()
     for metric, ((name,),) in names_of.items()
-]
+}
 TABLES: Mapping[str, DialoutTable] = {
     path: DialoutTable(
-        stream, [FieldRule(name, metric) for table, name, metric in _FIELDS if table == path]
+        stream,
+        {
+            name.rpartition("/")[2]: metric
+            for name, metric in _FACTS.items()
+            if name.rpartition("/")[0] == path
+        },
     )
     for path, stream in _STREAMS.items()
 }
@@ -152,14 +149,14 @@ def decode_rows(switch: str, message: DialoutMessage, text: str, boot_ns: int) -
         ):
             results[PointResult.INVALID] += 1
             continue
-        for rule in table.rules:
-            for number, reading in _values(rule, row):
+        for name, metric in table.fields.items():
+            for number, reading in _values(name, metric, row):
                 if reading is Absent.ERROR:
                     results[PointResult.INVALID] += 1
                     continue
-                column = rule.metric, Entity(rule.metric.about, (switch, port, *number))
+                column = metric, Entity(metric.about, (switch, port, *number))
                 columns.append(
-                    PushedColumn(rule.name, column, table.stream, reading, timestamp_ns, boot_ns)
+                    PushedColumn(name, column, table.stream, reading, timestamp_ns, boot_ns)
                 )
     return PushedValues(columns, results, Counter(), timestamp_ns, names)
 
@@ -199,24 +196,24 @@ def _lower_names(value: object) -> dict[str, object]:
 
 
 def _values(
-    rule: FieldRule, row: Mapping[str, object]
+    name: str, metric: declare.Metric, row: Mapping[str, object]
 ) -> Iterator[tuple[tuple[str, ...], Reading]]:
     """Yield the values of a field with the number of their priority, queue or lane; nothing if the row lacks it."""
-    value, about = row.get(rule.name), rule.metric.about
+    value, about = row.get(name), metric.about
     if value is None:
         return
     if about is entities.SWITCH_LANE:
         lane = base.as_number(row.get("ChannelIndex"))
         is_lane = isinstance(lane, int) and lane in LANES
-        yield (str(lane),), rule.convert(value) if is_lane else Absent.ERROR
+        yield (str(lane),), _stored(metric, value) if is_lane else Absent.ERROR
     elif about is entities.SWITCH_PORT:
-        yield (), rule.convert(value)
+        yield (), _stored(metric, value)
     else:
         slices = value.values() if isinstance(value, dict) else [value]
         lists = [_numbers(each) for each in slices]
         is_whole = bool(lists) and all(lists)
         for position in base.PRIORITIES if is_whole else ():
-            parts = (rule.convert(of[position]) for of in lists)
+            parts = (_stored(metric, of[position]) for of in lists)
             yield (str(position),), base.sum_counters(parts)
         if not is_whole:
             yield (), Absent.ERROR

@@ -29,18 +29,6 @@ _UP, _NOT_UP = 1, 2 | 4 | 8
 """Bits of oper_state: Up; Down, Invalid and Error (Cumulus Linux, Open Telemetry Export). It is not ifOperStatus of RFC 2863."""
 
 
-class MetricRule(NamedTuple):
-    """Meaning of one pushed metric."""
-
-    metric: declare.Metric
-    stream: str = PORTS
-    attribute: str = ""
-    """Attribute with the number of the priority, traffic class or priority group."""
-    numbers: frozenset[str] = frozenset()
-    parts: int = 1
-    """Number of pushed metrics of which this one is the sum."""
-
-
 class PointResult(StrEnum):
     """Result of a pushed point, as in the counter."""
 
@@ -53,41 +41,55 @@ class PointResult(StrEnum):
     LIMIT = "limit"
 
 
-_STREAMS: Mapping[declare.EntityKind, tuple[str, str, frozenset[str]]] = {
-    entities.SWITCH_PORT: (PORTS, "", frozenset()),
-    entities.SWITCH_PRIORITY: (PRIORITY, "sp", PRIORITY_NUMBERS),
-    entities.SWITCH_QUEUE: (QUEUES, "tc", TRAFFIC_CLASSES),
-    entities.SWITCH_PRIORITY_GROUP: (GROUPS, "pg", PRIORITY_NUMBERS),
-    entities.SWITCH_NEIGHBOUR: (NEIGHBOURS, "", frozenset()),
+class PushedKind(NamedTuple):
+    """Stream of the facts of an entity kind, and the attribute with its number: a priority, traffic class or group."""
+
+    stream: str
+    attribute: str = ""
+    numbers: frozenset[str] = frozenset()
+
+
+KINDS: Mapping[declare.EntityKind, PushedKind] = {
+    entities.SWITCH_PORT: PushedKind(PORTS),
+    entities.SWITCH_PRIORITY: PushedKind(PRIORITY, "sp", PRIORITY_NUMBERS),
+    entities.SWITCH_QUEUE: PushedKind(QUEUES, "tc", TRAFFIC_CLASSES),
+    entities.SWITCH_PRIORITY_GROUP: PushedKind(GROUPS, "pg", PRIORITY_NUMBERS),
+    entities.SWITCH_NEIGHBOUR: PushedKind(NEIGHBOURS),
 }
-"""Stream, attribute and numbers by kind."""
-RULES: Mapping[str, MetricRule] = {
-    f"nvswitch_{name}": MetricRule(metric, *_STREAMS[metric.about], len(names))
+_FACTS = {
+    metric: names
     for names_of in facts.select(lambda fact: fact.cumulus).values()
     for metric, (names,) in names_of.items()
-    for name in names
 }
+METRICS: Mapping[str, declare.Metric] = {
+    f"nvswitch_{name}": metric for metric, names in _FACTS.items() for name in names
+}
+"""Metrics by pushed name."""
+PARTS: Mapping[declare.Metric, int] = {metric: len(names) for metric, names in _FACTS.items()}
+"""Number of pushed metrics whose sum a metric is."""
 _NEIGHBOUR = {"system_name": "system_name", "chassis": "chassis_id", "neighbour_port": "port_id", "port_description": "port_description"}  # fmt: skip
 """Attributes with the facts of a neighbour."""
 
 
-def find_column(switch: str, rule: MetricRule, attributes: Mapping[str, str]) -> Column | None:
+def find_column(
+    switch: str, metric: declare.Metric, attributes: Mapping[str, str]
+) -> Column | None:
     """Return the column that a point belongs to; None if an attribute is invalid."""
-    port = attributes.get("interface", "")
+    port, kind = attributes.get("interface", ""), KINDS[metric.about]
     if not port or len(port) > MAX_PORT_NAME or not port.isprintable():
         return None
     key = [switch, port]
-    if rule.attribute:
-        number = attributes.get(rule.attribute, "")
-        if number not in rule.numbers:
+    if kind.attribute:
+        number = attributes.get(kind.attribute, "")
+        if number not in kind.numbers:
             return None
         key.append(number)
-    facts = {fact: attributes.get(name, "") for fact, name in _NEIGHBOUR.items()}
-    is_neighbour = rule.stream == NEIGHBOURS
-    return rule.metric, Entity(rule.metric.about, tuple(key), facts if is_neighbour else {})
+    texts = {fact: attributes.get(name, "") for fact, name in _NEIGHBOUR.items()}
+    is_neighbour = kind.stream == NEIGHBOURS
+    return metric, Entity(metric.about, tuple(key), texts if is_neighbour else {})
 
 
-def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | PointResult:
+def read_value(metric: declare.Metric, point: otlp_metrics.MetricPoint) -> Reading | PointResult:
     """Return the value of a point, GONE if it states that there is none, or why it has none."""
     value = point.value
     if value is None:
@@ -98,8 +100,8 @@ def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | P
         if abs(value) >= MAX_EXACT:
             return PointResult.INEXACT
     number = int(value)
-    if rule.metric is catalog.PORT_UP:
+    if metric is catalog.PORT_UP:
         return int(bool(number & _UP) and not number & _NOT_UP)
-    if number < 0 and rule.metric is not catalog.SPEED:
+    if number < 0 and metric is not catalog.SPEED:
         return PointResult.INVALID
-    return facts.as_stored(rule.metric, number, _UNITS.get(rule.metric))
+    return facts.as_stored(metric, number, _UNITS.get(metric))

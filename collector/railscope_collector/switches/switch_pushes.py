@@ -214,19 +214,20 @@ def _otlp_values(
     columns: list[PushedColumn] = []
     newest_ns = 0
     for point in (each for resource in request.resources for each in resource.points):
-        rule = cumulus.RULES.get(point.name)
-        if rule is None or point.kind not in otlp_metrics.NUMBER_KINDS:
+        metric = cumulus.METRICS.get(point.name)
+        if metric is None or point.kind not in otlp_metrics.NUMBER_KINDS:
             results[PointResult.UNMAPPED] += 1
             unmapped[point.name] += 1
             continue
         newest_ns = max(newest_ns, point.timestamp_ns)
-        column = cumulus.find_column(switch, rule, point.attributes)
-        value = cumulus.read_value(rule, point) if column else PointResult.INVALID
+        column = cumulus.find_column(switch, metric, point.attributes)
+        value = cumulus.read_value(metric, point) if column else PointResult.INVALID
         if column is None or isinstance(value, PointResult):
             results[value if isinstance(value, PointResult) else PointResult.INVALID] += 1
             continue
+        stream, parts = cumulus.KINDS[metric.about].stream, cumulus.PARTS[metric]
         times = point.timestamp_ns, now.boot_ns
-        columns.append(PushedColumn(point.name, column, rule.stream, value, *times, rule.parts))
+        columns.append(PushedColumn(point.name, column, stream, value, *times, parts))
     names = {each.attributes.get(cumulus.HOST_NAME, "") for each in request.resources} - {""}
     return PushedValues(columns, results, unmapped, newest_ns, frozenset(names))
 

@@ -42,9 +42,9 @@ def test_each_name_is_the_one_of_one_fact(dialect: str):
 def test_each_name_that_is_pushed_is_stored():
     pushed = {fact.metric for fact in ROWS if fact.dialout}
     tables = comware_dialout.TABLES.values()
-    assert pushed == {rule.metric for table in tables for rule in table.rules}
+    assert pushed == {metric for table in tables for metric in table.fields.values()}
     pushed = {fact.metric for fact in ROWS if fact.cumulus}
-    assert pushed == {rule.metric for rule in cumulus_metrics.RULES.values()}
+    assert pushed == set(cumulus_metrics.METRICS.values())
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_other_names_and_times_of_the_sender_are_reported():
 
 def test_all_metrics_of_the_table_are_counters_or_the_three_gauges():
     gauges = {
-        rule.metric.name for rule in cumulus_metrics.RULES.values() if rule.metric.kind != "counter"
+        metric.name for metric in cumulus_metrics.METRICS.values() if metric.kind != "counter"
     }
     assert gauges == {
         "railscope_switch_port_up",
