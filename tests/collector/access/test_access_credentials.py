@@ -286,6 +286,16 @@ def test_every_change_of_the_file_has_its_name() -> None:
     assert recorded(revoked, "") == [("identity.enrol_approve", "", (shown,), ())]
 
 
+@pytest.mark.parametrize(("count", "more"), [(20, ()), (21, ("and 1 more",))])
+def test_a_record_names_twenty_credentials_of_a_holder(count: int, more: tuple[str, ...]) -> None:
+    digests = [f"{number:064x}" for number in range(count)]
+    listed = ", ".join(f'"sha256:{digest}"' for digest in digests)
+    named = tuple(f"token {digest[:16]}" for digest in digests[:20])
+    assert recorded("", f"[nodes]\nn1 = [{listed}]\n") == [
+        ("identity.enrol_approve", "node/n1", named + more, ())
+    ]
+
+
 @given(
     st.dictionaries(
         st.builds(CredentialKey, st.sampled_from(["token", "certificate"]), names),

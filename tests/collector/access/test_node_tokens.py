@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -69,6 +70,15 @@ def test_every_node_gets_a_token_that_the_collector_accepts(site: Site):
     assert site.file.stat().st_mode & 0o777 == 0o640
     before, after = SAMPLE.read_text().splitlines(), site.file.read_text().splitlines()
     assert [line for line in after if line in before] == before, "comments and order are kept"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the owner of a file")
+def test_the_tokens_file_still_belongs_to_the_user_of_the_collector(site: Site):
+    site.create("a")
+    os.chown(site.file, 1234, 2345)
+    site.create("a", "b")
+    status = site.file.stat()
+    assert (status.st_uid, status.st_gid) == (1234, 2345)
 
 
 def test_a_second_run_changes_nothing(site: Site):
