@@ -122,7 +122,7 @@ def stale_nodes(
 
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
     unknown. `sample_slots` are the slots with samples of each node that has a capture, whether or not the collector
-    received them: an agent that is separated goes on sampling, and one that restarts, or whose capture has ended, does not.
+    received them: of an agent that is separated there are some, and of a capture that has ended there are none.
     """
     thresholds = view.thresholds.nodes
     now_ns = view.timestamp_ns
@@ -168,7 +168,7 @@ def stale_nodes(
                     math.floor(_stale_slot(view, contact)) + 2, view.signals.slot - ACTIVE_SLOTS
                 )
                 recent = range(first, view.signals.slot + 1)
-                may_restart = sample_slots.get(name, frozenset()).isdisjoint(recent)
+                may_restart |= sample_slots.get(name, frozenset()).isdisjoint(recent)
             severity = "info" if may_restart else ""
             yield findings.Finding(
                 "agent_partition",

@@ -435,7 +435,7 @@ def test_claims_beyond_the_limit_of_a_gpu_are_reported() -> None:
 def test_a_node_with_a_capture_is_separated_if_its_agent_samples_on(
     *, is_sampled: bool, severity: str
 ) -> None:
-    """A capture that ends, and an agent that restarts, have no samples: they show nothing about the network."""
+    """A capture that ends has no samples: it shows nothing about the network."""
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     fault, feed = FAULTS["agent_partition"](cluster), DrawnFeed(cluster, 50)
     feed.diagnosis.has_captures = True
