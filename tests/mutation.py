@@ -466,7 +466,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the choice of mutants")
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
     parser.add_argument("--areas", default=",".join(AREAS), help="areas whose mutants are run")
-    parser.add_argument("--seconds", type=float, default=20, help="processor time of one's tests")
+    parser.add_argument("--seconds", type=float, default=40, help="processor time of one's tests")
     parser.add_argument("--list", type=Path, help="write the mutants to this JSON file, and end")
     parser.add_argument("--mutants", type=Path, help="take the mutants from this file")
     parser.add_argument("--tests", default="not thorough", help="marker expression of the tests")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 _TESTS = Path(__file__).parent.parent
 _SLOW = re.compile(
-    r"(subprocess|railscope_simulator|railscope_collector\.(ledger|service)"
+    r"(subprocess|railscope_simulator|railscope_collector\.(ledger|live_diagnosis|service)"
     r"|railscope_agent\.(service|host\.recorded_host)|support\.drawn_\w+)\b"
 )
 """Imports of a module, or of helpers that it imports, by which its tests take seconds."""
