@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("railscope/**/*.py", "agent/**/*.py", "collector/**/*.py")
@@ -372,7 +371,7 @@ class Judge:
         self, mutants: dict[int, Mutant], executed: Path, output: Path, seconds: float
     ) -> None:
         self._mutants, self._executed, self._output = mutants, executed, output
-        self._seconds = seconds
+        self._seconds, self._is_failed = seconds, False
         self._switch: Any = importlib.import_module(_SWITCH)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -406,10 +405,9 @@ class Judge:
             for item, following in _with_next(waiting):
                 self._switch.executed.clear()
                 started = time.process_time()
-                reports = runtestprotocol(item, nextitem=following, log=False)
-                used, numbers = time.process_time() - started, sorted(self._switch.executed)
-                if any(report.failed for report in reports):
-                    numbers = []  # it cannot judge
+                is_failed = self._fails(item, following)
+                used = time.process_time() - started
+                numbers = [] if is_failed else sorted(self._switch.executed)
                 known[item.nodeid] = used, numbers
                 file.write(json.dumps([item.nodeid, round(used, 3), numbers]) + "\n")
                 file.flush()
@@ -447,9 +445,20 @@ class Judge:
         usage = os.wait4(child, 0)[2]
         return result or "stopped", test, usage.ru_utime + usage.ru_stime
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure."""
+        self._is_failed |= report.failed
+
+    def _fails(self, item: pytest.Item, following: pytest.Item | None) -> bool:
+        self._is_failed = False
+        item.config.hook.pytest_runtest_protocol(
+            item=item, nextitem=following
+        )  # with its time limit
+        return self._is_failed
+
     def _first_failure(self, items: list[pytest.Item]) -> tuple[str, str]:
         for item, following in _with_next(items):
-            if any(each.failed for each in runtestprotocol(item, nextitem=following, log=False)):
+            if self._fails(item, following):
                 return "killed", item.nodeid
             if time.process_time() > self._seconds:
                 return "partial", ""
@@ -513,7 +522,17 @@ def run_area(tree: Path, area: str, mutants: dict[int, Mutant], options: argpars
     executed = output.with_suffix(f".{area.replace(' ', '-')}.jsonl")
     os.chdir(tree)
     plugins: list[Any] = [Judge(mutants, executed, output, options.seconds)]
-    arguments = ["-q", "-m", options.tests, "-p", "no:cacheprovider", "-p", "no:xdist"]
+    arguments = [
+        "-q",
+        "-m",
+        options.tests,
+        "--timeout",
+        "120",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
     return int(pytest.main([*arguments, *AREAS[area].tests], plugins=plugins))
 
 
