@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator
+from inspect import cleandoc
 
 import msgspec
 
@@ -147,6 +148,9 @@ def _limits_of(incident: Incident) -> str:
 def incident_schema() -> dict[str, object]:
     """Return the JSON Schema of an incident, with the closed list of classes."""
     schema = msgspec.json.schema(IncidentDocument)
+    for each in schema["$defs"].values():
+        if "description" in each:  # msgspec before 0.23 leaves the indentation of docstrings
+            each["description"] = cleandoc(each["description"])
     definition = schema["$defs"]["IncidentDocument"]["properties"]
     definition["class"]["enum"] = sorted(CLASSES)
     definition["severity"]["enum"] = ["info", "warning", "critical"]
