@@ -16,6 +16,8 @@ from railscope.audit.record import RecordError, RecordSource, decode_audit_recor
 from railscope.service import run_in_thread
 from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.audit_trail import AuditTrail
+from railscope_collector.audit.cosignatures import CosignedCheckpoint
+from railscope_collector.audit.cosigners import signed_notes
 from railscope_collector.audit.log_ownership import LogOwnership
 from railscope_collector.audit.tiles import (
     WIDTH,
@@ -52,6 +54,18 @@ async def test_records_get_their_numbers_in_order_and_are_signed(tmp_path: Path)
     assert [decode_audit_record(raw).src.n for raw in records] == list(range(300))
     signed = read_checkpoint((tmp_path / "checkpoint").read_text(), KEY.public).tree
     assert signed == TreeHead(300, root_over(records))
+
+
+async def test_witnesses_of_one_tree_have_one_note(tmp_path: Path) -> None:
+    notes = list[str]()
+    async with running_log(audit_log(tmp_path)) as log:
+        for number in range(2):
+            await append_drafts(log, [number])
+            await log.sign()
+            notes.append((tmp_path / "checkpoint").read_text())
+    cosigned = {f"n{n}": CosignedCheckpoint(notes[n // 2], "key") for n in range(4)}
+    assert list(signed_notes(cosigned, KEY.public)) == notes
+    assert list(signed_notes({"n1": CosignedCheckpoint("no note", "key")}, KEY.public)) == []
 
 
 @given(groups=st.lists(st.integers(1, 9) | st.integers(1, 300), min_size=1, max_size=3))
