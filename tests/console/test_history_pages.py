@@ -28,11 +28,19 @@ from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
 from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.console import PageProblemError, page_rendering
 from railscope_collector.console.curves import HistoryCurve, TimeRange
-from railscope_collector.console.group_curves import GroupDevices, GroupKey, GroupMembers
+from railscope_collector.console.group_curves import (
+    BEFORE_JOB,
+    GroupDevices,
+    GroupKey,
+    GroupMembers,
+    find_members,
+)
 from railscope_collector.console.history_pages import (
     AFTER_NS,
     BEFORE_NS,
+    NO_SERVER,
     SERVER_FAILED,
+    SHARED_GPUS,
     USUAL_PERIOD_NS,
     GpuPageModel,
     GroupPageModel,
@@ -260,6 +268,54 @@ async def test_without_a_server_a_rail_or_job_has_a_curve_of_each_node(
             asked = PageRequest(page, ANYONE, parts, parse_query(page, query))
             with pytest.raises(PageProblemError):
                 await show.models()[name](asked)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_curves_of_a_job_begin_with_it(site: RunningCollector) -> None:
+    """Its GPUs were those of others before."""
+    show = HistoryPages.from_api(site.collector.api, ReadPool())
+    begin_ns = time.time_ns() - 60 * SECOND_NS
+    devices = GroupDevices(frozenset({"GPU-n1-1"}), frozenset({"1"}), begin_ns)
+    model = await replace(show, find_members=lambda _: {"n1": devices}).models()["job_history"](
+        job_request(ANYONE)
+    )
+    assert isinstance(model, GroupPageModel)
+    found = [curve for figure in model.history.figures for curve in figure.curves]
+    assert found
+    assert all(curve["gaps"][0]["reason"] == BEFORE_JOB for curve in found)
+    assert all(time_ns >= begin_ns // 1_000_000 for curve in found for time_ns in curve["times_ms"])
+    later = devices._replace(since_ns=time.time_ns() + HOUR_NS)
+    model = await replace(show, find_members=lambda _: {"n1": later}).models()["job_history"](
+        job_request(ANYONE)
+    )
+    assert isinstance(model, GroupPageModel)
+    assert not model.history.figures
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_job_that_shares_its_gpus_has_no_curves_of_devices(site: RunningCollector) -> None:
+    show = HistoryPages.from_api(site.collector.api, ReadPool())
+    show = replace(show, find_members=lambda _: {"n1": GroupDevices(frozenset(), frozenset())})
+    model = await show.models()["job_history"](job_request(ANYONE))
+    assert isinstance(model, GroupPageModel)
+    assert (model.history.problem, model.history.figures) == (SHARED_GPUS, ())
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_tenant_reads_no_devices_of_the_frame_log(site: RunningCollector) -> None:
+    """Other tenants may have held or shared the GPUs of its job before."""
+    show = HistoryPages.from_api(site.collector.api, ReadPool())
+    show = replace(show, find_members=of_first_node)
+    model = await show.models()["job_history"](job_request(RED))
+    assert isinstance(model, GroupPageModel)
+    assert (model.history.problem, model.history.figures) == (NO_SERVER, ())
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("rail", ["00", "9" * 5000, "-1", "\u0661"])
+async def test_a_number_that_is_no_rail_has_no_nodes(site: RunningCollector, rail: str) -> None:
+    assert find_members(site.collector.api, "1")
+    assert not find_members(site.collector.api, rail)
 
 
 GROUP_PARTS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -18,6 +20,7 @@ GroupKey: TypeAlias = str | JobKey
 """A rail by its number, or a job."""
 MAX_NODES = 8
 """Nodes whose frames one page reads, with a curve each, in colors that differ."""
+BEFORE_JOB = "the job did not hold these GPUs"
 
 
 class GroupCurve(NamedTuple):
@@ -88,43 +91,42 @@ def _combined(name: str, selector: str) -> str:
 # Frame log: a curve per node ---
 
 
+_RAIL = re.compile(r"0|[1-9][0-9]{0,3}")
+
+
 class GroupDevices(NamedTuple):
     """Devices of a rail or a job on one node."""
 
     gpus: frozenset[str]
     """UUIDs."""
     rails: frozenset[str]
+    since_ns: int = 0
+    """Start of the job on the last of these GPUs: readings before it are those of others."""
 
 
 GroupMembers: TypeAlias = Mapping[str, GroupDevices]
-"""Devices by node."""
+"""Devices by node, the worst node first."""
 
 
 class GroupNode(NamedTuple):
-    """A node of a rail or a job, and the keys of its devices there."""
+    """A node of a rail or a job, the keys of its devices there, and the time from which on their readings count."""
 
     node: str
     keys: node_history.DeviceKeys
+    since_ns: int
 
 
 def find_members(api: ViewApi, key: GroupKey) -> GroupMembers:
-    """Return the devices of a rail, on the worst nodes first, or of a running job. Blocking.
+    """Return the devices of a rail, or of a running job. Blocking.
 
     Of a job they are the GPUs that it does not share, with the NICs on their rails: readings of others are not its own.
     """
     if isinstance(key, JobKey):
-        places = [place for job in api.views().jobs.jobs if job.key == key for place in job.places]
-        own: dict[str, set[str]] = {place.holding.node: set() for place in places}
-        for place in places:
-            own[place.holding.node] |= {place.gpu} if place.is_alone else set()
-        by_rail = {node: api.core.gpus_by_rail(node).items() for node in own}
-        return {
-            node: GroupDevices(
-                frozenset(gpus), frozenset(str(rail) for rail, gpu in by_rail[node] if gpu in gpus)
-            )
-            for node, gpus in own.items()
-        }
-    rail = int(key) if key.isascii() and key.isdecimal() else -1
+        members = _members_of_job(api, key)
+        return {row.node: members[row.node] for row in api.node_rows() if row.node in members}
+    if not _RAIL.fullmatch(key):
+        return {}
+    rail = int(key)
     on_rail = (row.node for row in api.node_rows() if row.rails[rail : rail + 1] not in {"", "-"})
     return {
         node: GroupDevices(
@@ -132,6 +134,20 @@ def find_members(api: ViewApi, key: GroupKey) -> GroupMembers:
         )
         for node in on_rail
     }
+
+
+def _members_of_job(api: ViewApi, key: JobKey) -> GroupMembers:
+    own: dict[str, dict[str, int]] = defaultdict(dict)
+    for place in (p for job in api.views().jobs.jobs if job.key == key for p in job.places):
+        of_node = own[place.holding.node]
+        if place.is_alone:
+            of_node[place.gpu] = place.holding.start_ns
+    found = {}
+    for node, gpus in own.items():
+        by_rail = api.core.gpus_by_rail(node)
+        rails = frozenset(str(rail) for rail, gpu in by_rail.items() if gpu in gpus)
+        found[node] = GroupDevices(frozenset(gpus), rails, max(gpus.values(), default=0))
+    return found
 
 
 def group_node(node: str, names: Mapping[DeviceKey, Names], devices: GroupDevices) -> GroupNode:
@@ -144,7 +160,7 @@ def group_node(node: str, names: Mapping[DeviceKey, Names], devices: GroupDevice
             if each["kind"] == "nic" and each["rail"] in devices.rails
         ),
     }
-    return GroupNode(node, keys)
+    return GroupNode(node, keys, devices.since_ns)
 
 
 def named_figures(figures: GroupFigures) -> list[curves.NamedFigure]:
@@ -166,14 +182,23 @@ def read_nodes(
     period: curves.TimeRange,
 ) -> tuple[list[curves.NamedFigure], dict[str, curves.HistoryCurve]]:
     """Return figures with a curve per node, and these curves. Blocking; raises OSError."""
-    of_devices = node_history.GROUP_FIGURES
-    kinds = {kind for each in nodes for kind, keys in each.keys.items() if keys}
-    bases = [each for each in of_devices if each.curves[0].device in kinds]
+    shown = [each for each in nodes if any(each.keys.values()) and each.since_ns < period.to_ns]
+    max_records = node_history.MAX_RECORDS // max(len(shown), 1)
+    kinds = {kind for each in shown for kind, keys in each.keys.items() if keys}
+    bases = [each for each in node_history.GROUP_FIGURES if each.curves[0].device in kinds]
     found: dict[str, curves.HistoryCurve] = {}
-    for number, member in enumerate(nodes):
-        read = history.read(member.node, member.keys, bases, period).curves
+    for number, member in enumerate(shown):
+        since_ns = max(period.from_ns, member.since_ns)
+        own = curves.TimeRange(since_ns, period.to_ns)
+        before = curves.CurveGap(period.from_ns, since_ns, BEFORE_JOB)
+        read = history.read(member.node, member.keys, bases, own, max_records).curves
         for name, curve in read.items():
-            found[f"{name}_{number}"] = replace(curve, name=f"{name}_{number}", label=member.node)
+            found[f"{name}_{number}"] = replace(
+                curve,
+                name=f"{name}_{number}",
+                label=member.node,
+                gaps=(*((before,) if since_ns > period.from_ns else ()), *curve.gaps),
+            )
     figures = [
         curves.NamedFigure(
             base.name,
@@ -181,7 +206,7 @@ def read_nodes(
             base.unit,
             tuple(
                 replace(base.curves[0], name=f"{base.curves[0].name}_{number}", label=each.node)
-                for number, each in enumerate(nodes)
+                for number, each in enumerate(shown)
             ),
         )
         for base in bases

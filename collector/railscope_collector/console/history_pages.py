@@ -121,6 +121,8 @@ class GroupPageModel(msgspec.Struct, frozen=True):
 
 SERVER_FAILED = "the server with history cannot be read now"
 """Reason for tenants: it has no address."""
+NO_SERVER = "curves of a job need a server with history: ask the operator of the cluster"
+SHARED_GPUS = "the job shares its GPUs, whose readings are not its own"
 MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
 COVERED_NS = 30 * SECOND_NS
 """Time by which the first value may be later than the period."""
@@ -297,30 +299,41 @@ class HistoryPages:
             else:
                 # One without a value may never have existed: it has no page then.
                 if not any(np.isfinite(curve.values).any() for curve in found.values()):
-                    await self._find_nodes(key)
+                    await self._find_nodes(request, key)
                 named = group_curves.named_figures(figures)
                 models = await run_in_thread(figure_models, named, found, period.range, width)
                 shown = CurvesModel(period, history_server.SOURCE, "", models)
                 return GroupPageModel(name, shown, has_server=True)
-        nodes, count = await self._find_nodes(key, problem)
+        nodes, count = await self._find_nodes(request, key, problem)
         if period.to_ns - period.from_ns > MAX_GROUP_PERIOD_NS:
             raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
-
-        def read() -> tuple[FigureModel, ...]:
-            named, found = group_curves.read_nodes(self.nodes, nodes, period.range)
-            return figure_models(named, found, period.range, width)
-
-        models = await self.reading.read(request.credential, read)
+        if request.tenant is not None:
+            # The frame log has readings of devices, and other tenants may have held or shared these before.
+            shown = CurvesModel(period, history_server.SOURCE, problem or NO_SERVER, ())
+            return GroupPageModel(name, shown, self.server is not None)
         source = f"the frame log of the collector, {len(nodes)} of {count} nodes"
-        return GroupPageModel(
-            name, CurvesModel(period, source, problem, models), self.server is not None
-        )
+        if not any(keys for each in nodes for keys in each.keys.values()):
+            problem = problem or SHARED_GPUS
+        members = ((each.node, each.since_ns, *each.keys.values()) for each in nodes)
+        cached = (key, *members, period.range, width)
+        model = self._models.get(cached)
+        if model is None:
+
+            def read() -> tuple[FigureModel, ...]:
+                named, found = group_curves.read_nodes(self.nodes, nodes, period.range)
+                return figure_models(named, found, period.range, width)
+
+            models = await self.reading.read(request.credential, read)
+            model = CurvesModel(period, source, problem, models)
+            self._keep(cached, model)
+        shown = msgspec.structs.replace(model, period=period, problem=problem)
+        return GroupPageModel(name, shown, self.server is not None)
 
     async def _find_nodes(
-        self, key: group_curves.GroupKey, problem: str = ""
+        self, request: page_table.PageRequest, key: group_curves.GroupKey, problem: str = ""
     ) -> tuple[list[group_curves.GroupNode], int]:
         """Return the first nodes of a rail or a job with their devices there, and the number of all. Raises PageProblemError."""
-        members = await run_in_thread(self.find_members, key)
+        members = await self.reading.read(request.credential, lambda: self.find_members(key))
         if not members:
             if problem:
                 raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
@@ -330,6 +343,11 @@ class HistoryPages:
         chosen = list(members.items())[: group_curves.MAX_NODES]
         nodes = [group_curves.group_node(node, self._names_of(node), of) for node, of in chosen]
         return nodes, len(members)
+
+    def _keep(self, key: tuple[object, ...], model: CurvesModel) -> None:
+        self._models[key] = model
+        if len(self._models) > MAX_MODELS:
+            self._models.popitem(last=False)
 
     async def _gpu(self, request: page_table.PageRequest) -> page_table.PageContent:
         node, index = request.parts["node"], request.parts["index"]
@@ -388,9 +406,7 @@ class HistoryPages:
             model = await self._curves(request, devices, figures, period)
             # A failure of the server is not kept: the next reader may have more.
             if not self.server or not model.problem:
-                self._models[key] = model
-            if len(self._models) > MAX_MODELS:
-                self._models.popitem(last=False)
+                self._keep(key, model)
         # The same times may be those of the present for one reader, and chosen by another one.
         return msgspec.structs.replace(model, period=period)
 

@@ -93,8 +93,8 @@ GROUP_FIGURES = tuple(
 MAX_PERIOD_NS = 6 * HOUR_NS
 MAX_BYTES = 1 << 30
 """Above any decompressed envelope that was accepted."""
-MAX_RECORDS = 5000
-"""Envelopes that one page reads; of a node that sends every 5 seconds, those of almost seven hours."""
+MAX_RECORDS = 6000
+"""Envelopes that one page reads; of a node that sends every 5 seconds, those of eight hours, and of eight nodes those of one."""
 MAX_LATE_NS = HOUR_NS // 6
 """Delay of an envelope up to which its frames are found."""
 MAX_STEP_NS = 60 * SECOND_NS
@@ -112,7 +112,7 @@ REASONS: Mapping[int, str] = {
 }
 NOT_REPORTED = "the node does not report it"
 NO_SCHEMA = "the schema of these frames is no longer stored"
-TOO_MANY = f"more than {MAX_RECORDS} envelopes: choose a shorter period"
+TOO_MANY = "more envelopes than one page reads: choose a shorter period"
 DeviceKeys: TypeAlias = Mapping[str, frozenset[device_names.DeviceKey]]
 """Keys by the device that curves name; that of the node itself is empty."""
 _TrackKey: TypeAlias = tuple[str, int, tuple[str, ...]]
@@ -185,12 +185,17 @@ class NodeHistory:
         return cls(RecordIndex(directory), find_schema)
 
     def read(
-        self, node: str, keys: DeviceKeys, figures: Iterable[NamedFigure], period: TimeRange
+        self,
+        node: str,
+        keys: DeviceKeys,
+        figures: Iterable[NamedFigure],
+        period: TimeRange,
+        max_records: int = MAX_RECORDS,
     ) -> NodeCurves:
         """Return the curves of figures of a GPU and its NIC. Blocking; raises OSError."""
         # The first rate of the period needs a reading before it.
         from_ns, to_ns = period.from_ns - MAX_STEP_NS, period.to_ns + MAX_LATE_NS
-        found = self.records.find(node, from_ns, to_ns, MAX_RECORDS)
+        found = self.records.find(node, from_ns, to_ns, max_records)
         named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
         reader = _TrackReader(self.find_schema, keys, [curve for curve, _ in named])
         for record in found.records:
