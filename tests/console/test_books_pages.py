@@ -388,7 +388,7 @@ async def test_the_audit_log_has_proofs_that_verify(tmp_path: Path) -> None:
         indexes = {int(each["record"]["t"]): each["index"] for each in model["entries"]}
         for time_ns in (1000, 1001, 1002):
             index = indexes[time_ns]
-            entry = await twin(running, f"/audit/{index}", AUDITOR)
+            (entry,) = (await twin(running, f"/audit/{index}", AUDITOR))["entries"]
             assert await proven_record(running, index, AUDITOR) == entry["record"]
         assert "railscope audit check-proof" in await text_of(
             running, f"/audit/{index}", Role.AUDITOR
@@ -402,9 +402,9 @@ async def test_the_audit_log_has_proofs_that_verify(tmp_path: Path) -> None:
         assert await running.get(f"/api/v1/pages/audit/{indexes[1000]}", TENANT) == (
             await running.get("/api/v1/pages/audit/99999999", TENANT)
         ), "a record of another tenant is not distinguishable from one that does not exist"
-        whole = await twin(running, f"/audit/{indexes[1001]}", TENANT)
+        (whole,) = (await twin(running, f"/audit/{indexes[1001]}", TENANT))["entries"]
         assert await proven_record(running, indexes[1001], TENANT) == whole["record"]
-        partial = await twin(running, f"/audit/{indexes[1002]}", TENANT)
+        (partial,) = (await twin(running, f"/audit/{indexes[1002]}", TENANT))["entries"]
         assert partial["withheld"] == ["ref"]
         text = await text_of(running, f"/audit/{indexes[1002]}", Role.TENANT)
         assert "There is no proof for you" in text

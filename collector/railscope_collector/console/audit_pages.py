@@ -109,17 +109,18 @@ class AuditPages:
         tenant = request.tenant or request.query.tenant or None
 
         def make() -> page_table.PageContent:
-            note, tiles = self.entries.read_checkpoint()
             start = request.query.start
             if start is None:
-                start = max(0, tiles.size - PAGE_RECORDS) if tenant is None else 0
+                size = self.entries.read_checkpoint()[1].size if tenant is None else 0
+                start = max(0, size - PAGE_RECORDS)
             is_own = request.tenant is not None
             selection = signed_entries.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
             selected = self.entries.select(selection)
-            checkpoint = log_checkpoint.read_checkpoint(note, self.entries.key)
+            # The one that the proofs are made for: the writer may have signed since the read above.
+            checkpoint = log_checkpoint.read_checkpoint(selected.checkpoint, self.entries.key)
             page = AuditPage(
-                checkpoint=note,
-                size=checkpoint.tree.size,
+                checkpoint=selected.checkpoint,
+                size=selected.size,
                 entries=selected.entries,
                 next=selected.next,
                 origin=checkpoint.origin,
@@ -152,12 +153,12 @@ class AuditPages:
                 return None
             shown = {
                 "row": _row(entry),
-                "size": selected.size,
                 "record": msgspec.json.format(bytes(entry.record), indent=2).decode(),
                 # None if fields are omitted because they could name another party.
                 "proof": self.entries.make_proof(index, request.tenant),
             }
-            return page_table.PageContent(entry, shown)
+            entries = api.AuditEntries(selected.checkpoint, selected.size, (entry,), None)
+            return page_table.PageContent(entries, shown)
 
         content = await self._read(request, make)
         if content is None:

@@ -107,7 +107,7 @@ PAGES: Mapping[str, Answer] = {
     "billing_period": billing.PeriodDetail,
     "reconciliation": billing.Reconciliation,
     "audit": audit_pages.AuditPage,
-    "audit_record": audit.AuditEntry,
+    "audit_record": audit.AuditEntries,
     "railscope": fleet_pages.OwnModel,
     "node_history": history_pages.NodeHistoryModel,
     "gpu": history_pages.GpuPageModel,
