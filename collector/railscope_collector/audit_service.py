@@ -61,7 +61,7 @@ class AuditService:
     entries: signed_entries.SignedEntries
 
     @classmethod
-    def from_directory(  # noqa: PLR0913, PLR0917 - parts of the floors below
+    def from_directory(  # noqa: PLR0913, PLR0917 - parts of the layers below
         cls,
         settings: CollectorSettings,
         checkpointer: StateCheckpointer,

@@ -1,6 +1,6 @@
-"""Parts of a collector, floor by floor: each function takes only floors below it.
+"""Layers of a collector, from the bottom up: each function takes only lower layers.
 
-A part that informs later ones has a list of listeners, to which they add themselves.
+A part that informs later parts has a list of listeners, to which these append.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from railscope_collector.workloads import measure_averages, pod_jobs
 
 
 @dataclass(frozen=True, slots=True)
-class StorageFloor:
+class StorageLayer:
     """State, frame log, clock and database."""
 
     settings: config.CollectorSettings
@@ -104,8 +104,8 @@ def build_storage(
     settings: config.CollectorSettings,
     wall_ns: Callable[[], int],
     find_write_problem: Callable[[Path], str],
-) -> StorageFloor:
-    """Return the floor of all others. Raises SettingsError."""
+) -> StorageLayer:
+    """Return the layer below all others. Raises SettingsError."""
     directory, limits, sizes = state_directory(settings), settings.limits, settings.frame_log
     core = CollectorState(
         schemas.StoredSchemas(directory / "schemas"), is_draining=settings.draining
@@ -132,7 +132,7 @@ def build_storage(
     database = SharedDatabase(ledger_url(settings.ledger, directory), tables.metadata)
     conflicts = identity_conflicts.IdentityConflictDetector(core.evidence.problems.report)
     core.on_envelope.append(conflicts.check)
-    return StorageFloor(
+    return StorageLayer(
         settings,
         directory,
         core,
@@ -150,10 +150,10 @@ def build_storage(
 
 
 @dataclass(frozen=True, slots=True)
-class AccessFloor:
+class AccessLayer:
     """Credentials, administrators' files and the audit log."""
 
-    storage: StorageFloor
+    storage: StorageLayer
     tokens: TokensFile
     trial: trial_access.TrialAccess | None
     files: administrator_files.AdministratorFiles
@@ -162,7 +162,7 @@ class AccessFloor:
     clock_records: clock_records.ClockRecords
 
 
-def build_access(storage: StorageFloor, reload: Callable[[], None]) -> AccessFloor:
+def build_access(storage: StorageLayer, reload: Callable[[], None]) -> AccessLayer:
     """Return the credentials, and the audit log, which records their changes. Raises SettingsError."""
     settings = storage.settings
     tokens = TokensFile(Path(settings.tokens_file))
@@ -186,11 +186,11 @@ def build_access(storage: StorageFloor, reload: Callable[[], None]) -> AccessFlo
     access = AccessTrail(audit.trail, RecordedCredentials(storage.directory / "identities"))
     tokens.on_change.append(access.set_credentials)
     records = clock_records.ClockRecords(audit.trail, storage.clock, reload)
-    return AccessFloor(storage, tokens, trial, files, audit, access, records)
+    return AccessLayer(storage, tokens, trial, files, audit, access, records)
 
 
 @dataclass(frozen=True, slots=True)
-class MeteringFloor:
+class MeteringLayer:
     """Account, days of the ledger, and deletion of old evidence."""
 
     live: LiveAccount
@@ -198,7 +198,7 @@ class MeteringFloor:
     retention: evidence_retention.EvidenceRetention
 
 
-def build_metering(access: AccessFloor) -> MeteringFloor:
+def build_metering(access: AccessLayer) -> MeteringLayer:
     """Return the writers of the ledger. Raises SettingsError."""
     storage, files, check = access.storage, access.files, access.audit.watch.check
     settings, core, clock = storage.settings, storage.core, storage.clock
@@ -223,11 +223,11 @@ def build_metering(access: AccessFloor) -> MeteringFloor:
     )
     open_database = storage.database.open
     retention = evidence_retention.EvidenceRetention(settings, open_database, clock, check)
-    return MeteringFloor(live, finalizer, retention)
+    return MeteringLayer(live, finalizer, retention)
 
 
 @dataclass(frozen=True, slots=True)
-class ReceivingFloor:
+class ReceivingLayer:
     """Authorization and receipt of frames, and the switches, whose frames are received like those of agents."""
 
     receiver: ingest.Ingest
@@ -236,7 +236,7 @@ class ReceivingFloor:
     switches: all_switches.AllSwitches
 
 
-def build_receiving(access: AccessFloor, read_only: str) -> ReceivingFloor:
+def build_receiving(access: AccessLayer, read_only: str) -> ReceivingLayer:
     """Return what accepts data. Blocking; raises SettingsError."""
     storage, tokens, settings = access.storage, access.tokens, access.storage.settings
     core, clock, limits = storage.core, storage.clock, settings.limits
@@ -272,11 +272,11 @@ def build_receiving(access: AccessFloor, read_only: str) -> ReceivingFloor:
     switches = all_switches.AllSwitches.from_settings(
         settings, clock.now_ns, storage.role.leads, receiver.receive_own
     )
-    return ReceivingFloor(receiver, authorizer, connections, switches)
+    return ReceivingLayer(receiver, authorizer, connections, switches)
 
 
 @dataclass(frozen=True, slots=True)
-class ViewsFloor:
+class ViewsLayer:
     """Views and diagnosis of the own nodes, and the head, which has those of all collectors."""
 
     refresher: view_refresh.ViewRefresher
@@ -285,8 +285,8 @@ class ViewsFloor:
 
 
 def build_views(
-    access: AccessFloor, metering: MeteringFloor, polling: switch_polling.SwitchPolling
-) -> ViewsFloor:
+    access: AccessLayer, metering: MeteringLayer, polling: switch_polling.SwitchPolling
+) -> ViewsLayer:
     """Return what follows from the state. Raises SettingsError."""
     storage, files, live = access.storage, access.files, metering.live
     settings, core, role = storage.settings, storage.core, storage.role
@@ -322,11 +322,11 @@ def build_views(
         storage.database.open,
         storage.open_stores,
     )
-    return ViewsFloor(refresher, diagnosis, cluster)
+    return ViewsLayer(refresher, diagnosis, cluster)
 
 
 def build_api(
-    access: AccessFloor, metering: MeteringFloor, receiving: ReceivingFloor, views: ViewsFloor
+    access: AccessLayer, metering: MeteringLayer, receiving: ReceivingLayer, views: ViewsLayer
 ) -> read_api.ViewApi:
     """Return the API of the own nodes, with the metrics of all parts so far."""
     storage, refresher, cluster = access.storage, views.refresher, views.cluster
@@ -366,7 +366,7 @@ def build_api(
 
 
 @dataclass(frozen=True, slots=True)
-class SinksFloor:
+class SinksLayer:
     """What sends views, metrics and incidents to other programs."""
 
     api: read_api.ViewApi
@@ -377,12 +377,12 @@ class SinksFloor:
 
 
 def build_sinks(
-    access: AccessFloor, cluster: cluster_head.ClusterHead, api: read_api.ViewApi
-) -> SinksFloor:
+    access: AccessLayer, cluster: cluster_head.ClusterHead, api: read_api.ViewApi
+) -> SinksLayer:
     """Return the sinks, and add their metrics to those of the API. Raises SettingsError."""
     storage, settings = access.storage, access.storage.settings
     slurm_drain.check_settings(settings)
-    sinks = SinksFloor(
+    sinks = SinksLayer(
         api,
         influx.InfluxSink(settings.influx, api.views),
         remote_write.RemoteWriteSink.from_settings(settings, storage.core, api.cells),
@@ -405,7 +405,7 @@ def build_sinks(
 
 
 @dataclass(frozen=True, slots=True)
-class HttpFloor:
+class HttpLayer:
     """The application with all routes, behind the authorizer."""
 
     application: Application
@@ -414,12 +414,12 @@ class HttpFloor:
 
 
 def build_http(
-    access: AccessFloor,
-    receiving: ReceivingFloor,
+    access: AccessLayer,
+    receiving: ReceivingLayer,
     cluster: cluster_head.ClusterHead,
-    sinks: SinksFloor,
+    sinks: SinksLayer,
     open_books: Callable[[], billing_reader.BillingReader] | None,
-) -> HttpFloor:
+) -> HttpLayer:
     """Return the surface; in each term of the head it shows the nodes of all collectors. Raises SettingsError."""
     storage, settings, api = access.storage, access.storage.settings, sinks.api
     listen_address.split_address(settings.listen)
@@ -459,4 +459,4 @@ def build_http(
     routing = cluster_routing.ClusterRouting(cluster)
     routed = routing.route(handlers, (*api.handlers(), *console.switches), CLUSTER_PAGES)
     application = make_application(authorizer, routed, settings.limits.body_bytes, console.routes)
-    return HttpFloor(application, reading, context)
+    return HttpLayer(application, reading, context)

@@ -1,7 +1,7 @@
-"""Documents of a newer collector: what this release knows of them, and the rest by its name.
+"""Decoding of documents of newer collectors.
 
-Unknown fields are ignored by msgspec, and states and other words are texts of any value. What remains is an entity of an
-unknown kind, which a tagged union would reject.
+msgspec ignores unknown fields, and states and other words are texts of any value. An entity of an unknown kind, which a
+tagged union would reject, becomes an `OtherDocument`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_NAME_LENGTH = 200
 
 
 def decode_document(body: bytes, shape: type[_Document]) -> _Document:
-    """Decode a document of a collector of this release, or of an older or newer one. Raises MsgspecError."""
+    """Decode a document of a collector of this release, or of a newer one. Raises MsgspecError."""
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError:

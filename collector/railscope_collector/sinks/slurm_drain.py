@@ -226,7 +226,7 @@ class SlurmDrainer:
     _problem: str = ""
 
     def decide_from(self, api: NodeViews, drains: MutableMapping[str, int]) -> None:
-        """Decide from these views from now on, with the drains of the collector before it; nothing else of before counts."""
+        """Use these views and drains from now on, and forget the states that were timed before."""
         self.rows, self.verdicts = api.node_rows, lambda: api.views().gpu_verdicts
         self.drains = drains
         for memory in (self._since, self._usable_ns, self._gpus, self._drained_ns, self._waiting):
