@@ -1,12 +1,13 @@
 """Mutation test: change one operator, constant or statement of the product, and run the tests that execute it.
 
 `python tests/mutation.py --output FILE` appends a line per mutant: killed (by a test), survived, uncovered (no test
-executes it), imported (it is executed only when its module is imported), partial (its tests take longer than --seconds),
-or stopped (a test did not end). Mutants that FILE has are not run again.
+executes it, in its own process or in one that imports the copy), imported (it is executed only when its module is
+imported), unjudged (only tests that fail without a mutant execute it), partial (its tests take longer than --seconds), or
+stopped (a test did not end). Mutants that FILE has are not run again.
 
 All mutants are in one copy of the tree, each with a switch. A process imports an area and its tests once and runs them
-once, to find which tests execute which mutants; then it forks a child per mutant, which runs these tests, cheapest
-first, until one fails.
+once, to find which tests execute which mutants, also in programs that they start. Then it forks a child per mutant, which
+runs these tests, cheapest first, until one fails. Tests that fail without a mutant are printed, and judge none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -281,14 +281,32 @@ def locate(tree: Path, mutant: Mutant) -> tuple[str, Edit] | None:
 
 _SWITCH = "mutant_switch"
 """Module of the copy that all its mutants ask."""
-_SWITCH_CODE = """
+_ACTIVE, _EXECUTED = "mutant_active", "mutants_executed"
+"""Files beside it: the number of the mutant that is on, and a line for each one that a process executes first."""
+_SWITCH_CODE = f"""
 import os
-active = int(os.environ.get("RAILSCOPE_MUTANT", "-1"))
+_directory = os.path.dirname(os.path.abspath(__file__))
+_executed = os.path.join(_directory, "{_EXECUTED}")
 executed = set()
 
+def read_active():
+    global active
+    executed.clear()
+    with open(os.path.join(_directory, "{_ACTIVE}")) as file:
+        active = int(file.read())
+
 def is_on(number):
-    executed.add(number)
+    if number not in executed:
+        executed.add(number)
+        try:
+            with open(_executed, "a") as file:
+                file.write(f"{{number}}\\n")
+        except OSError:
+            pass  # the disk of a test is full, or its process has another user
     return number == active
+
+read_active()
+os.register_at_fork(after_in_child=read_active)
 """
 
 
@@ -364,14 +382,31 @@ def write_switches(tree: Path, mutants: Iterable[tuple[int, Mutant]]) -> list[in
     return missing
 
 
+def coverage_file(tree: Path, output: Path, area: str) -> Path:
+    """Return the file for the tests that execute each mutant; other mutants, or another tree, have another one."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in tree.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(tree)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return output.with_suffix(f".{area.replace(' ', '-')}-{digest.hexdigest()[:10]}.jsonl")
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this process, and of the programs that it has waited for."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 class Judge:
     """Plugin of pytest that runs the tests once, and those of each mutant in a child process."""
 
     def __init__(
-        self, mutants: dict[int, Mutant], executed: Path, output: Path, seconds: float
+        self, tree: Path, mutants: dict[int, Mutant], executed: Path, output: Path, seconds: float
     ) -> None:
         self._mutants, self._executed, self._output = mutants, executed, output
         self._seconds, self._is_failed = seconds, False
+        self._tree = tree
+        (tree / _ACTIVE).write_text("-1")
         self._switch: Any = importlib.import_module(_SWITCH)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -379,8 +414,12 @@ class Judge:
         if session.testsfailed:
             message = "tests cannot be imported"
             raise session.Failed(message)
-        imported, costs = set(self._switch.executed), self._tests_of_mutants(session.items)
-        items = {item.nodeid: item for item in session.items}
+        imported = set(self._switch.executed)
+        costs, failing = self._tests_of_mutants(session.items)
+        items = {item.nodeid: item for item in session.items if item.nodeid not in failing}
+        for name in failing:
+            sys.stdout.write(f"\nfails without a mutant: {name}")
+        executed_failing = {number for numbers in failing.values() for number in numbers}
         for number, mutant in self._mutants.items():
             found = sorted((seconds, name) for name, seconds in costs[number].items())
             # A shared fixture may have executed the line for another test of the file.
@@ -390,37 +429,51 @@ class Judge:
             if found:
                 result, test, used = self._in_child(number, [items[name] for name in names])
             else:
-                result, test, used = "imported" if number in imported else "uncovered", "", 0.0
+                is_unjudged, is_imported = number in executed_failing, number in imported
+                result = "unjudged" if is_unjudged else "imported" if is_imported else "uncovered"
+                test, used = "", 0.0
             row = [mutant.key, mutant.area, f"{mutant.module}:{mutant.scope}", mutant.change]
             with self._output.open("a") as table:
                 table.write("\t".join([*row, result, test, f"{used:.1f}"]) + "\n")
         return True
 
-    def _tests_of_mutants(self, items: list[pytest.Item]) -> dict[int, dict[str, float]]:
-        """Return the tests that execute each mutant, with their processor time; the file has those run before."""
+    def _tests_of_mutants(
+        self, items: list[pytest.Item]
+    ) -> tuple[dict[int, dict[str, float]], dict[str, list[int]]]:
+        """Return the tests that execute each mutant, with their processor time, and the mutants of tests that fail.
+
+        The file has those run before.
+        """
+        executed = self._tree / _EXECUTED
         with self._executed.open("a+") as file:
             file.seek(0)
-            known = {name: (seconds, numbers) for name, seconds, numbers in map(json.loads, file)}
+            known = {name: entry for name, *entry in map(json.loads, file)}
             waiting = [item for item in items if item.nodeid not in known]
             for item, following in _with_next(waiting):
                 self._switch.executed.clear()
-                started = time.process_time()
+                executed.write_text("")
+                started = _processor_seconds()
                 is_failed = self._fails(item, following)
-                used = time.process_time() - started
-                numbers = [] if is_failed else sorted(self._switch.executed)
-                known[item.nodeid] = used, numbers
-                file.write(json.dumps([item.nodeid, round(used, 3), numbers]) + "\n")
+                used = round(_processor_seconds() - started, 3)
+                entry = [used, sorted(set(map(int, executed.read_text().split()))), is_failed]
+                known[item.nodeid] = entry
+                file.write(json.dumps([item.nodeid, *entry]) + "\n")
                 file.flush()
-        found = defaultdict[int, dict[str, float]](dict)
+        found, failing = defaultdict[int, dict[str, float]](dict), dict[str, list[int]]()
         for item in items:
-            seconds, numbers = known[item.nodeid]
+            seconds, numbers, is_failed = known[item.nodeid]
+            if is_failed:
+                failing[item.nodeid] = numbers
+                continue
             for number in numbers:
                 found[number][item.nodeid] = seconds
-        return found
+        return found, failing
 
     def _in_child(self, number: int, items: list[pytest.Item]) -> tuple[str, str, float]:
         """Return the result of a mutant, the test that kills it, and the processor time."""
         reader, writer = os.pipe()
+        # Also for programs that tests start, and for forks of those that run.
+        (self._tree / _ACTIVE).write_text(str(number))
         child = os.fork()
         if not child:
             try:
@@ -431,8 +484,6 @@ class Judge:
                 limit = int(self._seconds) + MAX_TEST_SECONDS
                 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
                 resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-                self._switch.active = number
-                os.environ["RAILSCOPE_MUTANT"] = str(number)  # of programs that tests start
                 os.write(writer, "\t".join(self._first_failure(items)).encode())
             finally:
                 os._exit(0)
@@ -460,7 +511,7 @@ class Judge:
         for item, following in _with_next(items):
             if self._fails(item, following):
                 return "killed", item.nodeid
-            if time.process_time() > self._seconds:
+            if _processor_seconds() > self._seconds:
                 return "partial", ""
         return "survived", ""
 
@@ -498,11 +549,12 @@ def main() -> None:
         copy_tree(ROOT, tree)
         for number in write_switches(tree, enumerate(drawn)):
             mutants.pop(number, None)
-        for area in options.areas.split(","):
+        files = {area: coverage_file(tree, output, area) for area in options.areas.split(",")}
+        for area, executed in files.items():
             of_area = {number: each for number, each in mutants.items() if each.area == area}
             child = os.fork() if of_area else 0
             if of_area and not child:
-                status = run_area(tree, area, of_area, options)
+                status = run_area(tree, area, of_area, executed, options)
                 sys.stdout.flush()
                 os._exit(status)
             if child:
@@ -512,16 +564,17 @@ def main() -> None:
     summarize([row for row in rows if row[0] in keys])
 
 
-def run_area(tree: Path, area: str, mutants: dict[int, Mutant], options: argparse.Namespace) -> int:
+def run_area(
+    tree: Path, area: str, mutants: dict[int, Mutant], executed: Path, options: argparse.Namespace
+) -> int:
     """Run the tests and the mutants of an area in this process, with the modules of the copy."""
     paths = [str(tree / name) for name in SOURCES]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     output: Path = options.output.resolve()
-    executed = output.with_suffix(f".{area.replace(' ', '-')}.jsonl")
     os.chdir(tree)
-    plugins: list[Any] = [Judge(mutants, executed, output, options.seconds)]
+    plugins: list[Any] = [Judge(tree, mutants, executed, output, options.seconds)]
     arguments = [
         "-q",
         "-m",
