@@ -171,7 +171,8 @@ class QueueLocaliser:
             return finding
         first_ns = view.timestamp_ns - PAST_NS
         found = self._standing_out(view, [port[0]], (HOST,), ("marks", "occupancy"), first_ns)
-        of_port = [each for queue, rows in found.items() if queue[:2] == port for each in rows]
+        rows = (each for queue, rows in found.items() if queue[:2] == port for each in rows)
+        of_port = tuple(dict.fromkeys(rows))
         if not of_port:
             return finding
         return replace(finding, evidence=(*finding.evidence, *of_port), is_confirmed=True)
@@ -226,7 +227,22 @@ class QueueLocaliser:
                             slots=slots,
                         )
                     )
-        return found
+        return _with_whole_ports(found)
+
+
+def _with_whole_ports(
+    found: Mapping[SwitchQueue, Sequence[findings.FindingEvidence]],
+) -> dict[SwitchQueue, list[findings.FindingEvidence]]:
+    """Return the queues with the evidence of their whole port, which is a queue only where no other queue stands out.
+
+    A switch may count marks and WRED drops of a port by port alone, and its other quantities by queue.
+    """
+    numbered = {queue[:2] for queue in found if queue.queue}
+    return {
+        queue: [*(found.get(queue._replace(queue=""), ()) if queue.queue else ()), *evidence]
+        for queue, evidence in found.items()
+        if queue.queue or queue[:2] not in numbered
+    }
 
 
 def _origins(found: Mapping[SwitchQueue, Sequence[findings.FindingEvidence]]) -> list[SwitchQueue]:

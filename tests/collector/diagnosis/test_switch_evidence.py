@@ -14,6 +14,7 @@ from support.once_per_run import once_per_run
 from support.scenarios import UPLINK_DEGRADED
 
 from railscope.catalog import switches as catalog
+from railscope.catalog.declare import Metric
 from railscope.timestamps import SECOND_NS
 from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from railscope_collector.diagnosis.incident_report import (
@@ -26,6 +27,7 @@ from railscope_simulator.cluster.captures import write_cluster
 from railscope_simulator.cluster.scenario import read_scenario
 
 ONSET_SECONDS = 300
+MEGABYTE = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +218,47 @@ def test_an_uplink_is_named_if_just_one_stands_out(
     assert bool(document.limits) == (not named)
 
 
+WHOLE_PORTS: dict[str, tuple[dict[Metric, dict[tuple[str, str], int]], tuple[object, ...]]] = {
+    "depth of a queue": ({catalog.QUEUE_OCCUPANCY: {("leaf-12", "Ethernet9/2"): MEGABYTE}}, ("leaf-12", "Ethernet9/2", "3")),
+    "a port that waits for another": (
+        {
+            catalog.PORT_MARKED_PACKETS: {("leaf-4", "Ethernet9/1"): 900},
+            catalog.PFC_RECEIVED: {("leaf-4", "Ethernet9/1"): 900},
+        },
+        ("leaf-12", "Ethernet9/2", ""),
+    ),
+    "marks alone": ({}, ("leaf-12", "Ethernet9/2", "")),
+}  # fmt: skip
+"""Values of uplinks beside the marks of a whole port of the cause, and the queue of the cause."""
+
+
+@pytest.mark.parametrize("name", WHOLE_PORTS)
+def test_marks_of_a_whole_port_are_those_of_its_queues(
+    pods: ArrivingFrames, tmp_path: Path, name: str
+) -> None:
+    """A switch counts marks by port, and depths and pauses by queue: a congested port is one cause."""
+    rates, expected = WHOLE_PORTS[name]
+    switches = with_uplinks(pods, {}, {})
+    marks = {("leaf-12", "Ethernet9/2"): 900, **rates.get(catalog.PORT_MARKED_PACKETS, {})}
+    for metric, of_ports in {**rates, catalog.PORT_MARKED_PACKETS: marks}.items():
+        for port in switches.uplinks:
+            number = "" if metric is catalog.PORT_MARKED_PACKETS else PRIORITY
+            switches.amounts.pop((catalog.QUEUE_MARKED_PACKETS, port, PRIORITY), None)
+            switches.amounts[metric, port, number] = partial(risen, of_ports.get(port, 0))
+    polls = switches.polls(["leaf-4", "leaf-12"], end_ns(pods, 420), 10)
+    (document,) = diagnose(pods, switches, polls, tmp_path, 420)
+    assert document.incident_class == "uplink_congested"
+    assert leaf_of(document) == ("leaf-12", [], expected)
+    signals = {signal for signal, _ in evidence_of(document, "queue_")}
+    is_deep = catalog.QUEUE_OCCUPANCY in rates
+    assert signals == {"queue_marks", *(["queue_occupancy"] if is_deep else [])}
+
+
+def risen(rate: float, seconds: float) -> int:
+    """Value of a counter that increases from the fault on."""
+    return int(rate * max(seconds - ONSET_SECONDS, 0.0))
+
+
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))]
 )
@@ -302,7 +345,6 @@ def test_a_watchdog_is_evidence_of_a_storm_at_its_link(
         assert evidence_of(each, "watchdog")
 
 
-MEGABYTE = 1_000_000
 UPLINK = ("leaf-2", "Ethernet9/1")
 
 
