@@ -1,7 +1,7 @@
 """Runbooks of alerts: a page for each file of rules, with a section for each alert.
 
 A section begins with a generated paragraph: the summary of the alert and its severities. Sections of alerts that page end
-with generated commands, if an incident of some class has the same remedy. All between them is written by hand.
+with generated commands, if they are those of its text: of a class of incidents with the same remedy, or its own. All between them is written by hand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import yaml
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_commands import (
     general_commands,
-    general_repair,
+    general_remedy,
 )
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -30,31 +30,34 @@ _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
 _COMMANDS_PART = re.compile(rf"\n+{re.escape(_COMMANDS)}\n.*", re.DOTALL)
 
 _SAME_REMEDY: Mapping[str, str] = {
-    "RailscopeContinuousPause": "pfc_storm",
     "RailscopeFecErrors": "transceiver_degraded",
     "RailscopeGpuDriverStuck": "gpu_unresponsive",
     "RailscopeGpuEccUncorrected": "ecc_uncorrectable",
-    "RailscopeGpuHealth": "gpu_lost",
+    "RailscopeGpuHealth": "xid_event",
     "RailscopeGpuLost": "gpu_lost",
     "RailscopeGpuMissing": "gpu_lost",
-    "RailscopeGpuXid": "gpu_lost",
+    "RailscopeGpuXid": "xid_event",
     "RailscopeLinkDown": "link_down",
-    "RailscopeNvlinkDown": "nvlink_errors",
-    "RailscopeNvlinkErrors": "nvlink_errors",
-    "RailscopeNvlinkFabric": "nvlink_errors",
     "RailscopeNvswitchSxid": "gpu_lost",
     "RailscopePcieAer": "nic_lost",
     "RailscopePcieDeviceGone": "nic_lost",
     "RailscopePfcStorm": "pfc_storm",
-    "RailscopeRdmaPortMissing": "nic_lost",
 }
 """Class of incidents with the same commands, by the alert that pages."""
 
-_REPAIRED_BY_HAND = frozenset({
-    "RailscopeBondDegraded", "RailscopeDriveFailing", "RailscopeGpuMemoryFailed", "RailscopeGpuPowerBrake",
-    "RailscopeGpuThermalThrottle", "RailscopeHostMemoryErrors",
-})  # fmt: skip
-"""Alerts that page, with a remedy that a person carries out at the node."""
+_REMEDY: Mapping[str, str] = {
+    "RailscopeBondDegraded": "repair",
+    "RailscopeDriveFailing": "repair",
+    "RailscopeGpuMemoryFailed": "repair",
+    "RailscopeGpuPowerBrake": "repair",
+    "RailscopeGpuThermalThrottle": "repair",
+    "RailscopeHostMemoryErrors": "repair",
+    "RailscopeNvlinkDown": "reset_all_gpus",
+    "RailscopeNvlinkErrors": "reset_all_gpus",
+    "RailscopeNvlinkFabric": "restart_fabric",
+    "RailscopeRdmaPortMissing": "load_rdma_module",
+}
+"""Remedy that no class of incidents has, by the alert that pages."""
 
 
 @cache
@@ -127,6 +130,6 @@ def _severities(same: list[dict[str, Any]]) -> str:
 def _commands(alert: str, same: list[dict[str, Any]]) -> list[str]:
     if all(rule["labels"]["severity"] != "critical" for rule in same):
         return []
-    if alert in _REPAIRED_BY_HAND:
-        return general_repair()
+    if alert in _REMEDY:
+        return general_remedy(_REMEDY[alert])
     return general_commands(_SAME_REMEDY[alert]) if alert in _SAME_REMEDY else []

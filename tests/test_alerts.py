@@ -386,6 +386,38 @@ def test_the_runbook_of_a_page_drains_verifies_and_returns_in_this_order(name: s
     assert drained < verified < lines.index("scontrol update nodename=NODE state=resume")
 
 
+TEXT_OF_COMMANDS = {
+    "state=drain": "[Dd]rain|[Rr]eplace|[Cc]heck",
+    "systemctl reboot": "reboot",
+    "gpu-reset -i PCI_ADDRESS": "[Rr]eset the GPU(?!s)",
+    "gpu-reset'": "reset all GPUs",
+    "nvidia-fabricmanager'": "fabric manager",
+    "devlink dev reload": "reset the NIC",
+    "modprobe": "load the driver",
+}
+"""What the numbered actions of a runbook contain, by a part of its commands."""
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "The commands, in order" in section_of(n)])
+def test_the_commands_of_a_runbook_carry_out_its_text(name: str):
+    text, _, commands = section_of(name).partition("The commands, in order")
+    actions = " ".join(
+        re.split(r"^1\. |^\| Xid \| Action", text, maxsplit=1, flags=re.MULTILINE)[1].split()
+    )
+    if name != INCIDENT_RUNBOOK:
+        for part, words in TEXT_OF_COMMANDS.items():
+            assert part not in commands or re.search(words, actions), part
+
+
+@pytest.mark.parametrize("name", ["RailscopeGpuXid", "RailscopeGpuHealth"])
+def test_the_action_is_read_where_it_differs_by_fault(name: str):
+    _, _, commands = section_of(name).partition("The commands, in order")
+    assert (
+        "```sh\nssh NODE 'sudo railscope health'\n# the rest is for the action reset_gpu"
+        in commands
+    )
+
+
 def test_the_runbook_of_incidents_has_a_section_for_each_class():
     page = (RUNBOOKS / "RailscopeIncident.md").read_text()
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(CLASSES)

@@ -14,21 +14,31 @@ _DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
 _WAIT = "squeue --nodelist={node}  # continue when it is empty"
 _EVICT = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _CORDON = "kubectl cordon {node}"
-_STOP_JOBS = (_DRAIN, _WAIT, _EVICT)
+# A drain of Slurm lets jobs run, also those that hang: scontrol(1).
+_CANCEL = "scancel --nodelist={node}  # ends the jobs of the node: they have failed or hang"
+_STOP_JOBS = (_DRAIN, _CANCEL, _WAIT, _EVICT)
+_WAIT_FOR_JOBS = f"{_WAIT}; end jobs that hang with scancel"
 _WAIT_FOR_PODS = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left"
-_LET_JOBS_END = (_DRAIN, _WAIT, _CORDON, _WAIT_FOR_PODS)
+_LET_JOBS_END = (_DRAIN, _WAIT_FOR_JOBS, _CORDON, _WAIT_FOR_PODS)
 """For a fault with which jobs go on: Slurm drains a node after its jobs, Kubernetes evicts pods at once."""
 _RETURN = (
     "railscope nodes {node}",
     "scontrol update nodename={node} state=resume",
     "kubectl uncordon {node}",
 )
+_REPAIR = "# repair {node}, start it again, then verify and return it to service"
 # nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others. It resets no GPU that a
 # process has open, as the agent, DCGM and nvidia-persistenced have: nvidia-smi(1).
 _RESET_GPU = (
     "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced",
     "ssh {node} sudo nvidia-smi --gpu-reset -i {pci_address}",
     "ssh {node} sudo systemctl start nvidia-persistenced nvidia-dcgm railscope-agent",
+)
+# All GPUs and NVSwitches at once, both ends of each link among them; without -i, nvidia-smi resets all: nvidia-smi(1).
+_RESET_ALL_GPUS = (
+    "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced nvidia-fabricmanager",
+    "ssh {node} sudo nvidia-smi --gpu-reset",
+    "ssh {node} sudo systemctl start nvidia-fabricmanager nvidia-persistenced nvidia-dcgm railscope-agent",
 )
 # Reloads the driver of the device alone: devlink-dev(8).
 _RELOAD_NIC = "ssh {node} sudo devlink dev reload pci/{pci_address}"
@@ -40,6 +50,15 @@ _SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
 # For a return of the device to its vendor, which asks for the state before the reset.
 _RECORD = "ssh {node} sudo nvidia-bug-report.sh"
 _REMOTE = "ssh {node} "
+# Reads collectives.flight_recorder_directory of the agents at its default. The name of the job is no word of the remote
+# command, which the shell of the node would parse again.
+_COLLECT_DUMPS = (
+    'for node in $(scontrol show hostnames "$(squeue --noheader --format=%N --jobs={job})"); do '
+    'ssh "$node" sudo tar --create --directory=/run/railscope flight-recorder > flight-recorder-{job}-"$node".tar; done'
+)
+_COLLECT_DUMPS_OF_POD = (
+    "kubectl --namespace {namespace} cp {pod}:/run/railscope/flight-recorder flight-recorder-{pod}"
+)
 
 _COMMANDS: Mapping[str, Sequence[str]] = {
     "gpu_lost": (*_STOP_JOBS, _RECORD, _REBOOT, *_RETURN),
@@ -47,18 +66,21 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
     "ecc_uncorrectable": (*_STOP_JOBS, _RECORD, *_RESET_GPU, *_RETURN),
     "row_remap": (*_LET_JOBS_END, *_RESET_GPU, *_RETURN),
     "nvlink_errors": (*_LET_JOBS_END, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_RESET_GPU, *_RETURN),
-    "xid_event": ("ssh {node} sudo railscope health", *_LET_JOBS_END, _RECORD, *_RESET_GPU, *_RETURN),
+    "xid_event": (
+        "ssh {node} sudo railscope health", "# the rest is for the action reset_gpu of {node}; take any other action in its place",
+        *_LET_JOBS_END, _RECORD, *_RESET_GPU, *_RETURN,
+    ),
     "thermal_straggler": (
         "ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
-        *_LET_JOBS_END, *_RETURN,
+        *_LET_JOBS_END, _REPAIR, *_RETURN,
     ),
     "hw_slowdown": (
         "ssh {node} nvidia-smi -q -d POWER,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
-        *_LET_JOBS_END, *_RETURN,
+        *_LET_JOBS_END, _REPAIR, *_RETURN,
     ),
     "gpu_straggler": (
         "ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE -i {pci_address}", *_LET_JOBS_END,
-        "ssh {node} sudo dcgmi diag --run 3", *_RETURN,
+        "ssh {node} sudo dcgmi diag --run 3", "# if a test fails, repair {node}; then verify and return it to service", *_RETURN,
     ),
     "nic_lost": (*_STOP_JOBS, "ssh {node} lspci -s {pci_address}", _REBOOT, *_RETURN),
     "pfc_storm": (*_STOP_JOBS, _RELOAD_NIC, *_RETURN),
@@ -71,8 +93,8 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
     "transceiver_degraded": _SHOW_LINK,
     # The claim of a pod is NAMESPACE/POD, that of a Slurm job its number.
     "nccl_hang": (
-        "scontrol show job {job}", "scontrol requeue {job}",
-        "kubectl --namespace {namespace} describe pod {pod}", "kubectl --namespace {namespace} delete pod {pod}",
+        "scontrol show job {job}", _COLLECT_DUMPS, "scontrol requeue {job}",
+        "kubectl --namespace {namespace} describe pod {pod}", _COLLECT_DUMPS_OF_POD, "kubectl --namespace {namespace} delete pod {pod}",
     ),
     "node_down": ("ping -c 3 {node}", "ssh {node} uptime", _DRAIN, _EVICT),
     "agent_partition": ("ssh {node} systemctl status railscope-agent", _SHOW_AGENT),
@@ -119,21 +141,32 @@ _NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod
 
 def general_commands(incident_class: str) -> list[str]:
     """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE and POD in place of names."""
+    return _general(_COMMANDS.get(incident_class, ()))
+
+
+_REMEDIES: Mapping[str, Sequence[str]] = {
+    "repair": (*_LET_JOBS_END, _REPAIR, *_RETURN),
+    "reset_all_gpus": ("ssh {node} nvidia-smi nvlink -e", *_LET_JOBS_END, *_RESET_ALL_GPUS, *_RETURN),
+    "restart_fabric": (
+        "ssh {node} sudo systemctl start nvidia-fabricmanager", "# continue only while {node} has the fault",
+        *_LET_JOBS_END, *_RESET_ALL_GPUS, *_RETURN,
+    ),
+    "load_rdma_module": (
+        "ssh {node} lspci -s {pci_address}", "# mlx5_ib for NVIDIA, bnxt_re for Broadcom, irdma for Intel", "ssh {node} sudo modprobe mlx5_ib",
+        "# continue only while {node} lacks the port", *_LET_JOBS_END, _REPAIR, *_RETURN,
+    ),
+}  # fmt: skip
+"""Commands of alerts whose remedy no class of incidents has."""
+
+
+def general_remedy(name: str) -> list[str]:
+    """Return the commands of a remedy that no class of incidents has, with names as those of a class."""
+    return _general(_REMEDIES[name])
+
+
+def _general(commands: Sequence[str]) -> list[str]:
     names = {name: name.upper() for name in _NAMES}
-    return [_filled(command, names) for command in _COMMANDS.get(incident_class, ())]
-
-
-def general_repair() -> list[str]:
-    """Return the commands before and after a repair at the node, with NODE and REASON in place of names."""
-    names = {"node": "NODE", "reason": "REASON"}
-    before, after = (
-        [_filled(command, names) for command in part] for part in (_LET_JOBS_END, _RETURN)
-    )
-    return [
-        *before,
-        "# repair the node, start it again, then verify and return it to service",
-        *after,
-    ]
+    return [_filled(command, names) for command in commands]
 
 
 def _filled(command: str, names: Mapping[str, str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePath
+import subprocess
+from pathlib import Path, PurePath
 
 import pytest
 from hypothesis import given, strategies as st
@@ -16,8 +17,9 @@ from railscope.api import (
     NicDocument,
     NodeDocument,
 )
+from railscope_agent.collective_settings import CollectiveSettings
 from railscope_collector.diagnosis.incident_classes import AREAS, CLASSES
-from railscope_collector.diagnosis.incident_commands import commands_of
+from railscope_collector.diagnosis.incident_commands import commands_of, general_commands
 from railscope_collector.diagnosis.quantities import LIMITS
 from railscope_simulator import NodeSpec, simulate
 
@@ -53,7 +55,7 @@ class SimulatedNames:
             "scontrol": node | {"60937"},
             "kubectl": node | {"pods"},
             "kubectl pod": {"research/train-0"},
-            **dict.fromkeys(("railscope", "ping", "squeue"), node),
+            **dict.fromkeys(("railscope", "ping", "squeue", "scancel"), node),
         }
         port = "/sys/class/infiniband/mlx5_0/device"
         (interface,) = moment.names[f"{port}/net"]
@@ -73,6 +75,8 @@ def names() -> SimulatedNames:
 
 def checked_programs(command: str, names: SimulatedNames) -> set[str]:
     """Programs of a command, after its subject was compared with the node and its jobs."""
+    if command.startswith(("# ", "for ")):
+        return set()
     program, *words = [word for word in shlex.split(command, comments=True) if word != "sudo"]
     if program == "ssh":
         assert words[0] == "gpu-node-1"
@@ -86,7 +90,8 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
         return {program}
     subject = assigned[0] if assigned else plain[-1]
     if program == "kubectl" and options[:1] == ["--namespace"]:
-        program, subject = "kubectl pod", f"{plain[0]}/{subject}"
+        pod = subject.removeprefix("flight-recorder-")
+        program, subject = "kubectl pod", f"{plain[0]}/{pod}"
     assert subject.removeprefix("pci/") in names.of_program[program], command
     return {program}
 
@@ -131,3 +136,63 @@ def test_a_hostile_name_is_one_word_of_a_command_or_none(name: str) -> None:
         *_, remote = shlex.split(command)
         assert shlex.split(remote)[-1] == name, "the shell of the node parses it again"
         assert not name.startswith("-")
+
+
+DRAINED = [name for name in CLASSES if "railscope nodes NODE" in general_commands(name)]
+"""Classes whose node is drained and returned to service."""
+
+
+@pytest.mark.parametrize("name", DRAINED)
+def test_a_node_returns_only_after_a_remedy(name: str) -> None:
+    commands = general_commands(name)
+    idle = max(
+        i
+        for i, each in enumerate(commands)
+        if each.startswith(("squeue ", "kubectl ")) and i < commands.index("railscope nodes NODE")
+    )
+    remedy = commands[idle + 1 : commands.index("railscope nodes NODE")]
+    assert remedy, "it would return with its fault"
+
+
+@pytest.mark.parametrize("name", DRAINED)
+def test_slurm_ends_the_jobs_that_kubernetes_evicts(name: str) -> None:
+    programs = [" ".join(command.split()[:2]) for command in general_commands(name)]
+    cancel = "scancel --nodelist=NODE"
+    assert (cancel in programs) is ("kubectl drain" in programs)
+    if cancel in programs:
+        assert programs.index("scontrol update") < programs.index(cancel)
+        assert programs.index(cancel) < programs.index("squeue --nodelist=NODE")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_hung_job_is_restarted_after_its_dumps_were_copied(job: JobDocument) -> None:
+    commands = list(commands_of("nccl_hang", "a", job))
+    (copied,) = (i for i, each in enumerate(commands) if "flight-recorder" in each)
+    (restarted,) = (i for i, each in enumerate(commands) if {"requeue", "delete"} & {*each.split()})
+    assert copied < restarted
+    directory = PurePath(CollectiveSettings().flight_recorder_directory)
+    assert str(directory) in commands[copied].replace(
+        f"{directory.parent} ", f"{directory.parent}/"
+    )
+
+
+SLURM = """\
+squeue() { printf '%s\\n' "$3" > squeue.txt; echo 'gpu-node-[1-2]'; }
+scontrol() { [ "$3" = 'gpu-node-[1-2]' ] && printf 'gpu-node-1\\ngpu-node-2\\n'; }
+ssh() { echo "$*"; }
+"""
+"""Commands of Slurm with a job on two nodes, and ssh that prints its arguments."""
+
+
+@pytest.mark.parametrize("number", ["60937", "60937_4", "1 2", "1'$(touch hit)", '"; touch hit; "'])
+def test_dumps_of_each_node_are_copied_whatever_the_name_of_the_job(
+    number: str, tmp_path: Path
+) -> None:
+    job = JobDocument("language", "slurm", number)
+    (command,) = (each for each in commands_of("nccl_hang", "a", job) if each.startswith("for "))
+    subprocess.run(["bash", "-c", SLURM + command], cwd=tmp_path, check=True, timeout=30)
+    assert (tmp_path / "squeue.txt").read_text() == f"--jobs={number}\n"
+    for node in ("gpu-node-1", "gpu-node-2"):
+        copied = (tmp_path / f"flight-recorder-{number}-{node}.tar").read_text()
+        assert copied == f"{node} sudo tar --create --directory=/run/railscope flight-recorder\n"
+    assert len(list(tmp_path.iterdir())) == 3
