@@ -418,6 +418,13 @@ def test_the_action_is_read_where_it_differs_by_fault(name: str):
     )
 
 
+@pytest.mark.parametrize("receiver", ["otlp_requests", "dialout_messages"])
+def test_the_runbook_of_a_switch_that_is_not_read_has_each_receiver(receiver: str):
+    section = section_of("RailscopeSwitchNotRead")
+    assert f"(increase(railscope_collector_{receiver}_total[15m]))" in section
+    assert re.search(rf"grep -E '[^']*{receiver.partition('_')[0]}_", section)
+
+
 def test_the_runbook_of_incidents_has_a_section_for_each_class():
     page = (RUNBOOKS / "RailscopeIncident.md").read_text()
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(CLASSES)

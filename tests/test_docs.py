@@ -157,6 +157,14 @@ def test_links_lead_to_files_that_are_there(page: Path):
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_amtool_have_an_address(page: Path):
+    lines = [line for block in blocks(page, "sh") for line in block[1].splitlines()]
+    lines += re.findall(r"`(amtool [^`]+)`", present(page))
+    shown = [line for line in lines if line.startswith("amtool ") and "check-config" not in line]
+    assert [line for line in shown if "--alertmanager.url" not in line] == []
+
+
 @EACH_PAGE
 def test_files_that_are_named_are_there(page: Path):
     """A name in code style with a slash, below one of our directories."""
