@@ -6,14 +6,28 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from railscope_collector.switches.openconfig_tables import GROUPS, is_requested
-from railscope_collector.switches.switch_facts import CISCO, COMWARE, FACTS, ONYX, STANDARD, Fact
+from railscope_collector.switches.switch_facts import (
+    CISCO,
+    COMWARE,
+    FACTS,
+    INTERFACES,
+    LLDP,
+    ONYX,
+    STANDARD,
+    Fact,
+)
 
 _EOS_MODEL = "arista-intf-augments"
 _PREFIX = "railscope_switch_"
 
 
 def _snmp(vendor: str, fact: Fact) -> str:
-    return "yes" if fact.snmp.keys() & {STANDARD, vendor} else ""
+    if vendor in fact.snmp and vendor != STANDARD:
+        return "yes"
+    if (column := fact.snmp.get(STANDARD)) is None:
+        return ""
+    # A switch may lack a standard MIB other than those of interfaces and neighbours: Comware does not count PFC frames.
+    return "yes" if column.table in {INTERFACES, LLDP} else f"if {column.table.name}"
 
 
 def _openconfig(fact: Fact) -> str:

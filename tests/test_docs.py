@@ -165,6 +165,18 @@ def test_commands_of_amtool_have_an_address(page: Path):
     assert [line for line in shown if "--alertmanager.url" not in line] == []
 
 
+def test_a_fact_of_a_mib_that_switches_may_lack_is_no_yes():
+    head, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (DOCS / "switches.md").read_text().splitlines()
+        if line.startswith(("| metric `railscope_switch_`", "| `port_all_priorities_"))
+    ]
+    for row in rows:
+        found = dict(zip(head, row, strict=True))
+        assert found["Comware, SNMP"] == found["other, SNMP"] == "if IEEE8021-PFC-MIB"
+    assert rows
+
+
 @EACH_PAGE
 def test_files_that_are_named_are_there(page: Path):
     """A name in code style with a slash, below one of our directories."""
