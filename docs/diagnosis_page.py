@@ -16,6 +16,7 @@ from railscope_collector.detector_thresholds import AdviceThresholds
 from railscope_collector.diagnosis import (
     network_advice,
     switch_advice,
+    switch_counters,
     switch_evidence,
     switch_links,
     switch_queues,
@@ -66,7 +67,8 @@ unknown: it confirms and contradicts nothing.
   as received, of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
   too. A counter of all priorities together counts while only one priority of the link has pauses. If both ends agree, the confidence is the highest of the class; if one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
-  the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
+  the same number at ports of the same role. Marks and WRED drops that a switch counts for a whole port are compared with those of other ports, and belong to the queue of
+  the port that stands out. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
 - **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
 - **PFC watchdog.** A storm that it detects, or of which a switch counts the end only, is evidence of `pfc_storm`, if the NIC at the port counts pauses as well or its counters are not known.
@@ -89,7 +91,9 @@ hour that following it should gain. All devices that it concerns are victims.
   They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
   per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {switch_advice.MARKS_PER_DEEP:.0%} of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
-- `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of its buffer profile, or a priority group dropped packets although its port pauses the sender.
+- `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of its buffer profile, or the share of the headroom in use is above {switch_advice.MIN_HEADROOM_SHARE:.0%},
+  or its peak is above it and rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender; drops of a whole port count only if one of its
+  priority groups used headroom meanwhile.
 - `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {network_advice.AGREEING_NODES:.0%} of its nodes, in {network_advice.BLOCKS} consecutive blocks of
   {network_advice.BLOCK_MINUTES} minutes.
 - `placement_oversubscribed`: a job that would fit into one pod crosses pods, and is paused or marked {network_advice.PLACED_FACTOR:.0f} times as much as jobs in one pod.

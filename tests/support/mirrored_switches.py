@@ -13,6 +13,7 @@ from railscope import envelopes
 from railscope.catalog import nic, switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, NodeTimestamp
+from railscope.reading import Reading
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
@@ -25,8 +26,8 @@ PAUSES = {nic.PFC_SENT.name: catalog.PFC_RECEIVED, nic.PFC_RECEIVED.name: catalo
 _MAX_BYTES = 64 << 20
 
 Port = tuple[str, str]
-Amount = Callable[[float], int]
-"""Value of a counter or gauge, by the seconds since the start."""
+Amount = Callable[[float], Reading]
+"""Value of a counter or gauge, or the reason of its absence, by the seconds since the start."""
 Amounts = dict[tuple[Metric, Port, str], Amount]
 """By metric, port and priority, queue or priority group, which is empty for the whole port."""
 

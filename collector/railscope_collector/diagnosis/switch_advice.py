@@ -112,7 +112,7 @@ class _DetectedStorm(NamedTuple):
 
 
 def _storms(name: str, sender: TrackedSender, now_ns: int) -> list[_DetectedStorm]:
-    """Return the queues in which a watchdog detected storms recently, or ended them: some switches count the ends only."""
+    """Return the queues in which a watchdog detected storms recently, or ended them where the switch counts the ends only."""
     found: dict[SwitchQueue, float] = defaultdict(float)
     for track in sender.tracks():
         for quantity in ("watchdog_storms", "watchdog_restored"):
@@ -120,10 +120,17 @@ def _storms(name: str, sender: TrackedSender, now_ns: int) -> list[_DetectedStor
             recent = track.recent(now_ns, WATCHDOG_NS, positions) if len(positions) else ()
             for position, count in recent:
                 label = track.columns.labels[position]
-                if count <= MAX_STORMS:
+                is_end = quantity == "watchdog_restored"
+                if count <= MAX_STORMS and not (is_end and _counts_storms(sender, label)):
                     queue = SwitchQueue(name, label.port, label.number)
                     found[queue] = max(found[queue], count)
     return [_DetectedStorm(queue, count) for queue, count in sorted(found.items())]
+
+
+def _counts_storms(sender: TrackedSender, label: PartLabel) -> bool:
+    """True if the switch counts the detected storms of a queue, unless it states that it does not."""
+    found = sender.find(label._replace(quantity="watchdog_storms"))
+    return found is not None and not found[0].is_unsupported(found[1])
 
 
 def _watchdog(
@@ -351,15 +358,21 @@ def _lost_headroom(
 
 
 def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.FindingEvidence]:
-    """Yield the priority groups whose watermark is close to the size of their headroom, or whose highest share is."""
+    """Yield the priority groups that use nearly all of their headroom.
+
+    A peak counts for some minutes after it has risen: the switch keeps its value until a person clears it.
+    """
     for track in sender.tracks():
-        for position in track.positions_of("headroom_share").tolist():
+        for position in np.append(
+            track.positions_of("headroom_share"), track.positions_of("headroom_peak")
+        ).tolist():
             label = track.columns.labels[position]
             share = sender.latest(label)
-            if MIN_HEADROOM_SHARE < share < np.inf:
+            is_new = label.quantity == "headroom_share" or track.has_risen(position)
+            if is_new and MIN_HEADROOM_SHARE < share < np.inf:
                 place = f"{name} {label.port} priority group {label.number}"
                 yield findings.FindingEvidence(
-                    "headroom_share", share, MIN_HEADROOM_SHARE, "limit", place, slots=0
+                    label.quantity, share, MIN_HEADROOM_SHARE, "limit", place, slots=0
                 )
         for position in track.positions_of("headroom").tolist():
             label = track.columns.labels[position]
@@ -373,13 +386,21 @@ def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.Findin
 
 
 def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings.FindingEvidence]:
-    """Yield the priority groups, or ports, that dropped packets although they pause their sender: their headroom was full."""
-    paused = _pausing(sender, now_ns)
+    """Yield the priority groups that dropped packets although they pause their sender: their headroom was full.
+
+    Drops of a whole port may be those of another priority: they count only if a group used headroom at the same time.
+    """
+    paused = _recent_groups(sender, "pauses_sent", now_ns)
+    paused_ports = {port for port, _ in paused}
+    occupied = {port for port, _ in _recent_groups(sender, "headroom_occupancy", now_ns)}
     for track in sender.tracks():
         positions = track.positions_of("group_drops")
         for position, count in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
             label = track.columns.labels[position]
-            if (label.port, label.number) in paused:
+            is_full = (label.port, label.number) in paused
+            if not label.number:
+                is_full = label.port in paused_ports & occupied
+            if is_full:
                 group = f" priority group {label.number}" if label.number else ""
                 place = f"{name} {label.port}{group}"
                 yield findings.FindingEvidence(
@@ -387,12 +408,12 @@ def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings
                 )
 
 
-def _pausing(sender: TrackedSender, now_ns: int) -> set[tuple[str, str]]:
-    """Return the ports that have sent pauses recently, each with the priority and as a whole."""
+def _recent_groups(sender: TrackedSender, quantity: str, now_ns: int) -> set[tuple[str, str]]:
+    """Return port and number of what recently has increased, or has had a value."""
     found = set()
     for track in sender.tracks():
-        positions = track.positions_of("pauses_sent")
+        positions = track.positions_of(quantity)
         for position, _ in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
             label = track.columns.labels[position]
-            found |= {(label.port, label.number), (label.port, "")}
+            found.add((label.port, label.number))
     return found

@@ -51,7 +51,9 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.WATCHDOG_RESTORED.name: "watchdog_restored",
     catalog.GROUP_HEADROOM_WATERMARK.name: "headroom",
     catalog.GROUP_HEADROOM.name: "headroom_size",
-    catalog.GROUP_HEADROOM_PEAK.name: "headroom_share",
+    catalog.GROUP_HEADROOM_PEAK.name: "headroom_peak",
+    catalog.GROUP_HEADROOM_USED.name: "headroom_share",
+    catalog.GROUP_HEADROOM_OCCUPANCY.name: "headroom_occupancy",
     catalog.GROUP_DROPPED.name: "group_drops",
     catalog.PORT_NO_BUFFER_DROPPED.name: "group_drops",
     catalog.SPEED.name: "speed",
@@ -164,6 +166,8 @@ class CounterTrack:
         """Time since which each column is known without interruption."""
         self.last_ns = np.zeros(count, np.int64)
         """Time of the last sample of each column."""
+        self.risen_ns = np.full(count, -_NEVER, np.int64)
+        """Time at which each column was last above its sample before, if that was not older than the kept time."""
         self.samples: deque[tuple[int, int]] = deque()
         """Times of two successive samples each, the newest last."""
         self.uncertainty_ns = 0
@@ -216,6 +220,8 @@ class CounterTrack:
             self._step_count += len(of_start)
         self.since_ns[present & ~follows] = timestamp_ns
         self.since_ns[~present & (codes != Absent.NOT_DUE.value)] = _NEVER
+        is_recent = self.last_ns >= max(timestamp_ns - KEPT_NS, 1)
+        self.risen_ns[present & is_recent & (steps > 0)] = timestamp_ns
         self.last_ns[present], self._values[present] = timestamp_ns, values[present]
         is_due = codes != Absent.NOT_DUE.value
         self._codes[is_due] = codes[is_due]
@@ -278,6 +284,10 @@ class CounterTrack:
         if self.since_ns[position] == _NEVER:
             return np.inf
         return float(self._values[position] * self.columns.scales[position])
+
+    def has_risen(self, position: int) -> bool:
+        """True if a sample of the kept time is above the one before it."""
+        return bool(self.risen_ns[position] > self._newest_ns - KEPT_NS)
 
     def is_unsupported(self, position: int) -> bool:
         """True if the switch states that it does not have a quantity."""

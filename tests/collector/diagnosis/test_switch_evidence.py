@@ -15,6 +15,7 @@ from support.scenarios import UPLINK_DEGRADED
 
 from railscope.catalog import switches as catalog
 from railscope.catalog.declare import Metric
+from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from railscope_collector.diagnosis.incident_report import (
@@ -323,9 +324,31 @@ def detected(port: tuple[str, str]) -> Amounts:
             {(catalog.WATCHDOG_RESTORED, PORT, PRIORITY): lambda seconds: int(seconds > 350)},
             [("nic", "gpu-node-2")],
         ),
+        (
+            {
+                (catalog.WATCHDOG_DETECTED, PORT, PRIORITY): lambda _: 7,
+                (catalog.WATCHDOG_RESTORED, PORT, PRIORITY): lambda seconds: int(seconds > 350),
+            },
+            [],
+        ),
+        (
+            {
+                (catalog.WATCHDOG_DETECTED, PORT, PRIORITY): lambda _: Absent.UNSUPPORTED,
+                (catalog.WATCHDOG_RESTORED, PORT, PRIORITY): lambda seconds: int(seconds > 350),
+            },
+            [("nic", "gpu-node-2")],
+        ),
         ({(catalog.WATCHDOG_DETECTED, PORT, PRIORITY): lambda seconds: int(1e9 * seconds)}, []),
     ],
-    ids=["the NIC pauses", "the NIC does not pause", "no NIC", "ends only", "nonsense"],
+    ids=[
+        "the NIC pauses",
+        "the NIC does not pause",
+        "no NIC",
+        "ends only",
+        "the end of an old storm",
+        "no count of storms",
+        "nonsense",
+    ],
 )
 def test_a_watchdog_is_evidence_of_a_storm_at_its_link(
     frames: ArrivingFrames, tmp_path: Path, amounts: Amounts, storms: list[tuple[str, str]]
@@ -365,6 +388,11 @@ def always(value: int) -> Amount:
     return lambda _: value
 
 
+def later(before: int, after: int) -> Amount:
+    """Return a value that changes after 150 seconds."""
+    return lambda seconds: after if seconds > 150 else before
+
+
 QUEUES: dict[str, tuple[Amounts, str, str]] = {
     "pauses and no marks": (queue_amounts(marks=always(0), pauses=partial(counted, 100)), "ecn_late", "leaf-2 sends 100 pause frames of priority 3 per second, and its queues mark 0 packets: the ECN thresholds are above the PFC threshold"),
     "pauses and more marks": (queue_amounts(marks=partial(counted, 5000), pauses=partial(counted, 100)), "", ""),
@@ -375,9 +403,16 @@ QUEUES: dict[str, tuple[Amounts, str, str]] = {
     "headroom is nearly used": (queue_amounts(headroom=always(95_000), size=always(100_000)), "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 95000"),
     "headroom is left": (queue_amounts(headroom=always(80_000), size=always(100_000)), "", ""),
     "headroom of unknown size": (queue_amounts(headroom=always(95_000)), "", ""),
-    "headroom is nearly used, as a share": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): always(95)}, "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 1"),
-    "headroom is left, as a share": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): always(85)}, "", ""),
-    "drops of a port that pauses": (queue_amounts(pauses=partial(counted, 1)) | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2)}, "headroom_low", "leaf-2 Ethernet9/1: 240"),
+    "headroom is nearly used, as a share": (queue_amounts() | {(catalog.GROUP_HEADROOM_USED, UPLINK, PRIORITY): always(95)}, "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 1"),
+    "headroom is left, as a share": (queue_amounts() | {(catalog.GROUP_HEADROOM_USED, UPLINK, PRIORITY): always(85)}, "", ""),
+    "a peak of headroom that has risen": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): later(0, 95)}, "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 1"),
+    "a peak of headroom that has risen further": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): later(95, 96)}, "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 1"),
+    "a low peak of headroom": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): later(0, 85)}, "", ""),
+    "a peak of headroom of long ago": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): always(95)}, "", ""),
+    "a peak of headroom that was cleared": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): later(95, 91)}, "", ""),
+    "drops of a port with full headroom": (queue_amounts(pauses=partial(counted, 1)) | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2), (catalog.GROUP_HEADROOM_OCCUPANCY, UPLINK, PRIORITY): always(9000)}, "headroom_low", "leaf-2 Ethernet9/1: 240"),
+    "drops of a port that pauses": (queue_amounts(pauses=partial(counted, 1)) | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2), (catalog.GROUP_HEADROOM_OCCUPANCY, UPLINK, PRIORITY): always(0)}, "", ""),
+    "drops of a port of which headroom is unknown": (queue_amounts(pauses=partial(counted, 1)) | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2)}, "", ""),
     "drops of a port that does not pause": (queue_amounts() | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2)}, "", ""),
     "pauses and no marks of the whole port": (queue_amounts(pauses=partial(counted, 100)) | {(catalog.PORT_MARKED_PACKETS, UPLINK, ""): always(0)}, "ecn_late", "leaf-2 sends 100 pause frames of priority 3 per second, and its queues mark 0 packets: the ECN thresholds are above the PFC threshold"),
     "drops of a lossless group": (queue_amounts(drops=partial(counted, 2), pauses=partial(counted, 1)), "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 240"),
