@@ -147,10 +147,14 @@ def is_requested(leaf: str, group: Group) -> bool:
 _PORT_PATHS = frozenset(
     leaf for leaf in TREE.leaves() if any(is_requested(leaf, each) for each in (PORTS, SRL_PORTS))
 )
-_GROUPS_OF_FACTS: Mapping[declare.Metric, str] = {
-    metric: next(group.name for group in (*GROUPS, *SRL_GROUPS) if is_requested(names[0][0], group))
+_GROUPS_OF_FACTS: Mapping[declare.Metric, Sequence[str]] = {
+    metric: [
+        next(group.name for group in (*GROUPS, *SRL_GROUPS) if is_requested(path, group))
+        for path in chain.from_iterable(names)
+    ]
     for metric, names in _NAMES.items()
 }
+"""Groups of the paths of each fact."""
 _FACTS_BY_NAME: Mapping[str, frozenset[str]] = {
     "Ethernet counters": _paths(catalog.SPEED, catalog.PAUSE_SENT),
     "FEC": _paths(catalog.FEC_CORRECTED),
@@ -209,8 +213,9 @@ class OpenConfigAnswers(SwitchAnswers[str, str]):
         return as_decimal(leaf) if metric in self.units else convert(leaf)
 
     def absence(self, metric: declare.Metric) -> Absent:
-        """Return the reason of the group of a fact."""
-        return self.failures.get(_GROUPS_OF_FACTS[metric], Absent.UNSUPPORTED)
+        """Return the first reason of the groups with a path of a fact: any of them may have it."""
+        reasons = (self.failures.get(group) for group in _GROUPS_OF_FACTS[metric])
+        return next((each for each in reasons if each is not None), Absent.UNSUPPORTED)
 
     def parts(self, stream: str, kind: declare.EntityKind, port: str) -> Iterable[PortPart]:
         """Return the queues and lanes that the switch has; the watchdog counts by priority."""
@@ -262,9 +267,11 @@ def as_decimal(leaf: object) -> Decimal | Absent:
         if isinstance(leaf, str) and not _DECIMAL_TEXT.fullmatch(leaf):
             leaf = base64.b64decode(leaf, validate=True)
         if isinstance(leaf, bytes):
-            (leaf,) = struct.unpack(_FLOAT_FORMATS.get(len(leaf), ""), leaf)
+            if len(leaf) not in _FLOAT_FORMATS:
+                return Absent.ERROR
+            (leaf,) = struct.unpack(_FLOAT_FORMATS[len(leaf)], leaf)
         number = Decimal(str(leaf))
-    except (binascii.Error, struct.error, InvalidOperation):
+    except (binascii.Error, InvalidOperation):
         return Absent.ERROR
     return number if number.is_finite() and abs(number) < UNSIGNED_RANGE else Absent.ERROR
 

@@ -156,6 +156,7 @@ def take(*notifications: Mapping[str, Any]) -> gnmi_updates.Leaves:
         ({"boolVal": True}, Absent.ERROR, Absent.ERROR),
         ({"bytesVal": "QBR64Q=="}, Absent.ERROR, Decimal("2.3199999332427979")),
         ({"bytesVal": "QAI="}, Absent.ERROR, Absent.ERROR),
+        ({"bytesVal": ""}, Absent.ERROR, Absent.ERROR),
         ({"floatVal": 64.0}, 64, Decimal(64)),
         ({"doubleVal": -3.25}, Absent.ERROR, Decimal("-3.25")),
         ({"doubleVal": "NaN"}, Absent.ERROR, Absent.ERROR),
@@ -185,6 +186,10 @@ def test_each_kind_of_value_is_a_number_or_has_a_reason(
         assert found is decimal
     else:
         assert abs(found - decimal) < Decimal("0.000001")
+
+
+def test_bytes_without_content_are_an_error():
+    assert tables.as_count(b"") is tables.as_decimal(b"") is Absent.ERROR
 
 
 def test_lists_of_json_have_their_keys_inside():

@@ -191,6 +191,15 @@ def test_group_that_failed_has_its_reason_and_keeps_the_queues_and_lanes_that_ar
     assert found["port_transmit_pause_frames_total", "et-1"] == 12
 
 
+@pytest.mark.parametrize("group", ["ports", "Ethernet counters"])
+def test_fact_with_paths_in_two_groups_has_the_reason_of_the_one_that_failed(group: str):
+    messages = [answer(state={"type": "ethernetCsmacd", "oper-status": "UP"})]
+    fact = "port_receive_fcs_errors_total", "e1"
+    assert values(read(messages))[fact] is Absent.UNSUPPORTED
+    assert values(read(messages, {group: Absent.TIMEOUT}))[fact] is Absent.TIMEOUT
+    assert values(read(messages, {"PFC": Absent.TIMEOUT}))[fact] is Absent.UNSUPPORTED
+
+
 @pytest.mark.parametrize("capture", [ARISTA, SRL])
 def test_values_that_arrived_before_their_request_failed_count(capture: str):
     messages = captures.until_sync(captures.capture_messages(capture))
