@@ -172,8 +172,8 @@ class CounterTrack:
         """Times of two successive samples each, the newest last."""
         self.uncertainty_ns = 0
         self._values = np.zeros(count, np.int64)
-        self._codes = np.full(count, Absent.UNSUPPORTED.value, np.uint8)
-        """Last reason of each column that was due, or that it was present."""
+        self._codes = np.full(count, Absent.NOT_DUE.value, np.uint8)
+        """Last reason of each column that was due, or that it was present; not due before its first sample."""
         self._steps: deque[SampleSteps] = deque()
         self._step_count = 0
         self._run = ""
@@ -344,14 +344,19 @@ class TrackedSender:
                 return track, position
         return None
 
-    def lacks(self, quantity: str, port: str = "") -> bool:
-        """True if a switch does not provide a quantity, of a port or of any."""
-        return all(
+    def lacks(self, *quantities: str, port: str = "") -> bool:
+        """True if a switch states that it provides none of these quantities, of a port or of any.
+
+        A switch that has not yet reported any of them states nothing.
+        """
+        states = [
             track.is_unsupported(position)
             for track in self.tracks()
+            for quantity in quantities
             for position in track.positions_of(quantity).tolist()
             if port in {"", track.columns.labels[position].port}
-        )
+        ]
+        return bool(states) and all(states)
 
     def latest(self, label: PartLabel) -> float:
         """Return the newest value of a gauge; infinite if it is unknown."""

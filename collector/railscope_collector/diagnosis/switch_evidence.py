@@ -71,6 +71,8 @@ class ComparedPauses(NamedTuple):
     low: float
     high: float
     seconds: float
+    is_of_all: bool = False
+    """True if the switch counts all priorities together."""
 
     @property
     def agrees(self) -> bool:
@@ -86,8 +88,9 @@ class ComparedPauses(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Switch, port and priority."""
-        return f"{self.link.switch} {self.link.port} priority {self.priority}"
+        """Switch, port and priority in words."""
+        counted = "all priorities" if self.is_of_all else f"priority {self.priority}"
+        return f"{self.link.switch} {self.link.port} {counted}"
 
 
 @dataclass(slots=True)
@@ -228,7 +231,7 @@ class SwitchEvidence:
             sender = self.readings.senders.get(port[0])
             if is_known or sender is None:
                 continue
-            if all(sender.lacks(name, port[1]) for name in (quantity, f"all_{quantity}")):
+            if sender.lacks(quantity, f"all_{quantity}", port=port[1]):
                 found[port[0]] = not_provided(f"switch_{quantity}", " ".join(port))
         return tuple(found.values())[:MAX_NAMED]
 
@@ -274,13 +277,16 @@ class SwitchEvidence:
         if nic is None or switch is None or host is None:
             return None
         here = switch.find(counters.PartLabel(at_switch, link.port, priority))
-        if is_alone and (here is None or here[0].is_unsupported(here[1])):
+        is_of_all = is_alone and (here is None or here[0].is_unsupported(here[1]))
+        if is_of_all:
             here = switch.find(counters.PartLabel(f"all_{at_switch}", link.port))
         there = host.find(counters.PartLabel(at_nic, link.interface, priority))
         if here is None or there is None or not here[0].is_fresh(view.timestamp_ns):
             return None
         counts = compare_counts(*here, *there, since_ns)
-        return ComparedPauses(link, nic, is_from_nic, priority, *counts) if counts else None
+        if counts is None:
+            return None
+        return ComparedPauses(link, nic, is_from_nic, priority, *counts, is_of_all=is_of_all)
 
 
 def short_name(name: str) -> str:

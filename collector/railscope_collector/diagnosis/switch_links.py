@@ -146,7 +146,7 @@ class SwitchLinks:
                 is_confirmed=True,
                 queue=SwitchQueue(*port),
             )
-        if all(sender.lacks(quantity, port[1]) for quantity in (*CORRUPTED, *UNREADABLE)):
+        if sender.lacks(*CORRUPTED, *UNREADABLE, port=port[1]):
             row = not_provided("port_errors", " ".join(port))
             return replace(finding, evidence=(*finding.evidence, row))
         return finding

@@ -14,7 +14,12 @@ from railscope.frame import Column, Entity, NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import switch_counters, switch_evidence
-from railscope_collector.diagnosis.switch_counters import CounterTrack, PartLabel, SenderReadings
+from railscope_collector.diagnosis.switch_counters import (
+    CounterTrack,
+    PartLabel,
+    SenderReadings,
+    TrackedSender,
+)
 from railscope_collector.diagnosis.switch_evidence import ComparedPauses, LinkedPort
 from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_reading import PRIORITY, SwitchReading
@@ -138,3 +143,25 @@ def test_a_column_that_is_not_due_keeps_its_last_value() -> None:
     found = track(SWITCH_COLUMN, [(10.0 * n, value) for n, value in enumerate(values, 1)])
     assert found.bounds(0, (10 * SECOND_NS,) * 2, (30 * SECOND_NS,) * 2) == (30, 30)
     assert found.bounds(0, (10 * SECOND_NS,) * 2, (20 * SECOND_NS,) * 2) == (0, 30)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_lacking"),
+    [
+        ([Absent.NOT_DUE], False),
+        ([Absent.TIMEOUT], False),
+        ([0], False),
+        ([Absent.UNSUPPORTED], True),
+        ([Absent.UNSUPPORTED, Absent.NOT_DUE], True),
+        ([Absent.UNSUPPORTED, Absent.TIMEOUT], False),
+    ],
+)
+def test_a_switch_lacks_only_what_it_states_not_to_have(
+    values: list[Reading], *, is_lacking: bool
+) -> None:
+    found = track(SWITCH_COLUMN, [(10.0 * n, value) for n, value in enumerate(values, 1)])
+    sender = TrackedSender({PRIORITY: (b"", found)})
+    assert sender.lacks("pauses_received", "all_pauses_received") is is_lacking
+    assert sender.lacks("pauses_received", port="Ethernet1") is is_lacking
+    assert not sender.lacks("pauses_received", port="Ethernet2")
+    assert not sender.lacks("marks"), "no column has reported it"

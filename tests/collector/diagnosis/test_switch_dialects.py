@@ -152,6 +152,8 @@ def test_each_dialect_has_the_same_incidents(
         (row,) = (each for each in receiver.evidence if each.signal == "switch_pauses_received")
         assert row.device.startswith(f"{LEAF} {leaf.names[PORT]}")
         if dialect in COUNTING:
+            counted = "all priorities" if dialect == "snmp" else "priority 3"
+            assert row.device == f"{LEAF} {leaf.names[PORT]} {counted}"
             assert row.value is not None
             assert row.value > 100_000
             assert receiver.confidence == pytest.approx(CONFIRMED)
