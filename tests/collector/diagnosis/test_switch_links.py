@@ -16,6 +16,7 @@ from test_switch_evidence import counted, diagnose, end_ns, leaf_of, mirror, pod
 
 from railscope.catalog import switches as catalog
 from railscope.catalog.declare import Metric
+from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis.findings import NOT_PROVIDED, SLOT_NS
 from railscope_collector.diagnosis.incident_report import IncidentDocument, LeafDocument
@@ -212,11 +213,13 @@ def lost_data(errors: Amounts) -> Incident:
 def test_errors_of_the_switch_port_confirm_data_lost_on_a_link() -> None:
     found = lost_data(of_ports(catalog.FCS_ERRORS, [PORT], rising(20)))
     silent = lost_data(of_ports(catalog.FCS_ERRORS, [PORT], step(0, 0)))
-    without = lost_data({})
+    without = lost_data(of_ports(catalog.FCS_ERRORS, [PORT], lambda _: Absent.UNSUPPORTED))
+    unread = lost_data({})
     (row,) = (each for each in found.evidence if each.signal.startswith("port_"))
     assert (row.signal, row.device) == ("port_fcs_errors", " ".join(PORT))
     assert row.value > 0.5
     assert (found.queue, silent.queue) == ((*PORT, ""), None)
     assert [each.signal for each in silent.evidence] == ["naks"]
+    assert [each.signal for each in unread.evidence] == ["naks"]
     (row,) = (each for each in without.evidence if each.signal.startswith("port_"))
     assert (row.comparison, np.isnan(row.value)) == (NOT_PROVIDED, True)
