@@ -18,6 +18,7 @@ from live_switches import LiveSwitches
 from prometheus_support import RunningPrometheus, running_prometheus
 from support.dashboards import DASHBOARDS
 
+from railscope.catalog import switches as catalog
 from railscope.catalog.declare import BASIC, FULL, MetricDetail
 from railscope_dashboards.promql import RULES, detail_of, fill_variables
 from railscope_simulator import NodeSpec
@@ -82,6 +83,11 @@ QUIET: Mapping[tuple[str, str], str] = {
     ): "Both ends are read for less than its 15 minutes.",
 }
 """Panels without data here, by dashboard and title, with the reason."""
+OTHER_SWITCHES = (
+    catalog.PORT_WRED_DROPPED_PACKETS, catalog.GROUP_HEADROOM_OCCUPANCY, catalog.PORT_NO_BUFFER_DROPPED, catalog.QUEUE_PEAK,
+    catalog.GROUP_HEADROOM_PEAK, catalog.FCS_ERRORS, catalog.SYMBOL_ERRORS, catalog.FEC_CORRECTED, catalog.FEC_UNCORRECTABLE,
+)  # fmt: skip
+"""Facts that other dialects have than the switches here; those of transceivers as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +255,13 @@ async def check_panels(site: ProgramDirectory, agents: Mapping[str, Program]) ->
         node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
         for node, agent in agents.items()
     }
-    shown = [q for q in every_question() if (q.dashboard, q.panel) not in QUIET]
+    shown = [
+        q
+        for q in every_question()
+        if (q.dashboard, q.panel) not in QUIET
+        and not any(metric.name in q.expression for metric in OTHER_SWITCHES)
+        and "railscope_switch_transceiver_" not in q.expression
+    ]
     of_basic = [q for q in shown if detail_of(q.expression) is BASIC]
     assert len(of_basic) > 100
     async with prometheus(site, pages, BASIC) as basic, prometheus(site, pages, FULL) as full:

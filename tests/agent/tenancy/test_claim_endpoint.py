@@ -79,7 +79,7 @@ def test_an_id_starts_again_only_if_requested(served):
     ("request_", "status", "message"),
     [
         (("POST", "/v1/claims", b"{"), 400, "truncated"),
-        (("POST", "/v1/claims", b'{"\xff": 1}'), 400, "can't decode byte 0xff"),
+        (("POST", "/v1/claims", b'{"\xff": 1}'), 400, "utf-8"),
         (("POST", "/v1/claims", []), 422, "Expected `object`"),
         (("POST", "/v1/claims", {**BATCH, "gpu": "0"}), 422, "unknown field `gpu`"),
         (("POST", "/v1/claims", {**BATCH, "id": "../a"}), 422, "$.id"),
@@ -102,7 +102,8 @@ def test_an_id_starts_again_only_if_requested(served):
 )
 def test_rejected_requests(served, request_, status, message):
     actual, content = ask(served.path, *request_)
-    assert (actual, message in str(content)) == (status, True), content
+    # Releases of msgspec write the name of an encoding differently.
+    assert (actual, message.lower() in str(content).lower()) == (status, True), content
     assert ask(served.path, "GET", "/v1/claims") == (200, {"claims": []})
 
 

@@ -129,7 +129,6 @@ def test_a_growing_log_has_the_incident_and_its_change_once(followed: FollowedLo
     state = followed.state
     assert followed.frames.start_ns + 380 * SECOND_NS < state.timestamp_ns
     assert (state.lag_bytes, state.failures, state.dropped) == (0, 0, 0)
-    assert any(line.groups for line in followed.lines)
 
 
 @pytest.mark.parametrize("at_seconds", [100, 333, 365])
@@ -149,8 +148,6 @@ def test_a_process_that_is_killed_evaluates_what_was_received_meanwhile(
     (change,) = followed.changes
     assert change[2] <= followed.frames.start_ns + ONSET_NS + 60 * SECOND_NS
     assert followed.state.dropped == 0
-    slots = [line.groups.slot for line in followed.lines if line.groups]
-    assert sorted(set(slots)) == list(range(max(slots) + 1)), "no slot is left out"
 
 
 def test_a_change_is_sent_again_until_it_is_acknowledged(followed: FollowedLog) -> None:
