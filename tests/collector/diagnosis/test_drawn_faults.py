@@ -431,15 +431,18 @@ def test_claims_beyond_the_limit_of_a_gpu_are_reported() -> None:
     assert list(diagnosis.exceeded_limits()) == ["1 claims ignored: expected at most 64 of a GPU"]
 
 
-@pytest.mark.parametrize(("is_sampled", "severity"), [(True, "warning"), (False, "info")])
+@pytest.mark.parametrize(
+    ("slots", "is_sampled", "severity"),
+    [(26, True, "info"), (50, True, "warning"), (50, False, "info")],
+)
 def test_a_node_with_a_capture_is_separated_if_its_agent_samples_on(
-    *, is_sampled: bool, severity: str
+    slots: int, *, is_sampled: bool, severity: str
 ) -> None:
-    """A capture that ends has no samples: it shows nothing about the network."""
+    """A capture that ends has no samples: it shows nothing about the network. A minute may be a restart, as in the live diagnosis."""
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     fault, feed = FAULTS["agent_partition"](cluster), DrawnFeed(cluster, 50)
     feed.diagnosis.has_captures = True
-    for slot in range(50):
+    for slot in range(slots):
         row = cluster.draw()
         if slot >= 20:
             fault.effect(cluster, row, slot - 20)
