@@ -29,6 +29,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, zip_longest
 from operator import itemgetter
@@ -397,6 +398,16 @@ def _processor_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def _restart_executors() -> None:
+    """Make executors of modules start threads again: a fork has none, and would wait for them."""
+    for module in list(sys.modules.values()):
+        for executor in list(getattr(module, "__dict__", {}).values()):
+            if isinstance(executor, ThreadPoolExecutor):
+                fresh = ThreadPoolExecutor(executor._max_workers)  # noqa: SLF001
+                for name in ("_threads", "_idle_semaphore", "_work_queue"):
+                    setattr(executor, name, getattr(fresh, name))
+
+
 class Judge:
     """Plugin of pytest that runs the tests once, and those of each mutant in a child process."""
 
@@ -415,7 +426,7 @@ class Judge:
             message = "tests cannot be imported"
             raise session.Failed(message)
         imported = set(self._switch.executed)
-        costs, failing = self._tests_of_mutants(session.items)
+        costs, failing = self._tests_of_mutants(session.items, imported)
         items = {item.nodeid: item for item in session.items if item.nodeid not in failing}
         for name in failing:
             sys.stdout.write(f"\nfails without a mutant: {name}")
@@ -438,7 +449,7 @@ class Judge:
         return True
 
     def _tests_of_mutants(
-        self, items: list[pytest.Item]
+        self, items: list[pytest.Item], imported: set[int]
     ) -> tuple[dict[int, dict[str, float]], dict[str, list[int]]]:
         """Return the tests that execute each mutant, with their processor time, and the mutants of tests that fail.
 
@@ -455,7 +466,10 @@ class Judge:
                 started = _processor_seconds()
                 is_failed = self._fails(item, following)
                 used = round(_processor_seconds() - started, 3)
-                entry = [used, sorted(set(map(int, executed.read_text().split()))), is_failed]
+                # Programs import modules again, with the mutant; the process of the tests does not.
+                numbers = set(map(int, executed.read_text().split()))
+                numbers -= imported - self._switch.executed
+                entry = [used, sorted(numbers), is_failed]
                 known[item.nodeid] = entry
                 file.write(json.dumps([item.nodeid, *entry]) + "\n")
                 file.flush()
@@ -484,6 +498,7 @@ class Judge:
                 limit = int(self._seconds) + MAX_TEST_SECONDS
                 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
                 resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+                _restart_executors()
                 os.write(writer, "\t".join(self._first_failure(items)).encode())
             finally:
                 os._exit(0)

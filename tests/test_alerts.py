@@ -395,7 +395,7 @@ TEXT_OF_COMMANDS = {
     "devlink dev reload": "reset the NIC",
     "modprobe": "load the driver",
 }
-"""What the numbered actions of a runbook contain, by a part of its commands."""
+"""Text that the numbered actions of a runbook contain, by a part of its commands."""
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "The commands, in order" in section_of(n)])

@@ -10,13 +10,15 @@ from pathlib import Path
 import mutation
 
 NAMES = ("in_process", "in_process_and_equal", "in_program", "in_failing_test", "unused")
-MODULE = "".join(f"def {name}(n):\n    return n > 2\n" for name in NAMES)
+MODULE = "".join(f"def {name}(n):\n    return n > 2\n" for name in NAMES) + "LIMIT = 1 < 2\n"
 TESTS = """
 import subprocess, sys, module
+from concurrent.futures import ThreadPoolExecutor
+threads = ThreadPoolExecutor(1)
 def test_fails():
     assert module.in_failing_test(3) is None
 def test_in_process():
-    assert module.in_process(3)
+    assert threads.submit(module.in_process, 3).result(timeout=10)
 def test_in_process_and_equal():
     assert not module.in_process_and_equal(2)
 def test_in_program():
@@ -44,6 +46,7 @@ def test_a_mutant_is_judged_by_tests_that_pass_without_it_also_in_programs(tmp_p
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)  # fmt: skip
     rows = [line.split("\t") for line in (tmp_path / "results.tsv").read_text().splitlines()]
     assert {row[2].partition(":")[2]: row[4] for row in rows} == {
+        "": "imported",
         "in_process": "survived",
         "in_process_and_equal": "killed",
         "in_program": "killed",

@@ -367,7 +367,7 @@ def build_api(
 
 @dataclass(frozen=True, slots=True)
 class SinksLayer:
-    """What sends views, metrics and incidents to other programs."""
+    """Senders of views, metrics and incidents to other programs."""
 
     api: read_api.ViewApi
     influx: influx.InfluxSink

@@ -82,7 +82,7 @@ _VALID: Mapping[MetricUnit, tuple[int, int]] = {
 A port of 800 Gb/s has 1.2 * 10**9 frames of the smallest size per second.
 """
 ALL_ONES = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
-"""What drivers return for an unknown value, as -1 of an unsigned type of 32 or 64 bits."""
+"""Values that drivers return for an unknown one, as -1 of an unsigned type of 32 or 64 bits."""
 WHOLE = -(1 << 63), (1 << 63) - 1
 """Limits of numbers that others have written: each is valid, also those that drivers use as marks."""
 BLANKS = range((1 << 31) - 16, 1 << 31), range((1 << 63) - 16, 1 << 63)

@@ -1,4 +1,4 @@
-"""What drivers report of a fault, in the kernel log and in NVML events.
+"""Reports of drivers about a fault, in the kernel log and in NVML events.
 
 Reports about GPUs are in the form of the driver's own (open-gpu-kernel-modules, NVIDIA's Xid
 catalogue). Messages about NICs, with their levels, are in the form of linux,

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from msgspec import inspect
 
 from railscope import api
-from railscope.api.newer_documents import decode_document
+from railscope.api.newer_documents import MAX_NAME_LENGTH, decode_document
 from railscope.client.cluster_reading import ClusterReading
 from railscope.client.cluster_tables import incident_row, node_table
 
@@ -115,6 +115,14 @@ def test_an_entity_of_an_unknown_kind_is_shown_by_its_name() -> None:
         ["power_supply r1 b2"],
         ["n1"],
     )
+
+
+def test_the_name_of_an_unknown_entity_fits_a_line() -> None:
+    cause = {"kind": "power_supply", "rack": "r" * 1000}
+    body = msgspec.json.encode(INCIDENT | {"cause": cause})
+    found = decode_document(body, api.IncidentDocument).cause
+    assert isinstance(found, api.OtherDocument)
+    assert found.name == f"power_supply {'r' * 1000}"[:MAX_NAME_LENGTH]
 
 
 def test_an_unknown_state_is_shown_by_its_name() -> None:

@@ -30,10 +30,13 @@ from railscope_collector.console import PageProblemError, page_rendering
 from railscope_collector.console.curves import HistoryCurve, TimeRange
 from railscope_collector.console.group_curves import (
     BEFORE_JOB,
+    MAX_NODES,
     GroupDevices,
     GroupKey,
     GroupMembers,
+    GroupNode,
     find_members,
+    read_nodes,
 )
 from railscope_collector.console.history_pages import (
     AFTER_NS,
@@ -49,7 +52,7 @@ from railscope_collector.console.history_pages import (
     shown_period,
 )
 from railscope_collector.console.history_server import SOURCE, CurveQuery
-from railscope_collector.console.node_history import NodeHistory
+from railscope_collector.console.node_history import MAX_RECORDS, TOO_MANY, NodeHistory
 from railscope_collector.console.page_table import (
     PAGES_BY_NAME,
     HistoryQuery,
@@ -57,6 +60,7 @@ from railscope_collector.console.page_table import (
     PageRequest,
     parse_query,
 )
+from railscope_collector.fleet.fleet import FleetNode
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.http.read_pool import MAX_READS_PER_REQUESTER, ReadPool
 from railscope_collector.state.collector_state import CollectorState
@@ -299,6 +303,36 @@ async def test_a_job_that_shares_its_gpus_has_no_curves_of_devices(site: Running
     model = await show.models()["job_history"](job_request(ANYONE))
     assert isinstance(model, GroupPageModel)
     assert (model.history.problem, model.history.figures) == (SHARED_GPUS, ())
+
+
+@pytest.mark.parametrize(
+    ("count", "source"), [(MAX_NODES, "8 of 8 nodes"), (MAX_NODES + 1, "8 of 9 nodes")]
+)
+async def test_a_page_reads_few_nodes_of_a_rail(tmp_path: Path, count: int, source: str) -> None:
+    names = [f"n{number}" for number in range(count)]
+    devices = GroupDevices(frozenset(), frozenset({"1"}))
+    pages = pages_of_groups(tmp_path, None, lambda _: dict.fromkeys(names, devices))
+    pages.core.fleet.nodes.update({name: FleetNode(name) for name in names})
+    page = PAGES_BY_NAME["rail_history"]
+    asked = PageRequest(page, ANYONE, GROUP_PARTS["rail_history"], parse_query(page, {}))
+    model = await pages.models()["rail_history"](asked)
+    assert isinstance(model, GroupPageModel)
+    assert model.history.source.endswith(source)
+    assert not model.history.problem
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_nodes_share_the_envelopes_of_a_page(site: RunningCollector) -> None:
+    """Those beyond the bound are missing, and the curve states it."""
+    history = HistoryPages.from_api(site.collector.api, ReadPool()).nodes
+    now_ns = time.time_ns()
+    period = TimeRange(now_ns - 600 * SECOND_NS, now_ns)
+    member = GroupNode("n1", {"gpu": frozenset({("gpu", "GPU-n1-1")})}, 0)
+    _, whole_curves = read_nodes(history, [member], period)
+    assert any(np.isfinite(curve.values).any() for curve in whole_curves.values())
+    # So many nodes that none has an envelope left.
+    _, found = read_nodes(history, [member] * (MAX_RECORDS + 1), period)
+    assert {curve.gaps[-1].reason for curve in found.values()} == {TOO_MANY}
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -312,7 +312,7 @@ class HistoryPages:
             shown = CurvesModel(period, history_server.SOURCE, problem or NO_SERVER, ())
             return GroupPageModel(name, shown, self.server is not None)
         source = f"the frame log of the collector, {len(nodes)} of {count} nodes"
-        if not any(keys for each in nodes for keys in each.keys.values()):
+        if isinstance(key, JobKey) and not any(k for each in nodes for k in each.keys.values()):
             problem = problem or SHARED_GPUS
         members = ((each.node, each.since_ns, *each.keys.values()) for each in nodes)
         cached = (key, *members, period.range, width)

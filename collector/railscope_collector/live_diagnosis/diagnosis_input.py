@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class DiagnosisInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the collector states; None is unchanged."""
+    """Statements of the collector; None is unchanged."""
 
     wall_ns: int
     """Time of the collector's clock."""

@@ -80,7 +80,7 @@ _decoder = msgspec.json.Decoder(DiagnosisLine)
 
 
 class IncidentDecisions(msgspec.Struct):
-    """What the collector has done about incidents."""
+    """Actions of the collector about incidents."""
 
     notified: dict[str, str] = {}
     """State of which the webhook was notified, by incident."""

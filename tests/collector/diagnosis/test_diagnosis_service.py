@@ -1,4 +1,4 @@
-"""What the collector does with the lines of its diagnosis, and what it saves itself."""
+"""The collector takes the lines of its diagnosis, and saves decisions itself."""
 
 from __future__ import annotations
 

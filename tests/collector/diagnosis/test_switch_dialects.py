@@ -43,7 +43,7 @@ _MAX_BYTES = 64 << 20
 
 
 class ReadLeaf(NamedTuple):
-    """What a collector receives of the leaf in one dialect."""
+    """Frames of the leaf in one dialect."""
 
     polls: list[ReceivedBatches]
     schemas: dict[bytes, WireSchema]
