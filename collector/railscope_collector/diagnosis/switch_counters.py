@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from railscope.catalog import METRICS, nic, switches as catalog
+from railscope.catalog import METRICS, entities, nic, switches as catalog
 from railscope.catalog.declare import MetricKind
 from railscope.reading import PRESENT, Absent
 from railscope.timestamps import SECOND_NS
@@ -66,6 +66,15 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.UNCORRECTED_SYMBOLS.name: "uncorrectable_symbols",
 }
 """Metrics of switches that are used, and their names here."""
+_IS_NUMBERED: Mapping[str, frozenset[bool]] = {
+    quantity: frozenset(
+        METRICS[name].about is not entities.SWITCH_PORT
+        for name, each in SWITCH_QUANTITIES.items()
+        if each == quantity
+    )
+    for quantity in SWITCH_QUANTITIES.values()
+}
+"""If a quantity is one of whole ports (false), of their priorities, queues or groups (true), or of either."""
 HOST_QUANTITIES: Mapping[str, str] = {
     nic.PFC_SENT.name: "pauses_sent",
     nic.PFC_RECEIVED.name: "pauses_received",
@@ -293,6 +302,10 @@ class CounterTrack:
         """True if the switch states that it does not have a quantity."""
         return bool(self._codes[position] == Absent.UNSUPPORTED.value)
 
+    def is_present(self, position: int) -> bool:
+        """True if the last reading of a column is a value."""
+        return bool(self._codes[position] == PRESENT)
+
     def values_of(self, position: int, from_ns: int) -> list[float]:
         """Return the values of a gauge, or the increases of a counter, in the samples since a time."""
         found: dict[int, float] = defaultdict(float)
@@ -345,18 +358,23 @@ class TrackedSender:
         return None
 
     def lacks(self, *quantities: str, port: str = "") -> bool:
-        """True if a switch states that it provides none of these quantities, of a port or of any.
+        """True if a switch provides none of these quantities, of a port or of any.
 
-        A switch that has not yet reported any of them states nothing.
+        It states so, or it reports other facts of the same ports and queues and has no column for these. A switch that has
+        not reported such facts either, as after a failure, shows nothing.
         """
-        states = [
-            track.is_unsupported(position)
-            for track in self.tracks()
-            for quantity in quantities
-            for position in track.positions_of(quantity).tolist()
-            if port in {"", track.columns.labels[position].port}
-        ]
-        return bool(states) and all(states)
+        wanted, others = list[bool](), set[bool]()
+        for track in self.tracks():
+            for position, label in enumerate(track.columns.labels):
+                if port not in {"", label.port}:
+                    continue
+                if label.quantity in quantities:
+                    wanted.append(track.is_unsupported(position))
+                elif track.is_present(position):
+                    others.add(bool(label.number))
+        if wanted:
+            return all(wanted)
+        return others >= frozenset().union(*(_IS_NUMBERED[each] for each in quantities))
 
     def latest(self, label: PartLabel) -> float:
         """Return the newest value of a gauge; infinite if it is unknown."""

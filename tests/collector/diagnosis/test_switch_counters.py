@@ -164,4 +164,16 @@ def test_a_switch_lacks_only_what_it_states_not_to_have(
     assert sender.lacks("pauses_received", "all_pauses_received") is is_lacking
     assert sender.lacks("pauses_received", port="Ethernet1") is is_lacking
     assert not sender.lacks("pauses_received", port="Ethernet2")
-    assert not sender.lacks("marks"), "no column has reported it"
+    assert not sender.lacks("errors"), "nothing of whole ports is read"
+
+
+@pytest.mark.parametrize(("value", "is_lacking"), [(0, True), (Absent.TIMEOUT, False)])
+def test_a_switch_lacks_what_its_dialect_has_no_column_for(
+    value: Reading, *, is_lacking: bool
+) -> None:
+    """It reports another count of its priorities. If that fails, nothing is known."""
+    sender = TrackedSender({PRIORITY: (b"", track(SWITCH_COLUMN, [(10.0, value)]))})
+    assert sender.lacks("pauses_sent") is is_lacking
+    assert sender.lacks("pauses_sent", port="Ethernet1") is is_lacking
+    assert not sender.lacks("pauses_sent", port="Ethernet2")
+    assert not sender.lacks("marks"), "it may be one of whole ports, of which nothing is read"
