@@ -22,7 +22,6 @@ from railscope_collector.diagnosis.findings import (
     Cause,
     DiagnosisView,
     Finding,
-    above,
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES, part_kind
 from railscope_collector.diagnosis.jobs import ActiveJob
@@ -165,7 +164,8 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
     elif cause.kind == "rack":
         nodes = {devices.gpus[position].node for position in parts}
     elif cause.kind == "storage":
-        nodes = _clients(view, cause.name)
+        # The clients that it delays: others may have it mounted, and hardly use it.
+        nodes = {devices.mounts[position].node for position in parts}
     elif cause.job:
         nodes = {name for job in view.jobs if job.key == cause.job for name in job.nodes}
     device = (cause.kind, cause.position, cause.name)
@@ -198,15 +198,6 @@ def _uses(view: DiagnosisView, job: ActiveJob, cause: Cause, nodes: set[str]) ->
     if cause.kind == "nic" and any(cause.position in other.nics for other in view.jobs):
         return bool(cause.position in job.nics)
     return not nodes.isdisjoint(job.nodes)
-
-
-def _clients(view: DiagnosisView, server: str) -> set[str]:
-    """Return the nodes that use a file server now, or usually: a mount without requests delays nothing."""
-    names = ("reads", "writes")
-    usual = np.fmax(*(view.base(DeviceKind.MOUNT, name) for name in names))
-    uses = above(np.fmax(usual, np.fmax(*(view.signals.mount[name] for name in names))), 0.0)
-    mounts = enumerate(view.devices.mounts)
-    return {mount.node for p, mount in mounts if mount.server == server and uses[p]}
 
 
 def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:

@@ -346,6 +346,22 @@ def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> N
     assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
 
 
+def test_slow_storage_reaches_the_jobs_that_wait_for_it_and_no_other_client() -> None:
+    """Each node has it mounted, and reads a file at times: that is no reason why its job is slow."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        user, other = cluster.jobs
+        row.mount["operations"][other.nodes] = 0.01
+        if since >= 0:
+            row.mount["latency"] *= 25
+            row.gpu["utilization"][user.nodes] *= 0.6
+            cluster.slow_job(row, user, 0.6)
+
+    (incident,) = incidents_of(slow_down, ONSET + 30, changes_past=True)
+    assert incident.class_name == "storage_bound"
+    assert {job.workload for job in incident.reach.jobs} == {"101"}
+
+
 def test_a_job_that_runs_as_before_does_not_wait_for_storage_that_stays_slow() -> None:
     def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
