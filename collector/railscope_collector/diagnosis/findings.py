@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -81,6 +82,42 @@ class FindingEvidence:
 
 Evidence: TypeAlias = tuple[FindingEvidence, ...]
 """Evidence of one finding; the first one determines its onset."""
+
+
+MAX_SHOWN = 4
+"""Devices of many whose values evidence contains."""
+
+
+class Compared(NamedTuple):
+    """A signal of all NICs or of all GPUs: its values and their limits, or one number for all."""
+
+    signal: str
+    values: Floats | float
+    limits: Floats | float
+    comparison: str = "limit"
+    slots: int | None = None
+
+    def of_nics(self, view: DiagnosisView, positions: Iterable[int]) -> Evidence:
+        """Return the evidence of the first of some NICs."""
+        return self._of(view.nic_name, len(view.devices.nics), positions)
+
+    def of_gpus(self, view: DiagnosisView, positions: Iterable[int]) -> Evidence:
+        """Return the evidence of the first of some GPUs."""
+        return self._of(view.gpu_name, len(view.devices.gpus), positions)
+
+    def _of(self, name_of: Callable[[int], str], count: int, positions: Iterable[int]) -> Evidence:
+        values, limits = (np.broadcast_to(each, count) for each in (self.values, self.limits))
+        return tuple(
+            FindingEvidence(
+                self.signal,
+                float(values[position]),
+                float(limits[position]),
+                self.comparison,
+                name_of(int(position)),
+                slots=self.slots,
+            )
+            for position in islice(positions, MAX_SHOWN)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,13 +54,11 @@ def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if position < 0 or number < 0 or (not name and xid(number).error_class != "hardware"):
             continue
         is_fatal = not name and xid(number).severity == "fatal"
-        evidence = findings.FindingEvidence(
-            f"xid {number}", 1.0, 0.0, findings.EVENT, view.gpu_name(position), slots=0
-        )
+        evidence = findings.Compared(f"xid {number}", 1.0, 0.0, findings.EVENT, slots=0)
         yield findings.Finding(
             name or "xid_event",
             findings.Cause("gpu", position),
-            (evidence,),
+            evidence.of_gpus(view, [position]),
             ERROR_STRENGTH if name == "ecc_uncorrectable" else XID_STRENGTH,
             severity="critical" if is_fatal else "",
             onset_ns=node_event.timestamp_ns,
@@ -84,20 +82,26 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     # All GPUs of a node that no job uses: the driver was unloaded.
     gone &= (answering > 0) | (view.job_of_gpu >= 0)
     hung = ~alive & (reason == Absent.TIMEOUT.value)
-    yield from _without_answer(view, "gpu_lost", gone, "gone")
-    yield from _without_answer(view, "gpu_unresponsive", hung, "timeout")
     stuck = ~alive & (reason == Absent.RESET_REQUIRED.value)
-    yield from _without_answer(view, "gpu_unresponsive", stuck, "reset_required")
+    # The driver does not answer about them, or answers that they are gone: they have no value.
+    for name, hit, absence in (
+        ("gpu_lost", gone, "gone"),
+        ("gpu_unresponsive", hung, "timeout"),
+        ("gpu_unresponsive", stuck, "reset_required"),
+    ):
+        no_answer = findings.Compared("utilization", np.nan, np.nan, absence, ANSWER_SLOTS)
+        yield from _gpu_findings(view, name, hit, no_answer)
     often = findings.above(sums.total("nvlink_errors", slot, NVLINK_SLOTS), 0.0)
     if often.any():
         errors = sums.history("nvlink_errors", slot, NVLINK_SLOTS)
         has_value = ~np.isnan(errors)
         often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
-    yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors", slots=NVLINK_SLOTS)
-    narrow, slow = _degraded_links(view)
-    yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
-    yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation", limit=1.0)
+    of_links = findings.Compared("nvlink_errors", gpu["nvlink_errors"], 0.0, slots=NVLINK_SLOTS)
+    yield from _gpu_findings(view, "nvlink_errors", often, of_links)
+    for signal, hit in zip(("pcie_width", "pcie_generation"), _degraded_links(view), strict=True):
+        narrow = findings.Compared(signal, gpu[signal], 1.0)
+        yield from _gpu_findings(view, "pcie_degraded", hit, narrow)
 
 
 def nics_of_degraded_links(view: findings.DiagnosisView) -> findings.Flags:
@@ -137,29 +141,12 @@ def _below_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags
     return below & ~(values >= usual)
 
 
-def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
-    view: findings.DiagnosisView,
-    name: str,
-    hit: findings.Flags,
-    signal: str,
-    limit: float = 0.0,
-    slots: int | None = None,
+def _gpu_findings(
+    view: findings.DiagnosisView, name: str, hit: findings.Flags, compared: findings.Compared
 ) -> Iterator[findings.Finding]:
     for position in np.flatnonzero(hit).tolist():
-        value, name_of_gpu = float(view.signals.gpu[signal][position]), view.gpu_name(position)
-        evidence = findings.FindingEvidence(signal, value, limit, "limit", name_of_gpu, slots=slots)
-        yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
-
-
-def _without_answer(
-    view: findings.DiagnosisView, name: str, hit: findings.Flags, reason: str
-) -> Iterator[findings.Finding]:
-    """Yield GPUs about which the driver does not answer, or answers that they are gone: they have no value."""
-    for position in np.flatnonzero(hit).tolist():
-        evidence = findings.FindingEvidence(
-            "utilization", np.nan, np.nan, reason, view.gpu_name(position), slots=ANSWER_SLOTS
-        )
-        yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
+        evidence = compared.of_gpus(view, [position])
+        yield findings.Finding(name, findings.Cause("gpu", position), evidence)
 
 
 MIN_LIMITED, MIN_HOT_SHARE = 0.4, 0.5
@@ -212,12 +199,7 @@ def _slowed(
         shares = np.fmax(shares, view.signals.gpu["slowdown_share"])
     for rack, nodes in racks.items():
         for cause, members in _units(view, rack, nodes, min_share):
-            evidence = tuple(
-                findings.FindingEvidence(
-                    signal, float(shares[p]), MIN_LIMITED, "limit", view.gpu_name(p)
-                )
-                for p in members[:4]
-            )
+            evidence = findings.Compared(signal, shares, MIN_LIMITED).of_gpus(view, members)
             parts = () if cause.kind == "gpu" else tuple(members)
             yield findings.Finding(name, cause, evidence, parts=parts)
 

@@ -183,32 +183,24 @@ def _losses(
             "ack_timeouts", mean_known(timeouts), MIN_TIMEOUTS, "limit", cause.name
         ),
     )
-    limits = np.fmax(MIN_LOSSES, LOSS_FACTOR * losses.usual[positions])
-    lossy = mean_known(order) > float(limits.mean())
+    limits = np.fmax(MIN_LOSSES, LOSS_FACTOR * losses.usual)
+    lossy = mean_known(order) > float(limits[positions].mean())
     lossy |= mean_known(timeouts) > MIN_TIMEOUTS
     if paused[leaf] == 0 and lossy and (paused[other_leaves] > 0).any():
         yield findings.Finding("lossless_broken", cause, evidence)
         return
-    rates = losses.rates[positions]
-    hit = findings.above(rates, limits) & losses.clean[positions]
-    affected = positions[hit]
+    hit = findings.above(losses.rates, limits) & losses.clean
+    affected = positions[hit[positions]]
     if (
         len(affected) >= MIN_MEMBERS
         and _lasts(view, affected)
         and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
     ):
-        of_nics = tuple(
-            findings.FindingEvidence(
-                "losses",
-                float(rate),
-                float(limit),
-                "other leaves and baseline",
-                view.nic_name(p),
-                slots=LOSS_SLOTS,
-            )
-            for p, rate, limit in zip(affected[:4].tolist(), rates[hit], limits[hit], strict=False)
+        compared = findings.Compared(
+            "losses", losses.rates, limits, "other leaves and baseline", LOSS_SLOTS
         )
+        of_nics = compared.of_nics(view, affected)
         yield findings.Finding("leaf_loss", cause, of_nics, parts=tuple(affected.tolist()))
 
 
@@ -267,6 +259,7 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     paused = findings.above(nic["paused_share"], limit)
     if np.count_nonzero(paused) < MIN_PAUSED_SENDERS:
         return
+    compared = findings.Compared("paused_share", nic["paused_share"], limit, "baseline")
     # A sender that ignores notifications has received them.
     notified = nic["notifications_handled"] + or_zero(nic["notifications_ignored"])
     silent = findings.above(nic["marked_share"], CROWDED_MARKED) & (nic["notifications_sent"] == 0)
@@ -282,16 +275,7 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if (pauses | silent)[around].any() or (notified[of_leaf] > few).any():
             continue
         leaves = np.unique(groups.nic_leaf[crowded & around])
-        evidence = tuple(
-            findings.FindingEvidence(
-                "paused_share",
-                float(nic["paused_share"][p]),
-                float(limit[p]),
-                "baseline",
-                view.nic_name(p),
-            )
-            for p in of_leaf[:4].tolist()
-        )
+        evidence = compared.of_nics(view, of_leaf)
         if len(leaves) == 1 and leaves[0] >= 0:
             leaf = int(leaves[0])
             cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
@@ -334,32 +318,19 @@ def overflowing_leaves(view: findings.DiagnosisView) -> Iterator[findings.Findin
             continue
         if not _lasts(view, hit):
             continue
-        evidence = tuple(
-            findings.FindingEvidence(
-                "out_of_order", float(order[p]), float(limit[p]), "baseline", view.nic_name(p)
-            )
-            for p in hit[:4].tolist()
-        )
+        evidence = findings.Compared("out_of_order", order, limit, "baseline").of_nics(view, hit)
         cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
         yield findings.Finding("lossless_broken", cause, evidence, parts=tuple(hit.tolist()))
 
 
 def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves below which NICs are paused; a symptom, reported only if nothing explains it."""
-    paused, shares = victims(view), view.signals.nic["paused_share"]
+    paused = victims(view)
+    compared = findings.Compared("paused_share", view.signals.nic["paused_share"], MIN_PAUSED)
     for leaf, members in enumerate(view.groups.leaves):
         affected = members[paused[members]]
         if len(affected) >= MIN_MEMBERS:
-            evidence = tuple(
-                findings.FindingEvidence(
-                    "paused_share",
-                    float(shares[p]),
-                    MIN_PAUSED,
-                    "limit",
-                    view.nic_name(p),
-                )
-                for p in affected[:4].tolist()
-            )
+            evidence = compared.of_nics(view, affected)
             cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
             yield findings.Finding(
                 "paused_unlocalised", cause, evidence, parts=tuple(affected.tolist())

@@ -15,14 +15,13 @@ def exceeded_limits(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for limit in LIMITS:
         signal, kind = limit.quantity.name, limit.quantity.device
         values = view.signals.table(kind, view.signals.window)[signal]
-        name_of = view.gpu_name if kind is DeviceKind.GPU else view.nic_name
+        compared = findings.Compared(signal, values, limit.above)
+        evidence_of = compared.of_gpus if kind is DeviceKind.GPU else compared.of_nics
         for position in np.flatnonzero(findings.above(values, limit.above)).tolist():
-            value, device = float(values[position]), name_of(position)
-            evidence = findings.FindingEvidence(signal, value, limit.above, "limit", device)
             yield findings.Finding(
                 limit.incident,
                 findings.Cause(kind.value, position),
-                (evidence,),
+                evidence_of(view, [position]),
                 limit.strength,
                 limit.severity,
             )

@@ -52,28 +52,14 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     )
     limit = np.fmax(limit, CERTAIN_FACTOR * usual)  # cables of one kind may all have that many
     hit = findings.above(errors, limit) | is_lossy
+    of_errors = findings.Compared("bit_errors", errors, limit, "peers and baseline")
+    of_lost = findings.Compared("uncorrected_symbols", lost, CRITICAL_UNCORRECTED)
     for position in np.flatnonzero(hit).tolist():
-        name = view.nic_name(position)
         critical = errors[position] > CRITICAL_BIT_ERRORS or lost[position] > CRITICAL_UNCORRECTED
         yield findings.Finding(
             "transceiver_degraded",
             findings.Cause("nic", position),
-            (
-                findings.FindingEvidence(
-                    "bit_errors",
-                    float(errors[position]),
-                    float(limit[position]),
-                    "peers and baseline",
-                    name,
-                ),
-                findings.FindingEvidence(
-                    "uncorrected_symbols",
-                    float(lost[position]),
-                    CRITICAL_UNCORRECTED,
-                    "limit",
-                    name,
-                ),
-            ),
+            of_errors.of_nics(view, [position]) + of_lost.of_nics(view, [position]),
             severity="critical" if critical else "",
         )
 
@@ -115,13 +101,12 @@ def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.F
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
         slots = OUTAGE_SLOTS if was_down[position] else view.signals.window
-        name = view.nic_name(position)
-        evidence = findings.FindingEvidence(
-            "link_downs", float(counted[position]), 0.0, "limit", name, slots=slots
-        )
-        onset_ns = _first_down_ns(view, position, slots)
+        compared = findings.Compared("link_downs", counted, 0.0, slots=slots)
         yield findings.Finding(
-            "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
+            "link_flap",
+            findings.Cause("nic", position),
+            compared.of_nics(view, [position]),
+            onset_ns=_first_down_ns(view, position, slots),
         )
 
 
@@ -147,21 +132,15 @@ def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         count = int((~np.isnan(now["link_up"][members])).sum())
         if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= LEAF_SHARE * count:
             down[of_leaf] = False
-            of_leaf_evidence = tuple(
-                findings.FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
-                for p in of_leaf[:4].tolist()
-            )
+            evidence = findings.Compared("link_up", 0.0, 1.0, "before").of_nics(view, of_leaf)
             cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
-            yield findings.Finding(
-                "link_down", cause, of_leaf_evidence, parts=tuple(of_leaf.tolist())
-            )
+            yield findings.Finding("link_down", cause, evidence, parts=tuple(of_leaf.tolist()))
     for position in np.flatnonzero(down).tolist():
         # A port that was never up may be unused by design.
-        compared, severity = ("before", "") if was_up[position] else ("peers", "info")
-        evidence = findings.FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
-        yield findings.Finding(
-            "link_down", findings.Cause("nic", position), (evidence,), severity=severity
-        )
+        comparison, severity = ("before", "") if was_up[position] else ("peers", "info")
+        evidence = findings.Compared("link_up", 0.0, 1.0, comparison).of_nics(view, [position])
+        cause = findings.Cause("nic", position)
+        yield findings.Finding("link_down", cause, evidence, severity=severity)
 
 
 REPEAT_SLOTS = 18
@@ -218,10 +197,8 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         busy = [view.devices.nodes[name].position for job in view.jobs for name in job.nodes]
         gone &= np.isnan(minutes["link_up"]).all(axis=0) | np.isin(groups.nic_node, busy)
     for position in np.flatnonzero(gone).tolist():
-        evidence = findings.FindingEvidence(
-            "link_up", np.nan, 1.0, "before", view.nic_name(position)
-        )
-        yield findings.Finding("nic_lost", findings.Cause("nic", position), (evidence,))
+        evidence = findings.Compared("link_up", np.nan, 1.0, "before").of_nics(view, [position])
+        yield findings.Finding("nic_lost", findings.Cause("nic", position), evidence)
 
 
 LOW_SPEED = 0.9
@@ -240,12 +217,10 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         of_rail = _usual(speed, groups.alike_on_rail)
         usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
         is_slow = speed < LOW_SPEED * usual
-    for position in np.flatnonzero(is_slow).tolist():
-        values = float(speed[position]), float(usual[position])
-        evidence = findings.FindingEvidence(
-            "link_speed", *values, "peers and past", view.nic_name(position)
-        )
-        yield findings.Finding("link_speed_low", findings.Cause("nic", position), (evidence,))
+        compared = findings.Compared("link_speed", speed, usual, "peers and past")
+        for position in np.flatnonzero(is_slow).tolist():
+            cause = findings.Cause("nic", position)
+            yield findings.Finding("link_speed_low", cause, compared.of_nics(view, [position]))
     for signal in ("pcie_width", "pcie_speed"):
         if not (nic[signal] < 1).any():
             continue
@@ -257,11 +232,8 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if signal == "pcie_speed":
             narrow &= loaded_nics(view)
         for position in np.flatnonzero(narrow).tolist():
-            value = float(nic[signal][position])
-            evidence = findings.FindingEvidence(
-                signal, value, 1.0, "limit", view.nic_name(position)
-            )
-            yield findings.Finding("pcie_degraded", findings.Cause("nic", position), (evidence,))
+            evidence = findings.Compared(signal, nic[signal], 1.0).of_nics(view, [position])
+            yield findings.Finding("pcie_degraded", findings.Cause("nic", position), evidence)
 
 
 def _usual(values: Floats, groups: Iterable[Positions]) -> Floats:
@@ -315,18 +287,12 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
             disorder = nic["out_of_order"][members]
             receivers = members[findings.above(disorder, MIN_OUT_OF_ORDER)]
             if len(receivers[receivers != position]):
-                evidence = findings.FindingEvidence(
-                    "naks",
-                    float(nic["naks"][position]),
-                    float(limit[position]),
-                    "peers and baseline",
-                    view.nic_name(position),
-                )
+                compared = findings.Compared("naks", nic["naks"], limit, "peers and baseline")
                 strong_limit = STRONG_LOSS_FACTOR * limit[position]
                 is_strong = nic["naks"][position] > strong_limit
                 yield findings.Finding(
                     "link_transmit_errors",
                     findings.Cause("nic", position),
-                    (evidence,),
+                    compared.of_nics(view, [position]),
                     min_evaluations=0 if is_strong else BURST_EVALUATIONS,
                 )

@@ -80,18 +80,19 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     )
     if slow.any():
         slow &= ~gpu_detectors.nics_of_degraded_links(view)
+    compared = findings.Compared("pausing_share", nic["pausing_share"], limit, "peers and baseline")
     for position in np.flatnonzero(storm).tolist():
-        yield _pausing(view, "pfc_storm", position, limit)
+        yield _pausing(view, "pfc_storm", position, compared)
     found = np.flatnonzero(slow)
     for cause, parts in _merge_sockets(view, found, storm):
         if cause is not None:
-            evidence = tuple(_pausing_evidence(view, each, limit) for each in parts[:4])
+            evidence = compared.of_nics(view, parts)
             yield findings.Finding("host_bound_receiver", cause, evidence, parts=tuple(parts))
             continue
         for position in parts:
             reason = _pcie_reason(view, position)
             name = "pcie_bound_receiver" if reason else "slow_receiver"
-            yield _pausing(view, name, position, limit, reason)
+            yield _pausing(view, name, position, compared, reason)
 
 
 BURST_SLOTS, MIN_BURST_DISTANCE = 5, 2
@@ -127,43 +128,36 @@ def _pausing(
     view: findings.DiagnosisView,
     name: str,
     position: int,
-    limit: Floats,
-    more: tuple[findings.FindingEvidence, ...] = (),
+    compared: findings.Compared,
+    more: findings.Evidence = (),
 ) -> findings.Finding:
-    evidence = (_pausing_evidence(view, position, limit), *more)
+    evidence = (*compared.of_nics(view, [position]), *more)
     share = float(or_zero(view.signals.nic["pausing_share"][position]))
     return findings.Finding(name, findings.Cause("nic", position), evidence, min(1.0, 0.5 + share))
-
-
-def _pausing_evidence(
-    view: findings.DiagnosisView, position: int, limit: Floats
-) -> findings.FindingEvidence:
-    value, name = view.signals.nic["pausing_share"][position], view.nic_name(position)
-    return findings.FindingEvidence(
-        "pausing_share", float(value), float(limit[position]), "peers and baseline", name
-    )
 
 
 MIN_STALL, MIN_DISCARDS = 0.1, 0.5
 """Share of time in which PCIe stalls writes of a slow receiver, and packets per second that it discards: above either, PCIe is the cause."""
 
 
-def _pcie_reason(
-    view: findings.DiagnosisView, position: int
-) -> tuple[findings.FindingEvidence, ...]:
+def _pcie_reason(view: findings.DiagnosisView, position: int) -> findings.Evidence:
     """Return the evidence that PCIe limits a NIC."""
-    name = view.nic_name(position)
     limits = {
         "write_stall": MIN_STALL,
         "discards": MIN_DISCARDS,
         "pcie_width": 1.0,
         "pcie_speed": 1.0,
     }
-    values = {signal: float(view.signals.nic[signal][position]) for signal in limits}
+    compared = (findings.Compared(name, view.signals.nic[name], limits[name]) for name in limits)
     return tuple(
-        findings.FindingEvidence(signal, values[signal], limit, "limit", name)
-        for signal, limit in limits.items()
-        if (values[signal] < limit if signal.startswith("pcie_") else values[signal] > limit)
+        shown
+        for each in compared
+        for shown in each.of_nics(view, [position])
+        if (
+            shown.value < shown.threshold
+            if shown.signal.startswith("pcie_")
+            else shown.value > shown.threshold
+        )
     )
 
 
@@ -218,6 +212,10 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         & receives_more
         & ~findings.above(nic["pausing_share"], MIN_PAUSING)
     )
+    compared = (
+        findings.Compared("marked_share", nic["marked_share"], limit, "peers and baseline"),
+        findings.Compared("receive", nic["receive"], usual, "peers and baseline"),
+    )
     for position in np.flatnonzero(hit).tolist():
         # The root of a tree always receives more than its leaves, and on all rails.
         beside = use & (view.groups.nic_node == view.groups.nic_node[position])
@@ -226,26 +224,10 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         delays = _delays_jobs(view, position, has_past=bool(has_past[position]))
         if not has_past[position] and (is_usual_root or not delays):
             continue
-        name = view.nic_name(position)
         yield findings.Finding(
             "incast_receiver",
             findings.Cause("nic", position),
-            (
-                findings.FindingEvidence(
-                    "marked_share",
-                    float(nic["marked_share"][position]),
-                    float(limit[position]),
-                    "peers and baseline",
-                    name,
-                ),
-                findings.FindingEvidence(
-                    "receive",
-                    float(nic["receive"][position]),
-                    float(usual[position]),
-                    "peers and baseline",
-                    name,
-                ),
-            ),
+            tuple(shown for each in compared for shown in each.of_nics(view, [position])),
             float(min(1.0, nic["receive"][position])),
             "" if delays else "info",
         )
@@ -333,28 +315,22 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
             sends_none[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifications_sent"][of_leaf])]] = (
                 True
             )
-    yield from _by_node(view, "cnp_not_sent", sends_none, marked, "notifications_sent", MIN_MARKS)
+    sent = findings.Compared("notifications_sent", nic["notifications_sent"], MIN_MARKS)
+    yield from _by_node(view, "cnp_not_sent", sends_none, marked, sent)
     total = nic["notifications_ignored"] + or_zero(nic["notifications_handled"])
     ignoring = findings.above(nic["notifications_ignored"], MIN_IGNORED) & findings.above(
         nic["notifications_ignored"], MIN_IGNORED_SHARE * total
     )
     # Of the others, too few notifications arrived to decide.
     reacting = use & findings.above(total, MIN_IGNORED)
-    yield from _by_node(
-        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", MIN_IGNORED
-    )
+    ignored = findings.Compared("notifications_ignored", nic["notifications_ignored"], MIN_IGNORED)
+    yield from _by_node(view, "cnp_ignored", ignoring, reacting, ignored)
     sending = findings.above(nic["send"], MIN_UNPROTECTED_SEND) & view.groups.is_rail
     outside = findings.above(nic["unprotected_share"], MIN_UNPROTECTED) & sending
     if sending.any() and outside[sending].mean() > MAX_UNPROTECTED_NICS:
         outside[:] = False  # a site without lossless priorities, or one that cannot be measured
-    yield from _by_node(
-        view,
-        "unprotected_traffic",
-        outside,
-        sending,
-        "unprotected_share",
-        MIN_UNPROTECTED,
-    )
+    share = findings.Compared("unprotected_share", nic["unprotected_share"], MIN_UNPROTECTED)
+    yield from _by_node(view, "unprotected_traffic", outside, sending, share)
 
 
 MIN_ALONE = 3
@@ -384,7 +360,8 @@ def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Findi
         if signal == "ack_timeouts":
             slots = view.signals.slots(DeviceKind.NIC, TIMEOUT_SLOTS)[signal]
             hit &= findings.above(slots, minimum).sum(axis=0) >= TIMEOUT_SLOTS / 2
-        for finding in _by_node(view, "transport_retry", hit, use, signal, limit):
+        compared = findings.Compared(signal, rates, limit)
+        for finding in _by_node(view, "transport_retry", hit, use, compared):
             # Timeouts are a symptom of losses elsewhere, of which hosts may not see the place.
             yield replace(finding, severity="info") if signal == "ack_timeouts" else finding
 
@@ -393,29 +370,18 @@ NODE_SHARE = 0.7
 """Share of a node's NICs in use that have a fault: from it on, the node is the cause."""
 
 
-def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
+def _by_node(
     view: findings.DiagnosisView,
     name: str,
     hit: findings.Flags,
     use: findings.Flags,
-    signal: str,
-    limit: float | Floats,
+    compared: findings.Compared,
 ) -> Iterator[findings.Finding]:
     """Yield the nodes of which most NICs in use are affected, or still some of those of its incident; and the NICs of other nodes."""
-    if not hit.any():
-        return
-    values = view.signals.nic[signal]
-    limits = np.broadcast_to(limit, len(values))
     for node in np.unique(view.groups.nic_node[hit]).tolist():
         cause = findings.Cause("node", name=view.devices.node_names[node])
         positions = np.flatnonzero(hit & (view.groups.nic_node == node))
         in_use = int((use & (view.groups.nic_node == node)).sum())
-        shown = {
-            p: findings.FindingEvidence(
-                signal, float(values[p]), float(limits[p]), "limit", view.nic_name(p)
-            )
-            for p in positions.tolist()
-        }
         # Settings are those of a node: of two NICs in use, both show it. What shows only under congestion may show at a few,
         # but then at no other node.
         enough = min(3, max(in_use, 2))
@@ -427,11 +393,12 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
         if parts:
             # Those without traffic show nothing, as most do in an evaluation of their job.
             parts |= {part for part in earlier_parts if not use[part]}
-            evidence = tuple(shown[p] for p in positions.tolist() if p in parts)[:4]
+            evidence = compared.of_nics(view, (p for p in positions.tolist() if p in parts))
             yield findings.Finding(name, cause, evidence, parts=tuple(sorted(parts)))
-        for position, each in shown.items():
+        for position in positions.tolist():
             if position not in parts:
-                yield findings.Finding(name, findings.Cause("nic", position), (each,))
+                evidence = compared.of_nics(view, [position])
+                yield findings.Finding(name, findings.Cause("nic", position), evidence)
 
 
 MIN_PAUSED, PAUSED_FACTOR = 0.01, 2.0
