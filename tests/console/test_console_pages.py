@@ -748,8 +748,8 @@ async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_p
     assert text.count("<polyline") == 2
     assert f"{HOSTILE} eth1: pause: 0.9 (at least: 0.5)" in html.unescape(text)
     assert [point.value for point in model.curves[0].points[:4]] == [None, None, None, 0.3]
-    assert model.figures[0].curves[0]["values"][:4] == [None, None, None, 0.3]
-    assert model.figures[0].captions[0].startswith("Cause: last 590 %")
+    assert model.figures[0].figure.curves[0].values[:4] == [None, None, None, 0.3]
+    assert model.figures[0].figure.captions[0].startswith("Cause: last 590 %")
     assert len(model.victims) == 100
     assert "100 of 300 affected devices" in text
     text, model = await page_of(running, "incidents", severity="warning")
@@ -920,7 +920,7 @@ async def test_the_overview_has_a_curve_of_15_minutes_of_each_value(tmp_path: Pa
     assert "<b>59</b> GPU-hours today (UTC)" in text
     assert "<b>0 of 8</b> GPUs claimed" in text
     assert text.count('class="spark"') == len(model.load.curves) == 7
-    shown = {name: curve["values"] for name, curve in model.load.curves.items()}
+    shown = {name: curve.values for name, curve in model.load.curves.items()}
     assert max(each for each in shown["max_pause_ratio"] if each is not None) == 0.9
     assert shown["power_watts"][:2] == [None, 1000.0], "a value that is not known is a gap"
 

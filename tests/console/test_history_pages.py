@@ -264,7 +264,7 @@ async def test_without_a_server_a_rail_or_job_has_a_curve_of_each_node(
         assert count_elements(text).nodes < 6_000
         assert "<polyline" in text
         assert model.history.source == "the frame log of the collector, 1 of 1 nodes"
-        labels = {curve["label"] for figure in model.history.figures for curve in figure.curves}
+        labels = {curve.label for figure in model.history.figures for curve in figure.curves}
         assert labels == {"n1"}
         utilization = next(each for each in model.history.figures if each.name == "group_gpu_mean")
         assert "maximum 99 %" in utilization.captions[0]
@@ -286,8 +286,8 @@ async def test_curves_of_a_job_begin_with_it(site: RunningCollector) -> None:
     assert isinstance(model, GroupPageModel)
     found = [curve for figure in model.history.figures for curve in figure.curves]
     assert found
-    assert all(curve["gaps"][0]["reason"] == BEFORE_JOB for curve in found)
-    assert all(time_ns >= begin_ns // 1_000_000 for curve in found for time_ns in curve["times_ms"])
+    assert all(curve.gaps[0].reason == BEFORE_JOB for curve in found)
+    assert all(time_ns >= begin_ns // 1_000_000 for curve in found for time_ns in curve.times_ms)
     later = devices._replace(since_ns=time.time_ns() + HOUR_NS)
     model = await replace(show, find_members=lambda _: {"n1": later}).models()["job_history"](
         job_request(ANYONE)
@@ -409,7 +409,7 @@ async def test_curves_are_those_of_the_server(
         assert model.history.source == SOURCE
         assert "6 hours" in page_rendering.render(f"{name}.html", model=model, request=asked)
         traffic = next(each for each in model.history.figures if each.name == "traffic")
-        assert 5.0 in traffic.curves[0]["values"]
+        assert 5.0 in traffic.curves[0].values
     assert server.texts
     assert all(text.count(labels) == text.count("{") for text in server.texts)
 
@@ -482,7 +482,7 @@ async def test_curves_of_a_node_are_those_of_the_server_and_if_it_fails_of_the_f
         assert isinstance(content.resource, GpuPageModel)
         history = content.resource.history
         assert (history.source, history.problem) == (source, problem)
-        values = [value for figure in history.figures for value in figure.curves[0]["values"]]
+        values = [value for figure in history.figures for value in figure.curves[0].values]
         assert ({*values} == {5.0}) is (source == SOURCE)
 
 

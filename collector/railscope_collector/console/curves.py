@@ -6,11 +6,12 @@ is not known is a gap with its reason: nothing is drawn through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,13 +28,14 @@ PICTURE_WIDTH = 240
 """Pixels of a server-made picture: with twelve figures a page stays within 600 kB."""
 MAX_GAPS = 100
 """Gaps of a curve that are listed; the number of all is stated."""
-TABLE_ROWS = 20
+TABLE_ROWS = 12
+"""Rows of the table of a figure."""
 _MICROSECOND_NS, _MILLISECOND_NS = 1_000, 1_000_000
 HEIGHT = 120
 """Height of a server-made picture in its own units; its width is one unit for each pixel."""
 
 
-class CurveGap(NamedTuple):
+class CurveGap(msgspec.Struct, frozen=True):
     """A period without values, and the reason."""
 
     from_ns: int
@@ -90,18 +92,32 @@ def thinned(curve: HistoryCurve, period: TimeRange, width: int) -> HistoryCurve:
     return HistoryCurve(curve.name, curve.label, curve.unit, times_ns, values, curve.gaps)
 
 
-def to_json(curve: HistoryCurve, period: TimeRange, width: int) -> dict[str, Any]:
-    """Return a thinned curve as JSON: times in milliseconds, unknown values as null."""
-    thin_curve = thinned(curve, period, width)
-    return {
-        "name": curve.name,
-        "label": curve.label,
-        "unit": curve.unit,
-        "times_ms": (thin_curve.times_ns // _MILLISECOND_NS).tolist(),
-        "values": [value if np.isfinite(value) else None for value in thin_curve.values.tolist()],
-        "gaps": [gap._asdict() for gap in curve.gaps[:MAX_GAPS]],
-        "gap_count": len(curve.gaps),
-    }
+class ThinnedCurve(msgspec.Struct, frozen=True):
+    """A curve with the values that a picture of a width needs."""
+
+    name: str
+    label: str
+    unit: str
+    times_ms: list[int]
+    values: list[float | None]
+    """Null is unknown."""
+    gaps: tuple[CurveGap, ...]
+    """The first ones."""
+    gap_count: int
+
+
+def thin_curve(curve: HistoryCurve, period: TimeRange, width: int) -> ThinnedCurve:
+    """Return a curve as JSON has it."""
+    found = thinned(curve, period, width)
+    return ThinnedCurve(
+        curve.name,
+        curve.label,
+        curve.unit,
+        (found.times_ns // _MILLISECOND_NS).tolist(),
+        [value if np.isfinite(value) else None for value in found.values.tolist()],
+        tuple(curve.gaps[:MAX_GAPS]),
+        len(curve.gaps),
+    )
 
 
 @dataclass(slots=True)
@@ -138,7 +154,7 @@ def to_svg(curves: Sequence[HistoryCurve], period: TimeRange, width: int) -> Svg
             ]
         )
     # Several curves have the same gaps.
-    spans = {gap[:2] for curve in curves for gap in curve.gaps[:MAX_GAPS]}
+    spans = {(gap.from_ns, gap.to_ns) for curve in curves for gap in curve.gaps[:MAX_GAPS]}
     for from_ns, to_ns in sorted(spans):
         begin = max(_place(from_ns, period, width), 0.0)
         end = min(_place(to_ns, period, width), float(width))
@@ -147,16 +163,13 @@ def to_svg(curves: Sequence[HistoryCurve], period: TimeRange, width: int) -> Svg
     return figure
 
 
-def picture(documents: Sequence[Mapping[str, Any]], from_ns: int, to_ns: int) -> SvgFigure:
+def picture(thinned_curves: Sequence[ThinnedCurve], from_ns: int, to_ns: int) -> SvgFigure:
     """Return the picture of curves in their JSON form."""
     curves = []
-    for each in documents:
-        times_ns = np.array(each["times_ms"], np.int64) * _MILLISECOND_NS
-        gaps = [CurveGap(**gap) for gap in each["gaps"]]
-        values = np.array(each["values"], np.float64)
-        curves.append(
-            HistoryCurve(each["name"], each["label"], each["unit"], times_ns, values, gaps)
-        )
+    for each in thinned_curves:
+        times_ns = np.array(each.times_ms, np.int64) * _MILLISECOND_NS
+        values = np.array(each.values, np.float64)
+        curves.append(HistoryCurve(each.name, each.label, each.unit, times_ns, values, each.gaps))
     return to_svg(curves, TimeRange(from_ns, to_ns), PICTURE_WIDTH)
 
 

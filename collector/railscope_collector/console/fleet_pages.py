@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -68,7 +67,7 @@ class RunningLoad(msgspec.Struct, frozen=True):
     """Largest share of time in which a NIC was paused or paused its switch, in five minutes."""
     gpu_hours_today: float | None
     """GPU time held since midnight (UTC)."""
-    curves: dict[str, dict[str, Any]]
+    curves: dict[str, curves.ThinnedCurve]
     """Curve of the last 15 minutes of each of these values, and of `running_jobs`, by its name."""
     period: tuple[int, int]
 
@@ -302,13 +301,13 @@ class FleetPages:
 
 def _spark(
     points: Sequence[cluster_load.ClusterLoad], name: str, period: curves.TimeRange
-) -> dict[str, Any]:
+) -> curves.ThinnedCurve:
     """Return the curve of a value of the load."""
     values = [getattr(each, name) for each in points]
     times_ns = np.array([each.timestamp_ns for each in points], np.int64)
     known = np.array([math.nan if each is None else each for each in values], np.float64)
     curve = curves.HistoryCurve(name, "", "", times_ns, known)
-    return curves.to_json(curve, period, _SPARK_WIDTH)
+    return curves.thin_curve(curve, period, _SPARK_WIDTH)
 
 
 def _own_value(cell: ViewCell) -> OwnValue:

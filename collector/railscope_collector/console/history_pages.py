@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,8 +44,6 @@ MIN_PERIOD_NS = 10 * SECOND_NS
 MAX_SERVER_PERIOD_NS = 31 * timestamps.DAY_NS
 # 2000-01-01: seconds since 1970, taken for milliseconds, are before it.
 OLDEST_NS = 946_684_800 * SECOND_NS
-TABLE_ROWS = 12
-"""Rows of a figure's table."""
 MAX_MODELS = 16
 
 
@@ -77,7 +74,7 @@ class FigureModel(msgspec.Struct, frozen=True):
     name: str
     title: str
     unit: str
-    curves: tuple[Mapping[str, Any], ...]
+    curves: tuple[curves.ThinnedCurve, ...]
     captions: tuple[str, ...]
     rows: tuple[FigureRow, ...]
 
@@ -185,12 +182,12 @@ def figure_model(
 ) -> FigureModel:
     """Return a figure of curves of one unit."""
     unit = shown[0].unit
-    tables = [curves.table_rows(curve, period, TABLE_ROWS) for curve in shown]
+    tables = [curves.table_rows(curve, period) for curve in shown]
     rows = [
         FigureRow(parts[0].from_ns, tuple(_cell(part, unit) for part in parts))
         for parts in zip(*tables, strict=True)
     ]
-    documents = tuple(curves.to_json(curve, period, width) for curve in shown)
+    documents = tuple(curves.thin_curve(curve, period, width) for curve in shown)
     captions = tuple(curves.caption(curve) for curve in shown)
     return FigureModel(name, title, unit, documents, captions, tuple(rows))
 

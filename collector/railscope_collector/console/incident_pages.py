@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from railscope import api as resources, figures
+from railscope import api as resources
 from railscope.service import run_in_thread
 from railscope.timestamps import format_timestamp, parse_timestamp
 from railscope_collector.console import (
@@ -31,7 +31,6 @@ from railscope_collector.switches import links
 
 _MAX_SHOWN = 3
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
-_CURVE_WIDTH = 640
 MOMENT_PAGES = ("overview", "node", "rail", "job")
 """Pages that show the present, or what is stored of a time in the past."""
 
@@ -96,45 +95,24 @@ def was_open_at(incident: incident_table.ReportedIncident, at_ns: int) -> bool:
     return incident.onset_ns <= at_ns and (ended is None or parse_timestamp(ended) > at_ns)
 
 
-class CurveFigure(msgspec.Struct, frozen=True):
-    """Curves of one unit over a period, as JSON; unknown values are null."""
+class EvidenceFigure(NamedTuple):
+    """Curves of one signal around the onset of an incident."""
 
-    title: str
-    from_ns: int
-    to_ns: int
+    figure: history_pages.FigureModel
+    period: shapes.TimeRange
+    """From the first to the last value."""
     onset_ns: int
-    curves: list[dict[str, Any]]
-    captions: list[str]
-    """Content of each curve in words."""
-    table: list[tuple[str, list[str]]]
-    """Smallest and largest values of the curves in parts of the period."""
-    width: int = _CURVE_WIDTH
-
-    def svg(self) -> shapes.SvgFigure:
-        """Return the picture of the curves."""
-        return shapes.to_svg(
-            [_history_curve(each) for each in self.curves], self.period, self.width
-        )
 
     @property
-    def period(self) -> shapes.TimeRange:
-        """The period from the first to the last value."""
-        return shapes.TimeRange(self.from_ns, self.to_ns)
-
-    @property
-    def onset_x(self) -> float:
-        """Position of the onset in the picture."""
-        share = (self.onset_ns - self.from_ns) / max(self.to_ns - self.from_ns, 1)
-        return round(min(max(share, 0.0), 1.0) * self.width, 1)
+    def onset_share(self) -> float:
+        """Position of the onset in the period."""
+        from_ns, to_ns = self.period
+        return min(max((self.onset_ns - from_ns) / max(to_ns - from_ns, 1), 0.0), 1.0)
 
 
-def _history_curve(content: dict[str, Any]) -> shapes.HistoryCurve:
-    times_ns = np.array(content["times_ms"], np.int64) * 1_000_000
-    values = np.array([np.nan if each is None else each for each in content["values"]], np.float64)
-    return shapes.HistoryCurve(content["name"], content["label"], content["unit"], times_ns, values)
-
-
-def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> CurveFigure:
+def evidence_figure(
+    curve: diagnosis_curves.EvidenceCurve, number: int, onset_ns: int
+) -> EvidenceFigure:
     """Return the figure of one signal: the cause, and the median of all devices of its kind if the reader may see it."""
     times_ns = np.array([point.timestamp_ns for point in curve.points], np.int64)
     period = shapes.TimeRange(int(times_ns.min()), int(times_ns.max()))
@@ -146,26 +124,11 @@ def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> Cur
         )
         if name == "cause" or curve.has_peers
     ]
-    parts = [shapes.table_rows(each, period) for each in both]
-    table = [
-        (shapes.clock_text(rows[0].from_ns), [_range_text(row, curve.unit) for row in rows])
-        for rows in zip(*parts, strict=True)
-    ]
-    return CurveFigure(
-        evidence_words.quantity_text(curve.signal),
-        *period,
-        onset_ns,
-        [shapes.to_json(each, period, _CURVE_WIDTH) for each in both],
-        [shapes.caption(each) for each in both],
-        table,
+    title = evidence_words.quantity_text(curve.signal)
+    figure = history_pages.figure_model(
+        f"evidence-{number}", title, both, period, shapes.PICTURE_WIDTH
     )
-
-
-def _range_text(row: shapes.TableRow, unit: str) -> str:
-    if not np.isfinite(row.minimum):
-        return "unknown"
-    low, high = figures.quantity(row.minimum, unit), figures.quantity(row.maximum, unit)
-    return low if low == high else f"{low} to {high}"
+    return EvidenceFigure(figure, period, onset_ns)
 
 
 def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str]) -> bool:
@@ -298,8 +261,8 @@ class IncidentPages:
             "explained": documents_of(explained[:_MAX_SHOWN]),
             "explained_count": len(explained),
             "figures": [
-                evidence_figure(curve, incident.onset_ns)
-                for curve in incident.curves
+                evidence_figure(curve, number, incident.onset_ns)
+                for number, curve in enumerate(incident.curves, start=1)
                 if curve.points
             ],
             "port": next((each.port for each in joined if each.nic == end), None),

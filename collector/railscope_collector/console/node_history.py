@@ -392,7 +392,8 @@ def with_gaps(  # noqa: PLR0913, PLR0917 - columns of the readings
     *before, without_reading = outside
     if not len(times_ns):
         from_ns = before[0].to_ns if before else period.from_ns
-        gaps = [without_reading._replace(from_ns=from_ns)] if from_ns < period.to_ns else []
+        rest = CurveGap(from_ns, period.to_ns, without_reading.reason)
+        gaps = [rest] if from_ns < period.to_ns else []
         return times_ns, values, [*before, *gaps]
     steps_ns = np.diff(times_ns)
     usual_ns = int(np.median(steps_ns)) if len(steps_ns) else SECOND_NS

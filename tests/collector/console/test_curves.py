@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +18,7 @@ from railscope_collector.console.curves import (
     summarize,
     table_rows,
     thin,
-    to_json,
+    thin_curve,
     to_svg,
 )
 
@@ -68,12 +67,13 @@ def test_thinning_preserves_extremes_gaps_and_order(
 
 
 @given(samples, st.integers(1, 60))
-def test_the_json_form_is_strict_json_with_increasing_times(
+def test_the_json_form_has_increasing_times_and_no_nan(
     samples: list[tuple[int, float]], width: int
 ) -> None:
-    document = json.loads(json.dumps(to_json(curve(samples), PERIOD, width), allow_nan=False))
-    assert document["times_ms"] == sorted(document["times_ms"])
-    assert len(document["times_ms"]) == len(document["values"])
+    found = thin_curve(curve(samples), PERIOD, width)
+    assert found.times_ms == sorted(found.times_ms)
+    assert len(found.times_ms) == len(found.values)
+    assert all(value is None or np.isfinite(value) for value in found.values)
 
 
 @given(samples, st.integers(1, 60))
@@ -89,8 +89,8 @@ def test_a_picture_stays_within_its_frame(samples: list[tuple[int, float]], widt
 def test_a_burst_of_one_sample_in_an_hour_is_visible() -> None:
     values = [(second * SECOND, 0.0) for second in range(3600)]
     values[1234] = (1234 * SECOND, 1.0)
-    document = to_json(curve(values), TimeRange(0, 3600 * SECOND * MICROSECOND), 100)
-    assert max(document["values"]) == 1.0
+    document = thin_curve(curve(values), TimeRange(0, 3600 * SECOND * MICROSECOND), 100)
+    assert max(document.values) == 1.0
 
 
 def test_a_gap_divides_the_line_and_is_marked_with_its_reason() -> None:
@@ -100,7 +100,7 @@ def test_a_gap_divides_the_line_and_is_marked_with_its_reason() -> None:
     figure = to_svg([found], PERIOD, 100)
     assert figure.lines == [["10.0,80.0 20.0,0.0", "70.0,40.0 71.0,40.0"]]
     assert figure.gaps == [(30.0, 30.0)]
-    assert to_json(found, PERIOD, 100)["gaps"] == [gap._asdict()]
+    assert thin_curve(found, PERIOD, 100).gaps == (gap,)
     assert caption(found) == (
         "Power: last 2 W at 00:00:00; minimum 1 W at 00:00:00; maximum 3 W at 00:00:00."
         " 1 gap: this collector received no frame."
