@@ -411,6 +411,10 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
     window_seconds: float
     text: str = ""
     """All of it in words; empty in documents of earlier releases."""
+    worst_value: float | None = None
+    """Value furthest beyond the threshold since the onset; null is unknown."""
+    worst_at: Timestamp | None = None
+    """Evaluation that read it."""
 
 
 class GainDocument(msgspec.Struct, frozen=True):
@@ -464,6 +468,8 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     """Commands for the action, with the names of the cause, for Slurm and for Kubernetes; none for a tenant."""
     lost_gpu_time_seconds: int | None = None
     """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""
+    last_evidence: Timestamp | None = None
+    """End of the last slot that shows the fault; null in documents of earlier releases."""
 
 
 class DiagnosisProgress(msgspec.Struct, frozen=True):

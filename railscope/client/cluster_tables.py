@@ -187,16 +187,11 @@ def _fleet_gpu_row(gpu: api.Gpu, stale: str) -> tables.Row:
     """Return the values as in the API, and those of columns that combine them."""
     nics = ", ".join(gpu.nics)
     values: tables.Row = msgspec.to_builtins(gpu)
-    reasons = [*gpu.reasons]
-    if gpu.state == "failed" and gpu.health == "healthy":
-        reasons.append(
-            "the agent reports the GPU healthy: an incident ends 90 s after its last evidence"
-        )
     return values | {
         "state": "unknown" if stale else gpu.state,
         "nic_state": f"{nics} down" if gpu.link_up is False else nics,
         "holder": [f"{holder.tenant}/{holder.workload}" for holder in gpu.holders],
-        "reason": f"the views are {stale}" if stale else "; ".join(reasons),
+        "reason": f"the views are {stale}" if stale else "; ".join(gpu.reasons),
     }
 
 

@@ -218,7 +218,8 @@ def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
     incidents = sorted(diagnosis.tracker.incidents, key=lambda incident: incident.detected_ns)
     seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
     for incident in incidents:
-        document = incident_document(incident, diagnosis.devices, groups, seconds)
+        shown_ns = diagnosis.end_of(incident.last_slot)
+        document = incident_document(incident, diagnosis.devices, groups, seconds, shown_ns)
         if form == "json":
             yield msgspec.json.encode(document).decode()
         else:

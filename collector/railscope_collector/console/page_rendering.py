@@ -19,7 +19,7 @@ from railscope.shipped_files import shipped_files
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.console import curves, page_table
 from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.evidence_words import evidence_text
+from railscope_collector.diagnosis.evidence_words import evidence_text, worst_text
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_table import cause_labels
 
@@ -129,6 +129,7 @@ _environment.filters |= {
     "deviation": figures.deviation,
     "entity": report.entity_text,
     "evidence": evidence_text,
+    "worst": worst_text,
     "labels": cause_labels,
     "nanoseconds": parse_timestamp,
     "duration": figures.duration,

@@ -222,7 +222,7 @@ def _row(  # noqa: PLR0913, PLR0917 - the facts about one node
     )
     victim_of = [each for key, each in marks.victim_of.items() if key not in marks.incidents]
     since_ns = min((each.onset_ns for _, each in found), default=None)
-    reasons = [f"{part} of {each.document.title}" for part, each in found]
+    reasons = [f"{part} of {each.reason(is_fresh=not is_stale)}" for part, each in found]
     judged = {key: state for key, state in facts.verdicts.items() if state in {FAILED, DEGRADED}}
     state, shown = worst(marks.state, HEALTHY), 1
     if is_stale:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from railscope import figures
 from railscope.api import EvidenceDocument
 from railscope.catalog import METRICS, xids
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.diagnosis import findings, rank_events
 from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.signals import SIGNALS
@@ -61,6 +62,29 @@ _RELATIVE = frozenset({findings.CHANGE, findings.OWN_PAST})
 def evidence_text(evidence: EvidenceDocument) -> str:
     """Return one piece of evidence as a line: device, quantity, value, and what is usual; or the reason for no value."""
     return f"{evidence.device}: {_statement(evidence)}"
+
+
+def worst_text(evidence: EvidenceDocument) -> str:
+    """Return the worst value in words; empty if it reads as the present one does."""
+    worst = evidence.worst_value
+    if worst is None or evidence.value is None or evidence.signal not in MEANINGS:
+        return ""
+    unit = MEANINGS[evidence.signal][0]
+    if evidence.comparison in _RELATIVE:
+        texts = [figures.percent(each) for each in (evidence.value, worst)]
+    else:
+        texts = [_value_text(evidence.signal, unit, each) for each in (evidence.value, worst)]
+    return "" if texts[0] == texts[1] else texts[1]
+
+
+def dated_text(evidence: EvidenceDocument) -> str:
+    """Return evidence as a line that ends with its worst value, and the time at which that was read."""
+    worst, text = worst_text(evidence), evidence_text(evidence)
+    if not worst or evidence.worst_at is None:
+        return text
+    seconds = parse_timestamp(evidence.worst_at) // SECOND_NS * SECOND_NS
+    time = format_timestamp(seconds, "seconds").replace("T", " ").removesuffix("Z")
+    return f"{text}; worst: {worst} at {time} UTC"
 
 
 def quantity_text(signal: str) -> str:

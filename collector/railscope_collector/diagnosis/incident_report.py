@@ -29,7 +29,7 @@ from railscope.api import (
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import RAIL_DIGITS
 from railscope_collector.diagnosis.devices import ClusterDevices
-from railscope_collector.diagnosis.evidence_words import evidence_text
+from railscope_collector.diagnosis.evidence_words import dated_text
 from railscope_collector.diagnosis.findings import (
     SLOT_NS,
     Cause,
@@ -95,9 +95,13 @@ def parts_of(incident: Incident, devices: ClusterDevices) -> tuple[NicDocument |
 
 
 def incident_document(
-    incident: Incident, devices: ClusterDevices, groups: PeerGroups, window_seconds: float
+    incident: Incident,
+    devices: ClusterDevices,
+    groups: PeerGroups,
+    window_seconds: float,
+    shown_ns: int,
 ) -> IncidentDocument:
-    """Return the document of an incident; `window_seconds` is the usual window."""
+    """Return the document of an incident: `window_seconds` is the usual window, `shown_ns` the end of its last slot."""
     kind, cause = incident.incident_class, incident.cause
     entity = _entity(incident, devices, groups)
     nics, jobs = victims_of(incident, devices)
@@ -136,6 +140,7 @@ def incident_document(
         limits=_limits_of(incident),
         explained_by=incident.explained_by or None,
         gain=_gain(incident.gain) if incident.gain else None,
+        last_evidence=format_timestamp(shown_ns),
     )
 
 
@@ -239,8 +244,10 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
         _finite(evidence.threshold),
         evidence.comparison,
         _seconds(evidence.slots, window_seconds),
+        worst_value=None if evidence.worst is None else _finite(evidence.worst),
+        worst_at=format_timestamp(evidence.worst_ns) if evidence.worst_ns else None,
     )
-    return msgspec.structs.replace(document, text=evidence_text(document))
+    return msgspec.structs.replace(document, text=dated_text(document))
 
 
 def _seconds(slots: int | None, usual_seconds: float) -> float:
@@ -314,7 +321,7 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
         yield f"  {cause}"
     yield f"  {incident.text}"
     yield f"  {lasting}, detected {incident.detected}, {figures.likelihood(incident.confidence)}"
-    yield from (f"  {evidence_text(each)}" for each in incident.evidence)
+    yield from (f"  {dated_text(each)}" for each in incident.evidence)
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
         speed += f", ended {job.ended}" if job.ended else ""

@@ -9,12 +9,12 @@ from itertools import islice, zip_longest
 
 import msgspec
 
-from railscope import api
+from railscope import api, figures
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
-from railscope_collector.diagnosis.findings import OTHER_JOBS
+from railscope_collector.diagnosis.findings import OTHER_JOBS, SLOT_NS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
 from railscope_collector.diagnosis.ranking import Reach
 from railscope_collector.diagnosis.step_period import StepTiming
@@ -23,6 +23,8 @@ from railscope_collector.workloads.job_roster import JobKey
 
 MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own, and causes; all are counted."""
+RECOVERING_SLOTS = 3
+"""The usual window: up to two evaluations without evidence are normal for a class that needs some of several."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
 OTHER_TENANT = api.JobDocument("another tenant", "", "-")
@@ -49,6 +51,16 @@ class ReportedIncident:
     """Devices that a larger cause consists of."""
     evidence_jobs: Sequence[JobKey | None] = ()
     """Job of each evidence of the document; None for that of a device, also where there are fewer."""
+    quiet_slots: int = 0
+    """Evaluations since the last one that showed the fault."""
+
+    def reason(self, *, is_fresh: bool) -> str:
+        """Return the title, and whether the fault recovers: a device with fresh data shows it no longer."""
+        title = self.document.title
+        if not is_fresh or self.quiet_slots < RECOVERING_SLOTS:
+            return title
+        seconds = self.quiet_slots * SLOT_NS / SECOND_NS
+        return f"{title} (recovering: no evidence for {figures.duration(seconds)})"
 
     @property
     def is_open(self) -> bool:

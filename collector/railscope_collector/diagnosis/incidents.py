@@ -355,7 +355,12 @@ class IncidentTracker:
         # A report of the driver stays: no later reading repeats it.
         signals = {each.signal for each in finding.evidence}
         reports = (e for e in incident.evidence if e.is_event and e.signal not in signals)
-        incident.evidence = (*finding.evidence, *reports)[:MAX_EVIDENCE]
+        earlier = {(each.signal, each.device, each.job): each for each in incident.evidence}
+        current = (
+            each.with_worst(earlier.get((each.signal, each.device, each.job)), view.timestamp_ns)
+            for each in finding.evidence
+        )
+        incident.evidence = (*current, *reports)[:MAX_EVIDENCE]
         incident.parts, incident.reach = finding.parts, candidate.reach
         incident.detail, incident.gain = finding.detail, finding.gain
         incident.affected = finding.affected

@@ -308,7 +308,7 @@ class GpusApi:
         holders = [each for each in holders if owner in {None, each.holding.job.tenant}]
         names = self.core.names_of_gpu(node, uuid)
         reasons = [*gpus.views.gpus.reasons.get((node, rail), ())]
-        reasons += [each.document.title for each in cell.incidents.values()]
+        reasons += [each.reason(is_fresh=gpus.fresh[node]) for each in cell.incidents.values()]
         if not gpus.fresh[node]:
             reasons.insert(0, "no frame is received")
         elif rail < 0:

@@ -464,7 +464,13 @@ class DiagnosisEngine:
         groups = diagnosis.groups or PeerGroups(diagnosis.devices)
         seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
         return ReportedIncident(
-            incident_document(incident, diagnosis.devices, groups, seconds),
+            incident_document(
+                incident,
+                diagnosis.devices,
+                groups,
+                seconds,
+                diagnosis.end_of(incident.last_slot),
+            ),
             incident.onset_ns,
             incident.reach,
             *victims_of(incident, diagnosis.devices),
@@ -476,6 +482,7 @@ class DiagnosisEngine:
             dict(incident.lost_gpu_seconds),
             parts_of(incident, diagnosis.devices),
             tuple(each.job for each in incident.evidence),
+            max(self._evaluated_slot - incident.last_slot, 0) if not incident.ended_ns else 0,
         )
 
     def _save_if_due(self) -> None:

@@ -21,7 +21,7 @@ from railscope.catalog.incidents import WEBHOOK_FAILURES
 from railscope.settings import check_http_url, read_named_file
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
-from railscope_collector.diagnosis.evidence_words import evidence_text
+from railscope_collector.diagnosis.evidence_words import dated_text
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK, Severity
 from railscope_collector.diagnosis.incident_report import (
     entity_text,
@@ -206,7 +206,7 @@ def _description(document: IncidentDocument) -> str:
     lost = document.lost_gpu_seconds
     parts = [
         f"{document.text} Confidence {document.confidence}",
-        *map(evidence_text, document.evidence[:_MAX_LISTED]),
+        *map(dated_text, document.evidence[:_MAX_LISTED]),
         figures.count(document.victim_count, "victim"),
         *map(entity_text, document.jobs[:_MAX_LISTED]),
         *([f"{figures.count(lost, 'GPU-second')} lost"] if lost else []),

@@ -49,7 +49,9 @@ def documents(diagnosis: ClusterDiagnosis) -> list[IncidentDocument]:
     """Return the advice that is open."""
     groups = PeerGroups(diagnosis.devices)
     return [
-        incident_document(incident, diagnosis.devices, groups, 30.0)
+        incident_document(
+            incident, diagnosis.devices, groups, 30.0, diagnosis.end_of(incident.last_slot)
+        )
         for incident in diagnosis.tracker.open
         if incident.incident_class.is_advice
     ]

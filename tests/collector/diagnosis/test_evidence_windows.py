@@ -7,7 +7,8 @@ from support.drawn_cluster import DrawnCluster, DrawnFeed, Row
 from support.drawn_faults import hang
 from support.drawn_readings import ONSET, Change, healthy_feed, run
 
-from railscope_collector.diagnosis.findings import EVENT, Cause, Finding, FindingEvidence
+from railscope.timestamps import parse_timestamp
+from railscope_collector.diagnosis.findings import EVENT, SLOT_NS, Cause, Finding, FindingEvidence
 from railscope_collector.diagnosis.incident_report import (
     IncidentDocument,
     incident_document,
@@ -20,8 +21,8 @@ USUAL_SECONDS = 30.0
 
 
 def document(feed: DrawnFeed, found: Incident) -> IncidentDocument:
-    devices = feed.diagnosis.devices
-    return incident_document(found, devices, PeerGroups(devices), USUAL_SECONDS)
+    devices, shown_ns = feed.diagnosis.devices, feed.diagnosis.end_of(found.last_slot)
+    return incident_document(found, devices, PeerGroups(devices), USUAL_SECONDS, shown_ns)
 
 
 def slow_input(cluster: DrawnCluster, row: Row, since: int) -> None:
@@ -89,6 +90,60 @@ def test_a_report_has_no_window_and_an_onset_within_a_slot() -> None:
     found.evidence, found.onset_slots = (evidence,), finding.uncertain_slots
     shown = document(feed, found)
     assert (shown.evidence[0].window_seconds, shown.onset_uncertainty_seconds) == (0.0, 10.0)
+
+
+def paused_most_in_slot_8(cluster: DrawnCluster, row: Row, since: int) -> None:
+    if 0 <= since < 14:
+        row.nic["pausing"][cluster.jobs[0].nodes[1], 2] = 0.6 if since == 8 else 0.2
+
+
+def test_evidence_has_its_worst_value_with_the_time_and_the_incident_its_last_evidence() -> None:
+    feed = healthy_feed()
+    slots = ONSET + 20
+    (found,) = (
+        each
+        for each in run(feed, paused_most_in_slot_8, slots)
+        if each.class_name == "slow_receiver"
+    )
+    shown = document(feed, found)
+    first = shown.evidence[0]
+    assert first.value is not None
+    assert first.worst_value is not None
+    assert first.worst_value > first.value
+    assert first.worst_at is not None
+    worst_slot = (parse_timestamp(first.worst_at) - feed.diagnosis.end_of(ONSET)) // SLOT_NS
+    # The value is the mean of a window of three slots.
+    assert 8 <= worst_slot <= 10
+    assert f"; worst: {first.worst_value:.0%}".replace("%", " %") in first.text
+    assert shown.ended is None
+    assert shown.last_evidence is not None
+    assert 0 < feed.diagnosis.end_of(slots - 1) - parse_timestamp(shown.last_evidence) < 9 * SLOT_NS
+
+
+@pytest.mark.parametrize(
+    ("values", "threshold", "worst"),
+    [
+        ([0.2, 0.6, 0.3], 0.1, 0.6),
+        ([0.5, 0.2, 0.4], 0.8, 0.2),
+        ([float("nan"), 0.3, float("nan")], 0.1, 0.3),
+        ([0.6, 0.6], 0.1, 0.6),
+    ],
+)
+def test_the_worst_value_is_the_one_furthest_beyond_the_threshold(
+    values: list[float], threshold: float, worst: float
+) -> None:
+    found: FindingEvidence | None = None
+    for number, value in enumerate(values, 1):
+        found = FindingEvidence("pausing_share", value, threshold, "limit").with_worst(
+            found, number
+        )
+    assert found is not None
+    assert (found.worst, found.worst_ns) == (worst, values.index(worst) + 1)
+
+
+def test_evidence_without_a_number_has_no_worst_value() -> None:
+    found = FindingEvidence("utilization", float("nan"), float("nan"), "gone").with_worst(None, 1)
+    assert (found.worst, found.worst_ns) == (None, 0)
 
 
 def test_the_schema_describes_window_and_uncertainty() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from support.incidents import NIC, incident
 
 from railscope.api import EvidenceDocument, GainDocument, JobDocument
-from railscope_collector.diagnosis.evidence_words import evidence_text
+from railscope_collector.diagnosis.evidence_words import dated_text, evidence_text
 from railscope_collector.diagnosis.incident_report import describe, lost_time
 from railscope_collector.sinks.incident_webhook import FIRING, notification
 from railscope_collector.workloads.job_roster import JobKey
@@ -45,6 +47,30 @@ def test_text_of_evidence(
     window = 0.0 if "peers have" in comparison else 30.0
     given = EvidenceDocument(signal, "n1 eth1", value, threshold, comparison, window)
     assert evidence_text(given) == f"n1 eth1: {text}"
+
+
+@pytest.mark.parametrize(
+    ("value", "worst", "text"),
+    [
+        (0.2, 0.6, ": 20 % (limit: 10 %); worst: 60 % at 2026-01-01 00:01:40 UTC"),
+        (0.201, 0.202, ": 20 % (limit: 10 %)"),
+        (0.2, None, ": 20 % (limit: 10 %)"),
+    ],
+)
+def test_evidence_names_the_worst_value_and_its_time_unless_it_reads_the_same(
+    value: float, worst: float | None, text: str
+) -> None:
+    given = EvidenceDocument(
+        "write_stall", "n1 eth1", value, 0.1, "limit", 30.0, "", worst, "2026-01-01T00:01:40.5Z"
+    )
+    assert dated_text(given) == f"n1 eth1: share of time in which PCIe writes stall{text}"
+
+
+def test_a_reason_names_a_fault_that_recovers_while_data_of_the_device_are_fresh() -> None:
+    found = replace(incident("a"), quiet_slots=4)
+    assert found.reason(is_fresh=True).endswith(" (recovering: no evidence for 40 s)")
+    assert found.reason(is_fresh=False) == found.document.title
+    assert replace(found, quiet_slots=2).reason(is_fresh=True) == found.document.title
 
 
 def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_value() -> None:
