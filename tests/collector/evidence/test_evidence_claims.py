@@ -136,6 +136,20 @@ async def test_two_claims_of_one_authority_on_one_slot_are_reported_and_billed_o
     assert len(problems) == 1, "said once"
 
 
+async def test_a_claim_of_the_file_on_a_gpu_is_an_exception_to_one_on_its_node(
+    core: CollectorState,
+):
+    problems = new_problems(core)
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    text = f"tenant,holds,from,to\nalice,n1,{story_time(0)},\nbob,GPU-0,{story_time(40)},\n"
+    files = AdministratorInputs(claims=claims_file.parse_claims(text))
+    assert seconds_of(await account_at(core, 100, files)) == {
+        ("observed", "alice"): 40,
+        ("observed", "bob"): 60,
+    }
+    assert not problems
+
+
 async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
     events = {
         10: [

@@ -14,7 +14,12 @@ import msgspec
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CounterReadings
-from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
+from railscope_collector.metering.evidence import (
+    Evidence,
+    MeteredClaim,
+    NodeEvidence,
+    SlotReservation,
+)
 from railscope_collector.metering.observation import GAP_NS
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 from railscope_collector.metering.units import CapacityRange, Tiling, Units
@@ -90,6 +95,11 @@ def in_force(evidence: Evidence, instant: int) -> list[MeteredClaim]:
     return greatest_first(found)
 
 
+def slots(fact: MeteredClaim | SlotReservation, tiling: Tiling) -> CapacityRange:
+    """Slots of a claim or a reservation in one of the tilings."""
+    return fact.compute if tiling is Tiling.COMPUTE else fact.memory
+
+
 def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[ClaimedSlots]:
     """The division of a GPU among claims that are in force, given greatest first."""
     parts = [ClaimedSlots(Fraction(0), Fraction(840))]
@@ -97,12 +107,12 @@ def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[ClaimedSlots]:
     while waiting:
         first = waiting[0]
         if first.exclusive:
-            parts = _give(parts, first, first.slots(tiling), Fraction(840))
+            parts = _give(parts, first, slots(first, tiling), Fraction(840))
             waiting = waiting[1:]
             continue
         group = _group(waiting, tiling)
-        for device in sorted({c.slots(tiling) for c in group}, key=lambda s: (s[1] - s[0], s)):
-            members = [claim for claim in group if claim.slots(tiling) == device]
+        for device in sorted({slots(c, tiling) for c in group}, key=lambda s: (s[1] - s[0], s)):
+            members = [claim for claim in group if slots(claim, tiling) == device]
             sizes = amounts(members, device, _left(parts, device))
             for claim in reversed(members):
                 parts = _give(parts, claim, device, sizes[claim])
@@ -117,7 +127,7 @@ def _group(waiting: list[MeteredClaim], tiling: Tiling) -> list[MeteredClaim]:
         claim
         for at, claim in enumerate(same)
         if not claim.exclusive
-        if not any(d.exclusive and meet(d.slots(tiling), claim.slots(tiling)) for d in same[:at])
+        if not any(d.exclusive and meet(slots(d, tiling), slots(claim, tiling)) for d in same[:at])
     ]
 
 
@@ -177,7 +187,7 @@ def held(claims: list[MeteredClaim], tiling: Tiling) -> dict[MeteredClaim, Fract
 
 def requested(claim: MeteredClaim, tiling: Tiling) -> Fraction | None:
     """Size that a claim requests; None for one that is shared and names no share."""
-    size = Fraction(claim.slots(tiling).high - claim.slots(tiling).low)
+    size = Fraction(slots(claim, tiling).high - slots(claim, tiling).low)
     if claim.exclusive:
         return size
     return None if claim.share is None else size * claim.share
@@ -187,9 +197,22 @@ def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> Met
     """The claim that holds a slot at an instant."""
     claims = in_force(evidence, instant)
     if all(claim.exclusive for claim in claims):
-        over = [c for c in claims if c.slots(tiling).low <= slot < c.slots(tiling).high]
+        over = [c for c in claims if slots(c, tiling).low <= slot < slots(c, tiling).high]
         return over[0] if over else None
     return next(part.claim for part in divided(claims, tiling) if part.low <= slot < part.high)
+
+
+def reservation(
+    evidence: Evidence, tiling: Tiling, slot: Units, instant: int
+) -> SlotReservation | None:
+    """The reservation of a slot at an instant: the one that began last."""
+    found = [
+        reservation
+        for reservation in evidence.reservations
+        if reservation.start_ns <= instant < reservation.end_ns
+        if slots(reservation, tiling).low <= slot < slots(reservation, tiling).high
+    ]
+    return max(found, key=lambda r: (r.start_ns, r.id, r.tenant, r.end_ns), default=None)
 
 
 def ended(evidence: Evidence) -> list[MeteredClaim]:

@@ -140,12 +140,9 @@ def _equals_the_model(evidence: Evidence, entry: TilingEntry, slot: Units, insta
         assert entry.reason == (claim.review if entry.state is SlotState.REVIEW else "")
     elif model.stranded(evidence, entry.tiling, slot, instant):
         assert entry.state is SlotState.STRANDED
-    elif any(
-        r.start_ns <= instant < r.end_ns
-        and r.slots(entry.tiling)[0] <= slot < r.slots(entry.tiling)[1]
-        for r in evidence.reservations
-    ):
+    elif reservation := model.reservation(evidence, entry.tiling, slot, instant):
         assert entry.state is SlotState.RESERVED
+        assert (entry.claim, entry.tenant) == (reservation.id, reservation.tenant)
     else:
         assert entry.state in {SlotState.IDLE, SlotState.UNKNOWN}
     if entry.state in KIND and not any(s.uncertainty_ns for s in evidence.sample_spans):
