@@ -70,14 +70,12 @@ class NvmlError(RailscopeError):
         return f"NVML error {self.code}{': ' if self.args[1] else ''}{self.args[1]}"
 
 
-def failure(error: Exception) -> Json:
+def failure(error: NvmlError | OSError) -> Json:
     """Return the stored form of a failure."""
     if isinstance(error, NvmlError):
         return {"error": ["nvml", error.code]}
-    if isinstance(error, OSError):
-        # 5 (EIO) for an error without a number.
-        return {"error": ["os", error.errno or 5]}
-    raise error
+    # 5 (EIO) for an error without a number.
+    return {"error": ["os", error.errno or 5]}
 
 
 def result(stored: Json) -> Json:

@@ -36,7 +36,7 @@ class DamagedFileError(RailscopeError, ValueError):
 
 def sync_directory(directory: Path) -> None:
     """Make changes to a directory durable: new files, renames, deletions."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -91,7 +91,7 @@ def partial_file(
     # A unique temporary name: concurrent writers of one file must not interfere.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -242,7 +242,7 @@ def lock_directory(directory: Path) -> int:
 
     Raises BlockingIOError if another process holds it, OSError if the directory cannot be written.
     """
-    descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         # The kernel releases it when the process ends, however it ends; a file with a process ID would stay.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,7 +255,7 @@ def lock_directory(directory: Path) -> int:
 def is_locked(directory: Path) -> bool:
     """True if a running process has locked a directory."""
     try:
-        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR)
     except OSError:
         return False
     try:

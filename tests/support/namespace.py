@@ -25,7 +25,7 @@ _OWN = "/proc/thread-self/ns/net"
 def network_namespace() -> Iterator[None]:
     """Move this thread, and its children, into a new network namespace. Skips if not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
-    home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    home = os.open(_OWN, os.O_RDONLY)
     try:
         if libc.unshare(_NEW_NETWORK):
             reason = os.strerror(ctypes.get_errno())

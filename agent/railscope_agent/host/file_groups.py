@@ -57,7 +57,7 @@ class OpenFiles:
         # The descriptor may be of a device that vanished: the same path can be another device now.
         self._close(index)
         try:
-            descriptor = os.open(self._paths[index], os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._paths[index], os.O_RDONLY)
             self._descriptors[index] = descriptor
             reading = parse_integer(os.pread(descriptor, _COUNTER_BYTES, 0))
         except OSError as error:
@@ -71,7 +71,7 @@ class OpenFiles:
                 return os.pread(self._descriptors[index], _TEXT_BYTES, 0)
             except OSError:
                 self._close(index)
-        descriptor = os.open(self._paths[index], os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._paths[index], os.O_RDONLY)
         self._descriptors[index] = descriptor
         return os.pread(descriptor, _TEXT_BYTES, 0)
 

@@ -35,7 +35,7 @@ class RootedFiles:
     def _is_inside(self, path: str) -> bool:
         """True unless the file exists outside the root; its open has no effect on a device or pipe."""
         try:
-            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH)
         except OSError:  # the read of the file reports the reason
             return True
         try:

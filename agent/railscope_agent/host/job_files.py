@@ -39,10 +39,10 @@ _RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", 
 _SOCKET_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})\.sock", re.DOTALL)
 _INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
 _METRICS_FILE = re.compile(r"nccl_inspector_metrics_([A-Za-z0-9-]{1,64})\.prom", re.DOTALL)
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 # O_NONBLOCK: opening a pipe without a writer would never return; O_NOCTTY: a terminal must not become the
 # agent's.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")

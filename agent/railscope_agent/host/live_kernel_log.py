@@ -32,7 +32,7 @@ class LiveKernelLog:
     def __init__(self, path: str, handed_over: int = STANDARD_INPUT) -> None:
         self._descriptor = _inherited_log(path, handed_over)
         if self._descriptor < 0:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         self._is_device = stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
         self._left_over = b""
 

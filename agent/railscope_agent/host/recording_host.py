@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from railscope.capture import PENDING, CaptureMoment, failure
+from railscope.capture import PENDING, CaptureMoment, NvmlError, failure
 from railscope_agent.host import (
     FileGroup,
     Host,
@@ -176,10 +176,10 @@ class RecordingHost(HostWrapper):
         query = _RecordedQuery(section, keys, self._offset_ns)
         with self._lock:
             self._under_way[threading.get_ident()] = query
-        failed: Exception | None = None
+        failed: NvmlError | OSError | None = None
         try:
             yield
-        except Exception as error:
+        except (NvmlError, OSError) as error:
             failed = error
             raise
         finally:

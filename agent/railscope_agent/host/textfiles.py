@@ -22,7 +22,7 @@ SUFFIX = ".prom"
 MAX_FILES = 200
 MAX_ENTRIES = 10_000
 """Entries of the directory that are listed; more would take long in each read."""
-_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WHOLE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _CHUNK_BYTES = 1 << 20
 
 
@@ -118,7 +118,7 @@ class TextfileCalls:
 
     @contextmanager
     def _opened(self, directory: str) -> Iterator[int]:
-        descriptor = os.open(self._real(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(self._real(directory), os.O_RDONLY | os.O_DIRECTORY)
         try:
             yield descriptor
         finally:

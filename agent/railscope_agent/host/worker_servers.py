@@ -167,7 +167,7 @@ class WorkerServerCalls:
         self._remaining(deadline, connection.sock)
         directory, job, name = map(str, endpoint)
         with self._files.opened_parent(directory, job, name) as parent:
-            opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            opened = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent)
         try:
             status = os.fstat(opened)
             if not stat.S_ISSOCK(status.st_mode) or status.st_nlink != 1:

@@ -262,7 +262,7 @@ class Journal:
         self._files = [file.path.name for file in files]
         if files:
             newest = files[-1]
-            self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(newest.path, os.O_WRONLY)
             self._marker = _parse_name(newest.path)[1]
             self._offset = newest.ends
             # The torn group was not acknowledged; a group after it would be unreadable.
@@ -327,7 +327,7 @@ class Journal:
         statement = self._current_statement()
         with durable_files.partial_file(self._path, statement) as partial:
             # Before the rename: afterwards nothing may fail.
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = os.open(partial, os.O_WRONLY)
             try:
                 partial.rename(self._path)
             except OSError:
@@ -371,7 +371,7 @@ class Journal:
                 return
         marker = os.urandom(MARKER_BYTES)
         path = self.directory / f"journal-{self._tree.size:020d}-{marker.hex()}.wal"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._files.append(path.name)
         try:
             durable_files.sync_directory(self.directory)

@@ -93,7 +93,7 @@ class FrameLog:
             path = segment_files.segment_path(self.directory, self.number)
             for end, _ in segment_files.read_segment(path, segment_files.FrameLogStats()):
                 self.offset = end
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_WRONLY)
             # A crash while writing leaves a torn record, which no record may follow.
             os.ftruncate(self._descriptor, self.offset)
             self._marker = segment_files.read_marker(path)

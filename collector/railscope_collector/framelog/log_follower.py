@@ -113,7 +113,7 @@ class LogFollower:
             return False
         try:
             path = segment_files.segment_path(self.directory, number)
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:  # deleted meanwhile: the next call finds its successor
             return self._open_next()
         self._marker = segment_files.read_marker(path)

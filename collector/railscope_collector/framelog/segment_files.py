@@ -136,7 +136,7 @@ def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
     marker = secrets.token_bytes(MARKER_BYTES)
     path = directory / f"frames-{number:010d}-{marker.hex()}.log"
     # O_EXCL: a file of this name has records that must not be overwritten.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         durable_files.sync_directory(directory)
     except OSError:

@@ -183,7 +183,7 @@ class StateFiles:
         self.manifest.accepted = False
         self._write_manifest()
         write_durably(self.directory / EXTENT, _extent(number, offset))
-        self._descriptor = os.open(self.directory / EXTENT, os.O_WRONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(self.directory / EXTENT, os.O_WRONLY)
 
     def _remaining_bytes(self, number: int) -> int:
         """Return the size of a segment that the next start will find."""
