@@ -139,7 +139,8 @@ async def test_the_account_itself_is_never_read_as_a_default(
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert name in lost(tmp_path)
+    problem = lost(tmp_path)[name]
+    assert (problem == "missing file") == (content is None)
 
 
 async def test_all_segments_gone_are_named(tmp_path: Path) -> None:

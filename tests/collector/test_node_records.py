@@ -113,6 +113,30 @@ def test_the_index_is_bounded(directory: Path) -> None:
     assert records.records <= 45
 
 
+def test_the_index_forgets_what_was_used_least_recently(tmp_path: Path) -> None:
+    seconds = {1: range(10), 2: range(10, 15), 3: range(15, 17)}
+    for segment, numbers in seconds.items():
+        write(tmp_path, segment, numbers)
+    records = RecordIndex(tmp_path, max_records=15)
+    sizes = []
+    for segment in (1, 2, 1, 3):
+        received_ns = START_NS + seconds[segment][0] * SECOND_NS
+        records.find("n0", received_ns, received_ns, 1000)
+        sizes.append(records.records)
+    assert sizes == [10, 15, 15, 12], "the second segment was forgotten"
+
+
+def test_a_query_scans_a_bounded_size_and_reports_where_it_began(directory: Path) -> None:
+    sizes = [segment_path(directory, segment).stat().st_size for segment in (3, 4)]
+    for max_bytes, first in ((sum(sizes), 40), (sum(sizes) - 1, 60)):
+        records = RecordIndex(directory, max_scanned_bytes=max_bytes)
+        found = records.find("n0", START_NS, FOREVER_NS, 1000)
+        assert found.oldest_ns == START_NS + first * SECOND_NS
+        assert found.records == [record(number) for number in range(first, 80, 4)]
+    found = records.find("n0", START_NS, FOREVER_NS, 1000)
+    assert found.oldest_ns == START_NS + 40 * SECOND_NS, "a later query scans the next ones"
+
+
 def test_the_index_stays_small() -> None:
     assert MAX_INDEXED_RECORDS * 16 <= 32 << 20
 

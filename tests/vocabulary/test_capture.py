@@ -20,6 +20,7 @@ from railscope.capture import (
     read_capture,
     result,
 )
+from railscope.untrusted_text import MAX_BYTES
 
 ABOUT = CaptureMetadata(
     node='gpu-1 "quoted"\\',
@@ -132,6 +133,7 @@ def test_a_capture_without_its_timeline_is_named(directory: Path) -> None:
         (b"format = 1", "missing required field"),
         (b"format = ", "reading the capture failed"),
         (b"\xff\xfe\0", "reading the capture failed"),
+        pytest.param(b"format = 1\n#".ljust(MAX_BYTES + 1), f"at most {MAX_BYTES}", id="too long"),
     ],
 )
 def test_a_damaged_head_is_named(directory: Path, content: bytes, problem: str) -> None:

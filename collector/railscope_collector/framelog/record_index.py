@@ -53,7 +53,7 @@ class SegmentIndex:
 
     def extend(self) -> None:
         """Add the records after the last one that is known. Blocking; raises OSError."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # one page of each record
             for position, node, received_ns in self._scan(descriptor):
@@ -125,6 +125,7 @@ class RecordIndex:
 
     directory: Path
     max_records: int = MAX_INDEXED_RECORDS
+    max_scanned_bytes: int = MAX_SCANNED_BYTES
     _segments: OrderedDict[int, SegmentIndex] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -149,7 +150,7 @@ class RecordIndex:
 
     def _segments_of(self, from_ns: int, to_ns: int) -> tuple[int, list[SegmentIndex]]:
         """Return the receipt from which on records were searched, and the segments of a period, oldest first."""
-        oldest_ns, budget = 0, MAX_SCANNED_BYTES
+        oldest_ns, budget = 0, self.max_scanned_bytes
         used: list[SegmentIndex] = []
         paths = {
             int(path.stem.split("-")[1]): path for path in self.directory.glob("frames-*-*.log")
