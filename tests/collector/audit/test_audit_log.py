@@ -14,11 +14,12 @@ from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
 from railscope.audit.record import RecordError, RecordSource, decode_audit_record
 from railscope.service import run_in_thread
-from railscope_collector.audit import LogWriteError
+from railscope_collector.audit import LogWriteError, SigningPostponedError
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.audit.cosigners import signed_notes
 from railscope_collector.audit.log_ownership import LogOwnership
+from railscope_collector.audit.signing_guard import SigningGuard
 from railscope_collector.audit.tiles import (
     WIDTH,
     TileError,
@@ -95,6 +96,18 @@ async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
         while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
         assert verify_log(tmp_path, KEY.public).checkpoint.tree == log.signed
+
+
+async def test_the_log_is_signed_as_soon_as_the_agents_have_submitted(tmp_path: Path) -> None:
+    async with running_log(audit_log(tmp_path)) as log:
+        guard = SigningGuard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
+        guard.open()
+        await append_drafts(log, range(3))
+        with pytest.raises(SigningPostponedError, match="0 of 1 agents"):
+            await log.sign()
+        await asyncio.gather(guard.run(), guard.submit_checkpoint("n1", ""))
+        while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
+            await asyncio.sleep(0)
 
 
 async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> None:

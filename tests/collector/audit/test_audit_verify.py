@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, append_drafts, audit_log, running_log, write_log
 
 from railscope.audit.log_checkpoint import Checkpoint
-from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash
+from railscope.audit.merkle import HASH_BYTES, CompactRange, TreeHead, leaf_hash
 from railscope.audit.record import RecordActor
 from railscope.audit.signed_note import SecretKey
 from railscope.cli import root
@@ -85,6 +85,23 @@ def test_no_changed_byte_goes_unnoticed(
     else:
         assert found in {VerifyOutcome.ALTERED, VerifyOutcome.TAIL_MISSING}
     shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "record"),
+    [("tile/0/001", 44, 300), ("tile/0/002.p/88", 0, 512), ("tile/1/000.p/2", 1, 256)],
+)
+def test_an_altered_hash_is_named_with_the_first_of_its_records(
+    good: Path, tmp_path: Path, name: str, position: int, record: int
+) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    content = bytearray((directory / name).read_bytes())
+    content[position * HASH_BYTES] ^= 1
+    (directory / name).write_bytes(content)
+    found, problem = outcome(directory)
+    assert found == VerifyOutcome.ALTERED
+    expected = f"{name}: hash {position} does not match the stored data from record {record} on"
+    assert problem.endswith(expected)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 7000])
