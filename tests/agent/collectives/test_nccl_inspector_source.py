@@ -332,6 +332,26 @@ def test_one_job_or_user_with_all_kinds_and_ranks_frees_entries_for_others(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a log to another user")
+def test_a_user_with_an_equal_share_frees_entries_of_its_own_jobs(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path, job="new")
+    node.add_process(4002, own_pid(2), 1234)
+    for job, rank, user in (("0", 0, 0), ("1", 0, 0), ("2", 2, 1234), ("3", 2, 1234)):
+        (tmp_path / job).mkdir()
+        path = tmp_path / job / f"gpu-node-1-pid{own_pid(rank)}.log"
+        path.write_bytes(many_communicators(rank, nccl_inspector.MAX_JOB_ENTITIES))
+        os.chown(path, user, -1)
+    node.read(2)
+    assert entities_of_jobs(node) == dict.fromkeys("0123", nccl_inspector.MAX_JOB_ENTITIES)
+    node.append(1, many_communicators(1, nccl_inspector.MAX_JOB_ENTITIES))
+    node.add_process(4001, own_pid(1), 0)
+    node.read(2)
+    of_jobs = entities_of_jobs(node)
+    third = nccl_inspector.MAX_ENTITIES // 6
+    assert all(abs(of_jobs[job] - third) <= 2 for job in ("0", "1", "new"))
+    assert of_jobs["2"] == of_jobs["3"] == nccl_inspector.MAX_JOB_ENTITIES
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a log to another user")
 def test_a_user_with_logs_of_many_jobs_does_not_hide_those_of_others(tmp_path: Path) -> None:
     node = InspectorDirectory(tmp_path, job="z")
     for number in range(nccl_inspector.MAX_JOBS):
