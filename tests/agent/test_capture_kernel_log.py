@@ -6,20 +6,22 @@ import re
 from collections import Counter
 
 import pytest
+from support.clock import NS, ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers
 from support.shared import capture_path
 
-from railscope.frame import Event, Frame
+from railscope.frame import Event, Frame, NodeTimestamp
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.streams.kernel_log import KernelLogStream
-from railscope_agent.streams.kernel_messages import parse_kernel_message
+from railscope_agent.streams.kernel_messages import parse_kernel_message, strip_log_prefix
 
 # Plain patterns, made from the lines and not from our parser.
 PEER = re.compile(r"nvidia-peermem .* ERROR ")
 XID = re.compile(r"Xid \(PCI:[^)]*\): (\d+)")
 # Message of IPv6 about a link that its driver has reported as up: not a separate event.
 READY = re.compile(r"ADDRCONF\(NETDEV_CHANGE\): \S+: link becomes ready")
+AFTER_THE_LOGS = NodeTimestamp(wall_ns=1_790_000_000 * NS, boot_ns=100_000_000 * NS)
 FOLLOW_UPS = ("Severity ", "Data {")
 LOGS = [
     "azure-1dev_6flap_syslog",
@@ -46,11 +48,10 @@ def lines_of(name: str) -> list[str]:
 
 def follow_log(lines: list[str]) -> tuple[Frame, list[Event]]:
     """Return the last frame and all events of a log, after every message has its column."""
-    host = FakeHost()
+    host = FakeHost(ManualClock(AFTER_THE_LOGS))
     reader = SourceReader(KernelLogStream(), host, ORIGIN)
-    frames = [reader.run().frame]
     host.log.waiting = list(lines)
-    frames += [reader.run().frame, reader.run().frame]
+    frames = [reader.run().frame for _ in range(3)]
     events = [event for frame in frames if frame for event in frame.events]
     last = frames[-1]
     assert last is not None
@@ -67,7 +68,7 @@ def is_follow_up(row: dict[str, str]) -> bool:
 
 def test_every_quoted_xid_and_sxid_is_understood() -> None:
     for row in quoted_lines():
-        message = parse_kernel_message(row["line"])
+        message = parse_kernel_message(strip_log_prefix(row["line"]))
         if is_follow_up(row):
             assert message is None, row["line"]
             continue
@@ -128,7 +129,9 @@ def test_messages_of_the_network_service_are_not_kernel_messages() -> None:
     """systemd-networkd logged six losses of ib6; the kernel counts them in carrier_changes."""
     lines = lines_of("azure-1dev_6flap_syslog")
     assert sum("ib6: lost carrier" in line for line in lines) == 6
-    assert [message for line in lines if (message := parse_kernel_message(line))] == []
+    assert [
+        message for line in lines if (message := parse_kernel_message(strip_log_prefix(line)))
+    ] == []
 
 
 def test_records_of_the_device_carry_their_own_time() -> None:

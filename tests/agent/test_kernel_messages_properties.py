@@ -8,10 +8,23 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
+from railscope_agent.streams.kernel_messages import (
+    KernelMessage,
+    parse_kernel_message,
+    strip_log_prefix,
+)
 
 PREFIXES = st.sampled_from(
-    ["", "[  171.620236] ", "kernel: ", "[...] ", "Nov 20 06:10:11 node kernel: "]
+    [
+        "",
+        "[  171.620236] ",
+        "kernel: ",
+        "[...] ",
+        "Nov 20 06:10:11 node kernel: ",
+        "<4>[   12.1][  T171] ",
+        "kern  :warn  : 2025-01-21T02:21:33,498559+00:00 ",
+        "2025-01-17T17:39:30+0000 node.cluster kernel: ",
+    ]
 )
 HEX = "0123456789abcdefABCDEF"
 HEX_PAIR = st.text(HEX, min_size=2, max_size=2)
@@ -129,7 +142,7 @@ def filled(facts: dict[str, str]) -> dict[str, str]:
 
 
 def understood(line: str) -> KernelMessage:
-    message = parse_kernel_message(line)
+    message = parse_kernel_message(strip_log_prefix(line))
     assert message is not None, line
     return message
 

@@ -20,6 +20,7 @@ from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK
 from railscope_agent.streams.kernel_log import KernelLogStream
 from railscope_agent.streams.kernel_messages import parse_kernel_message
+from railscope_agent.streams.xid_matcher import NvmlXid, XidMatcher
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 XIDS = "railscope_kernel_xids_total", ()
@@ -48,12 +49,10 @@ async def test_a_message_is_counted_at_once_and_has_its_column_a_tick_later() ->
 
 async def test_an_event_carries_the_time_of_its_record() -> None:
     host = FakeHost()
+    now, ago_ns = host.clock.now(), 90 * NS
+    host.log.waiting = [record(1, (now.boot_ns - ago_ns) // 1000, XID)]
     async with run_sampler(host, [KernelLogStream()]) as run:
-        now = run.clock.now()
-        ago_ns = 90 * NS
-        host.log.waiting = [record(1, (now.boot_ns - ago_ns) // 1000, XID)]
-        await run.step()
-        (event,) = run.frames[-1].events
+        (event,) = run.frames[0].events
         assert event.boot_ns == now.boot_ns - ago_ns
         assert event.wall_ns == now.wall_ns - ago_ns
         assert event.entity.key == ("0000:3b:00.0", "79")
@@ -70,6 +69,70 @@ async def test_records_from_before_the_agent_started_are_reported_as_well() -> N
     async with run_sampler(host, [KernelLogStream()]) as run:
         assert [event.boot_ns for event in run.frames[0].events] == [NS]
         assert counted(run.frames[0], RECORDS) == 2
+
+
+@pytest.mark.parametrize("lag_seconds", [36_000, 20, 0, -20])
+async def test_a_record_was_written_since_the_poll_before_it_was_read(lag_seconds: int) -> None:
+    """The clock of printk stands still in suspend, and NTP does not correct it.
+
+    Source: kernel/printk/printk.c (local_clock); 10 hours in kubernetes/node-problem-detector#479.
+    """
+    host = FakeHost(ManualClock(NodeTimestamp(wall_ns=10**18, boot_ns=100_000 * NS)))
+    async with run_sampler(host, [KernelLogStream()]) as run:
+        for number in range(1, 4):
+            before = run.clock.now().boot_ns
+            written_ns = before + NS // 2
+            host.log.waiting = [record(number, written_ns // 1000 - lag_seconds * 1_000_000, XID)]
+            await run.step()
+            (event,) = run.frames[-1].events
+            assert before <= event.boot_ns <= run.clock.now().boot_ns
+            assert event.wall_ns - event.boot_ns == 10**18 - 100_000 * NS
+
+
+def test_an_xid_of_a_late_clock_is_the_same_that_nvml_reports() -> None:
+    """Before, it counted twice, and a recovery that the driver reported earlier cleared it."""
+    host, matcher = FakeHost(), XidMatcher()
+    reader = SourceReader(KernelLogStream(matcher), host, ORIGIN)
+    reader.run()
+    host.clock.advance(1)
+    now = host.clock.now()
+    host.log.waiting = [record(1, now.boot_ns // 1000 - 60_000_000, XID)]
+    matcher.record_nvml(NvmlXid("0000:3b:00.0", 79, now.wall_ns, now.boot_ns, now.boot_ns - NS))
+    reader.run()
+    host.clock.advance(10)
+    assert counted(reader.run().frame, "railscope_kernel_xids_total") == 1
+    (fatal,) = matcher.actionable_xids("0000:3b:00.0")
+    assert now.boot_ns - NS <= fatal.boot_ns <= now.boot_ns
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        " kernel: NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        "x 0000:3b:00.0: AER: device recovery failed",
+        "x 0000:3b:00.0: AER: Corrected error received: 0000:3b:00.0",
+        "mlx5_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",
+        " eth0: Link is down",
+        "Out of memory: Killed process 1 (init)",
+    ],
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Memory cgroup stats for /user.slice/user-1000.slice/user@1000.service/{words}: cache:0KB",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task_memcg=/user.slice/{words},task=a,pid=9,uid=1000",
+    ],
+)
+def test_the_name_of_a_group_is_no_message_of_a_driver(line: str, words: str) -> None:
+    """A user names groups below a delegated one, and exceeds their limit: mm/memcontrol.c, mm/oom_kill.c."""
+    host = FakeHost()
+    host.log.waiting = [record(1, 1, line.format(words=words))]
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    assert frame.events == ()
 
 
 async def test_overwritten_records_are_counted_as_lost() -> None:

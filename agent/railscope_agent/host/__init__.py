@@ -16,7 +16,15 @@ from typing import Protocol
 from railscope import frame, reading
 from railscope.capture import Json, NvmlError
 
-__all__ = ["Clock", "FileGroup", "Host", "Json", "KernelLog", "NvmlError"]
+__all__ = [
+    "MAX_LOG_RECORDS_PER_POLL",
+    "Clock",
+    "FileGroup",
+    "Host",
+    "Json",
+    "KernelLog",
+    "NvmlError",
+]
 
 
 class Clock(Protocol):
@@ -56,11 +64,18 @@ class FileGroup(Protocol):
         ...
 
 
+MAX_LOG_RECORDS_PER_POLL = 20_000
+"""More than the usual ring buffer holds; a driver that writes without pause must not keep a poll from returning."""
+
+
 class KernelLog(Protocol):
     """The kernel log, followed from its oldest record."""
 
     def poll(self) -> list[str]:
-        """Records since the last call, in the format of /dev/kmsg. Raises OSError."""
+        """Records since the last call, in the format of /dev/kmsg. Raises OSError.
+
+        Fewer than MAX_LOG_RECORDS_PER_POLL are all that there were.
+        """
         ...
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import stat
 
+from railscope_agent.host import MAX_LOG_RECORDS_PER_POLL
+
 KMSG_PATH = "/dev/kmsg"
 STANDARD_INPUT = 0
 _KMSG = (1, 11)
@@ -15,9 +17,6 @@ _KMSG = (1, 11)
 # A read into a buffer smaller than the record fails with EINVAL; the longest is CONSOLE_EXT_LOG_MAX of
 # printk.h.
 _RECORD_BYTES = 8192
-# More than the usual ring buffer holds; a driver that writes without pause must not keep the poll from
-# returning.
-_MAX_RECORDS_PER_POLL = 20_000
 
 
 class LiveKernelLog:
@@ -42,7 +41,7 @@ class LiveKernelLog:
 
     def _poll_device(self) -> list[str]:
         records: list[str] = []
-        while len(records) < _MAX_RECORDS_PER_POLL:
+        while len(records) < MAX_LOG_RECORDS_PER_POLL:
             try:
                 record = os.read(self._descriptor, _RECORD_BYTES)
             except BlockingIOError:

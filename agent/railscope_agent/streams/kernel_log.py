@@ -15,9 +15,14 @@ from railscope.catalog.xids import UNKNOWN, Judgement, judge, sxid, xid
 from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
-from railscope_agent.host import Host, KernelLog
+from railscope_agent.host import MAX_LOG_RECORDS_PER_POLL, Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
-from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
+from railscope_agent.streams.kernel_log_clock import KernelLogClock
+from railscope_agent.streams.kernel_messages import (
+    KernelMessage,
+    parse_kernel_message,
+    strip_log_prefix,
+)
 from railscope_agent.streams.xid_matcher import (
     EVERY_GPU,
     UNNAMED_GPU,
@@ -82,6 +87,7 @@ class KernelLogStream(source.PeriodicSource):
         self._last_xid: dict[tuple[str, ...], int] = {}
         self._problem: Absent | None = None
         self._log: KernelLog | None = None
+        self._clock = KernelLogClock()
         self._counts: Counter[tuple[str, Entity]] = Counter()
         self._node_counts: Counter[declare.Metric] = Counter()
         self._records = 0
@@ -155,8 +161,10 @@ class KernelLogStream(source.PeriodicSource):
         self._log = None
 
     def _follow(self, host: Host, log: KernelLog) -> None:
-        now, addresses = host.clock.now(), dict[str, str]()
-        for record in log.poll():
+        began, addresses = host.clock.now(), dict[str, str]()
+        records = log.poll()
+        now = host.clock.now()
+        for record in records:
             if self._is_counted(record):
                 continue
             self._records += 1
@@ -176,6 +184,7 @@ class KernelLogStream(source.PeriodicSource):
                     address, number = message.entity.key
                     self._xids.record_logged(address, int(number), boot_ns)
                 self._record_message(message, wall_ns, boot_ns)
+        self._clock.end_poll(began.boot_ns, is_at_end=len(records) < MAX_LOG_RECORDS_PER_POLL)
 
     def _report_unlogged(self, host: Host) -> None:
         """Report the Xids that only NVML reported."""
@@ -267,7 +276,7 @@ class KernelLogStream(source.PeriodicSource):
     def _parse_record(self, record: str, now_boot_ns: int) -> tuple[int, str]:
         match = _RECORD_PATTERN.match(record)
         if not match:
-            return now_boot_ns, record
+            return now_boot_ns, strip_log_prefix(record)
         if _is_damaged(match):
             return now_boot_ns, ""
         sequence = int(match["sequence"])
@@ -277,7 +286,7 @@ class KernelLogStream(source.PeriodicSource):
         # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
         by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
         text = _LINE_BREAK.sub(" ", match["text"].split("\n", 1)[0]) if by_kernel else ""
-        return int(match["time"]) * MICROSECOND_NS, text
+        return self._clock.boot_ns(int(match["time"]) * MICROSECOND_NS, now_boot_ns), text
 
     def _count(self, message: KernelMessage) -> None:
         name = message.event_class.name

@@ -2,6 +2,10 @@
 
 Formats and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User Guide
 (SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
+
+A message starts with the name of its driver, or with its own words. Later parts of a line may be words of a
+user: the memory controller prints the paths of control groups (mm/memcontrol.c, mem_cgroup_print_oom_meminfo),
+and a user names the groups below a delegated one.
 """
 
 from __future__ import annotations
@@ -15,6 +19,12 @@ from railscope_agent.sampling.fact_readers import nonempty_facts
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
+_LOG_PREFIX = re.compile(
+    r"(?:<[0-9]{1,3}>)?(?:kern *:[a-z]+ *: *)?"
+    r"(?:(?:\[[^\]]{0,40}\]|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.,+-]{8,30}Z?) *){0,2}"
+    r"(?:(?:\S{1,255} +){0,4}?kernel: *)?(?:\[[^\]]{0,40}\] *){0,2}"
+)
+"""Level, time, host and `kernel:`, as dmesg and syslog print them before a message."""
 # As the driver prints it in src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older drivers did. A name ends at
 # the first comma with a space: the rest of a name that contains one is in the message.
 _XID = re.compile(
@@ -35,9 +45,8 @@ _SXID_FOLLOW_UP = re.compile(r"Severity [0-9]|Data \{|$")
 # What the driver declares without an Xid. Sources: open-gpu-kernel-modules, kernel-open/nvidia/nv.c (a GPU that
 # fails to start), src/nvidia/arch/nvalloc/unix/src/osapi.c (RmInitAdapter, a lost GPU), nvstatuscodes.h
 # (GPU_IS_LOST, RESET_REQUIRED: printed by any failed check); torvalds/linux, drivers/base/dd.c (a failed probe).
-# The line starts with the name of the module: names of processes and control groups in other lines are not its words.
 _DRIVER_LINE = re.compile(
-    r"^(?:.{0,80}? kernel: ?)?(?:\[ *[0-9.]+\] )?(?:NVRM|nvidia[\w-]*)\b[ :]+"
+    r"(?:NVRM|nvidia[\w-]*)\b[ :]+"
     r"(?P<message>.*?(?P<failure>"
     r"(?P<lost>fallen off the bus|GPU lost from the bus|GPU_IS_LOST|GPU is lost)"
     r"|(?P<init>RmInitAdapter failed|probe of \S+ failed|probe with driver nvidia failed)"
@@ -57,11 +66,11 @@ _GPU_NAME = re.compile(
 _GPU_PREFIX = re.compile(rf"GPU {_PCI}(?:\.[0-7])?: ")
 # "link becomes ready" is left out: it follows the driver's own message of the same link.
 _LINK = re.compile(
-    r"(?:^|[ :])(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
+    r"(?:[^/]{0,99}?[ :])?(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
     r"[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
 )
 _AER = re.compile(
-    rf"(?:(?P<domain>{_DOMAIN}):[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}\.[0-7]: )?"
+    rf"(?:[\w.-]+ (?P<domain>{_DOMAIN}):[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}\.[0-7]: )?"
     r"AER: (?:Multiple )?(?P<severity>Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-Fatal|Fatal)\))?|Fatal)"
     r" error(?: message)? received"
     r"(?:: id=(?P<requester>[0-9a-fA-F]{4})\b|(?: from|:)? ?(?P<pci>[0-9a-fA-F:.]*))"
@@ -84,11 +93,11 @@ _PORT_MODULE = re.compile(
 )
 # drivers/net/ethernet/mellanox/mlx5/core/health.c; drivers/pci/pcie/dpc.c and err.c.
 _DEVICE_FAILURE = re.compile(
-    rf"\b[\w-]+ (?P<pci>{_PCI}\.[0-7]): .*?"
+    rf"[\w.-]+ (?P<pci>{_PCI}\.[0-7]): .*?"
     r"(?:\bFatal error [0-9]+ detected|\bhealth recovery failed|\bhealth compromised"
     r"|\bDPC: .*(?:ERR_FATAL|unmasked uncorrectable error)|\bAER: (?:can't recover|device recovery failed))"
 )
-_PEER_MEMORY = re.compile(r"(?:^|[ :])(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
+_PEER_MEMORY = re.compile(r"(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
 _PEER_ERROR = re.compile(
     r"\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
 )
@@ -107,12 +116,18 @@ class KernelMessage:
     """Number of the GPU, if the driver names it by its number only."""
 
 
+def strip_log_prefix(line: str) -> str:
+    """Return the message of a line as dmesg and syslog write it."""
+    prefix = _LOG_PREFIX.match(line)
+    return line[prefix.end() :] if prefix else line
+
+
 def parse_kernel_message(text: str) -> KernelMessage | None:
-    """Parse a line of the kernel log; None for lines that are not relevant."""
+    """Parse a message of the kernel log; None for messages that are not relevant."""
     for marker, pattern, build in _PARSERS:
         # The marker first: nearly all lines of the log are irrelevant, and a search for a word is much
         # cheaper.
-        if marker in text and (match := pattern.search(text)) and (message := build(match)):
+        if marker in text and (match := pattern.match(text)) and (message := build(match)):
             return message
     return None
 
