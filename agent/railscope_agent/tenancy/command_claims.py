@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from railscope import claim_terms, durable_files, reading, timestamps
+from railscope.frame import NodeTimestamp
 from railscope_agent.host import Host
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import TenancyError
@@ -26,6 +27,9 @@ KEEP_ENDED_NS = timestamps.DAY_NS
 MAX_CLAIMS = 10_000
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
 """Schedulers that a workload may name: `slurm:123` is Slurm's job 123, and its owner a Slurm account."""
+
+
+_JOB_PREFIX = "slurm:"
 
 
 class CommandClaim(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,6 +51,11 @@ class CommandClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     def has_same_content(self, other: CommandClaim) -> bool:
         """True if another claim has the same content, whatever its times."""
         return _without_times(self) == _without_times(other)
+
+    @property
+    def is_job(self) -> bool:
+        """True for a Slurm job, which ends with the boot of its node."""
+        return self.workload.startswith(_JOB_PREFIX)
 
     def ended_before(self, other: CommandClaim) -> bool:
         """True if it ended before another one starts, by the boot clock if both have it."""
@@ -126,6 +135,9 @@ class CommandClaims:
             self._open()
             existing = self._claims.get(claim.id)
             if existing is not None:
+                if claim.start_boot:
+                    boot = NodeTimestamp(claim.start_ns, claim.start_boot.boot_ns)
+                    existing = _end_with_boot(existing, claim.start_boot.boot_id, boot)
                 # A client that got no response repeats its request: the result has to be the same.
                 if existing.end_ns is None and existing.has_same_content(claim):
                     return existing
@@ -199,13 +211,29 @@ class CommandClaims:
         # After the write: a claim that is not on disk was not accepted.
         self._claims, self._past = claims, past
 
+    def _end_earlier_jobs(self, host: Host) -> str:
+        """End the jobs of earlier boots; return why that could not be stored, empty if it could."""
+        now = host.clock.now()
+        if not host.boot_id:
+            return ""
+        with self._turn:
+            for claim in tuple(self._claims.values()):
+                ended = _end_with_boot(claim, host.boot_id, now)
+                if ended is not claim:
+                    try:
+                        self._store(ended, now.wall_ns)
+                    except ClaimNotStoredError as error:
+                        return str(error)
+        return ""
+
     def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
     ) -> ClaimReport:
         """Return the claims. No claim ends before the stored ones have been read."""
-        del host, devices
+        del devices
         with self._turn:
             self._open()
+        problem = self._end_earlier_jobs(host)
         claims = self.all
         # Claims in force come from the last run, while their file cannot be read: a report without them would
         # end all.
@@ -215,12 +243,28 @@ class CommandClaims:
             )
             return ClaimReport((), (finding,), reading.Absent.GONE)
         node_claims = self.node_claims
+        if problem:
+            finding = ProbeFinding(
+                SUBJECT, ProbeVerdict.BROKEN, problem, "make the state directory writable"
+            )
+            return ClaimReport(node_claims, (finding,))
         if self._problem:
             verdict = ProbeVerdict.BROKEN if "damaged" in self._problem else ProbeVerdict.ABSENT
             return ClaimReport(node_claims, (ProbeFinding(SUBJECT, verdict, self._problem),))
         count = sum(claim.end_ns is None for claim in claims)
         detail = f"{format_count(count, 'claim')} in force, stored in {self._path}"
         return ClaimReport(node_claims, (ProbeFinding.supported(SUBJECT, detail),))
+
+
+def _end_with_boot(claim: CommandClaim, boot_id: str, now: NodeTimestamp) -> CommandClaim:
+    """Return the claim, with an end at the start of the present boot if it is a job of an earlier one.
+
+    The epilog does not run on a node that crashed, and no job survives a reboot.
+    """
+    start = claim.start_boot
+    if claim.end_ns is not None or not claim.is_job or start is None or start.boot_id == boot_id:
+        return claim
+    return _end_claim(claim, now.wall_ns - now.boot_ns, BootTime(boot_id, 0))
 
 
 def _without_times(claim: CommandClaim) -> CommandClaim:

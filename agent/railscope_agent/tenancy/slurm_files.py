@@ -104,7 +104,7 @@ class SlurmJobFiles:
         self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
         named: dict[str, SlurmDevices] = {}
         elsewhere: set[str] = set()
-        for job in self._running_jobs(host, names, bad):
+        for job in self._running_jobs(host, names, clock, bad):
             job_nodes = {*job.nodes, *(each.node for each in job.allocations or ())}
             here = [n for n in job_nodes if any(is_same_node(n, node) for node in nodes)]
             elsewhere |= set(() if here else job_nodes)
@@ -138,8 +138,14 @@ class SlurmJobFiles:
             written.add_broken(SUBJECT, detail, remedy)
         return written
 
-    def _running_jobs(self, host: Host, names: list[str], bad: list[str]) -> Iterator[SlurmJob]:
-        """Yield the jobs that have started and not ended; add files that cannot be parsed to `bad`."""
+    def _running_jobs(
+        self, host: Host, names: list[str], clock: ClockHistory, bad: list[str]
+    ) -> Iterator[SlurmJob]:
+        """Yield the jobs that have started and not ended; add files that cannot be parsed to `bad`.
+
+        No job survives a reboot, and the epilog does not run on a node that crashed: its file stays
+        (slurm.schedmd.com/prolog_epilog.html; slurm.conf(5), JobRequeue).
+        """
         for name in names:
             try:
                 jobs = self._jobs(host, name)
@@ -147,7 +153,11 @@ class SlurmJobFiles:
                 bad.append(f"{name} ({error})")
                 continue
             yield from (
-                job for job in jobs if job.start_seconds is not None and job.end_seconds is None
+                job
+                for job in jobs
+                if job.start_seconds is not None
+                and job.end_seconds is None
+                and not clock.is_before_boot(job.start_seconds * SECOND_NS)
             )
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:

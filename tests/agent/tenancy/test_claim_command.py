@@ -22,6 +22,7 @@ from support.claim_requests import BATCH, ServedEndpoint, ask
 from support.tenancy import event_summaries, uuid
 
 from railscope.cli import root
+from railscope_agent.tenancy.clock_history import BootTime
 
 
 def run(served: ServedEndpoint, *arguments: str, **environment: str) -> Result:
@@ -67,6 +68,30 @@ def test_prolog_and_epilog_of_slurm(served):
     assert run(served, "start", "--from-slurm", SLURM_JOB_ID="124").exit_code == 0
     assert served.looked.poll() == [], "a job without GPUs claims none"
     assert run(served, "start", "--from-slurm").exit_code == 1
+
+
+def test_a_job_ends_with_the_boot_of_its_node(served):
+    """Slurm runs no epilog on a node that crashed. A claim for a tenant is no job, and stays."""
+    job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
+    commands, clock = served.looked.tenancy.commands, served.host.clock
+    assert run(served, "start", "--from-slurm", **job).exit_code == 0
+    assert run(served, "start", "--id", "m-1", "--gpu", "1", "--tenant", "red").exit_code == 0
+    served.looked.poll()
+    served.host.boot_id = "boot-2"
+    served.looked.tenancy.clock.boot_id = "boot-2"
+    boot_ns = clock.now().wall_ns - clock.now().boot_ns
+    # Requeued on this node at once: the prolog starts the same claim before the next poll.
+    assert run(served, "start", "--from-slurm", **job).exit_code == 0
+    first, again = (claim for claim in commands.all if claim.is_job)
+    assert first.end_boot == BootTime("boot-2", 0)
+    assert first.end_ns == max(boot_ns, first.start_ns)
+    assert (again.end_ns, again.start_boot.boot_id) == (None, "boot-2")
+    served.host.boot_id = "boot-3"
+    served.looked.poll()
+    assert {claim.id: claim.end_ns is None for claim in commands.all} == {
+        again.id: False,
+        "m-1": True,
+    }
 
 
 def test_a_job_reported_by_its_prolog_is_reported_once(served):

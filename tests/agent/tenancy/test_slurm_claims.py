@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from support.clock import NS, START, ManualClock
 from support.machine import DENIED, FakeHost
 from support.shared import capture_path
 from support.tenancy import (
@@ -20,8 +21,10 @@ from support.tenancy import (
     uuid,
 )
 
+from railscope.frame import NodeTimestamp
 from railscope_agent.config import TenancySettings
 
+YEAR_NS = 31_536_000 * NS
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
 SLUID = "sEKNKTV3WPV500"
 
@@ -209,14 +212,14 @@ def test_files_by_gpu():
 GRES_CONF = f"NodeName={NODE} Name=gpu File=/dev/nvidia[1,0]\n"
 
 
-def as_json(number: int, gres: str) -> str:
+def as_json(number: int, gres: str, start: int = 1_789_999_000) -> str:
     return json.dumps(
         {
             "jobs": [
                 {
                     "job_id": number,
                     "job_state": ["RUNNING"],
-                    "start_time": 1_789_999_000,
+                    "start_time": start,
                     "end_time": 0,
                     "account": "astro",
                     "nodes": NODE,
@@ -243,6 +246,22 @@ def test_files_of_jobs():
     assert any("211.json" in detail for _, detail, _ in looked.findings_about("claims by Slurm"))
 
 
+def test_a_file_that_a_crash_left_behind_is_about_no_running_job():
+    """The epilog did not run: the file is from before the boot. A requeued job keeps its number and writes it again."""
+    host = node()
+    host.clock = ManualClock(NodeTimestamp(START.wall_ns, 900 * NS))
+    host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)")
+    looked = PolledTenancy(host, JOBS)
+    assert looked.poll() == []
+    host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)", start=1_790_000_001)
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(0))]
+    for step in range(300):
+        host.clock.step_wall(1 if step % 2 else -1)
+        assert looked.poll() == [], (
+            "the first offsets of the boot are forgotten: it may be of this one"
+        )
+
+
 def test_scontrol_takes_precedence_over_the_job():
     host = node()
     host.files["/run/jobs/9"] = as_json(9, "gpu:1(IDX:0)")
@@ -261,6 +280,7 @@ def test_jobs_of_a_real_cluster(name):
     first = lines[0][0].removeprefix("Nodes=")
     name = re.sub(r"\[(\d+).*", r"\1", first)  # of several nodes, the first
     host = node(8)
+    host.clock = ManualClock(NodeTimestamp(START.wall_ns, 10 * YEAR_NS))
     host.files["/proc/sys/kernel/hostname"] = name
     host.files["/run/jobs/1"] = text
     looked = PolledTenancy(host, TenancySettings(slurm_job_directory="/run/jobs"))
