@@ -10,7 +10,7 @@ from railscope.slurm import SlurmFormatError
 from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import slurm
-from railscope_agent.sampling.fact_readers import list_names
+from railscope_agent.sampling.fact_readers import list_names, read_text
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
@@ -21,6 +21,7 @@ _V1 = re.compile(r"slurm(?:_(.+))?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(slurm.SLUID_PATTERN)
 """Slurm 26.05 and later names the directories of jobs by SLUID, unless CgroupJobIdPaths=yes."""
+_EMPTY = "populated 0"
 _JOB_STEPS = ("step_batch", "step_interactive")
 _SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 # A few, in case the first ones end meanwhile or have changed their environment; a job may have hundreds.
@@ -55,7 +56,7 @@ class JobControlGroups:
         Raises OSError if their directories cannot be read.
         """
         names: set[str] = set()
-        paths = list(_find_job_groups(host, names))
+        paths = [path for path in _find_job_groups(host, names) if _is_populated(host, path)]
         self.node_names = frozenset(names)
         self._environments = {
             path: cached for path, cached in self._environments.items() if path in paths
@@ -117,7 +118,7 @@ def _find_job_groups(host: Host, node_names: set[str]) -> Iterator[str]:
         v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
         v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
 
-    The directory of a job exists for as long as the job runs. Source:
+    The directory of a job exists for as long as the job runs, and may stay behind without processes. Source:
     SchedMD/slurm:doc/html/cgroup_v2.shtml, src/plugins/cgroup/v1, v2.
     """
     for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
@@ -137,6 +138,28 @@ def _find_job_groups(host: Host, node_names: set[str]) -> Iterator[str]:
                     yield f"{directory}/{user}/{name}"
         if roots:
             return  # each hierarchy has the same jobs
+
+
+def _is_populated(host: Host, path: str) -> bool:
+    """True unless a job's group is certain to have no process: slurmd failed to remove it (rackslab/FireHPC#6, ceems-dev/ceems#380).
+
+    v2 reports that for a group with all groups below it (cgroup-v2.rst, cgroup.events); v1 lists processes only.
+    """
+    events = read_text(host, f"{path}/cgroup.events").splitlines()
+    if events:
+        return _EMPTY not in events
+    groups, is_listed = [path], False
+    while groups:
+        group = groups.pop()
+        try:
+            if host.read(f"{group}/cgroup.procs").strip():
+                return True
+        except OSError:
+            continue
+        is_listed = True
+        names = list_names(host, group)
+        groups += [f"{group}/{name}" for name in names if name.startswith(("step_", "task_"))]
+    return not is_listed
 
 
 def _add_node_name(pattern: re.Pattern[str], group: str, node_names: set[str]) -> None:

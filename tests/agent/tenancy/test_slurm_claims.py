@@ -91,6 +91,29 @@ def test_the_first_hierarchy_of_version_1_that_has_jobs():
     assert event_summaries(PolledTenancy(host).poll()) == [("claim_start", "slurm", "7", uuid(1))]
 
 
+@pytest.mark.parametrize(
+    ("directory", "left"),
+    [
+        (f"{SCOPE}/job_7", {"cgroup.events": "populated 0\nfrozen 0\n", "step_0/user/task_0/cgroup.procs": ""}),
+        ("/sys/fs/cgroup/memory/slurm/uid_1000/job_7",
+         {"cgroup.procs": "", "step_0/cgroup.procs": "", "step_0/task_0/cgroup.procs": ""}),
+    ],
+)  # fmt: skip
+def test_a_group_that_stays_behind_without_a_process_holds_nothing(directory, left):
+    """rackslab/FireHPC#6 (cgroup v2), ceems-dev/ceems#380."""
+    host = node()
+    task = next(name for name in left if "task_0" in name)
+    host.files |= {
+        f"{directory}/{name}": text.replace("ed 0", "ed 1", 1) for name, text in left.items()
+    }
+    host.files[f"{directory}/{task}"] = "70\n"
+    host.calls["owner.environ(70)"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1"}
+    looked = PolledTenancy(host)
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "7", uuid(1))]
+    host.files |= {f"{directory}/{name}": text for name, text in left.items()}
+    assert event_summaries(looked.poll()) == [("claim_end", "slurm", "7", uuid(1))]
+
+
 def test_mig_devices_by_their_uuid():
     host = node(1)
     cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
