@@ -6,8 +6,9 @@ moby/moby:daemon/container/container.go, api/types/container/config.go.
 
 Passed-through devices of a virtual machine are in libvirt's XML and in the command line of QEMU.
 Sources: libvirt docs/formatdomain.rst (hostdev), docs/drvqemu.rst;
-openstack/nova:nova/virt/libvirt/config.py (metadata); qemu docs/system/devices/vfio
-(`-device vfio-pci,host=0000:3b:00.0`).
+openstack/nova:nova/virt/libvirt/config.py (metadata); torvalds/linux
+Documentation/driver-api/vfio-mediated-device.rst and qemu hw/vfio/pci.c: `-device vfio-pci,host=0000:3b:00.0`, or
+`sysfsdev=` with the directory of a PCI function or a mediated device, which has precedence (Proxmox VE, vGPU).
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ _NUMBERS = ("domain", "bus", "slot", "function")
 _HOST = re.compile(r"\bhost=(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _HOST_JSON = re.compile(
     r'"host"\s*:\s*"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"', re.IGNORECASE
+)
+_SYSFS_DEVICE = re.compile(
+    r"""\bsysfsdev(?:=|"\s*:\s*")[^,"]*/(?:(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|(?P<mediated>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}))/?(?=[,"]|$)""",
+    re.IGNORECASE,
 )
 _PROGRAM = re.compile(r"(?:^|/)(?:qemu-system-[a-z0-9_]+|qemu-kvm|kvm)$")
 
@@ -115,19 +120,23 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
     # Flags without a value shift the alternation of options and values: overlapping pairs find each option
     # all the same.
     options = dict(pairwise(arguments))
+    devices = [argument for argument in arguments if "vfio-pci" in argument]
+    named = [match for argument in devices for match in _SYSFS_DEVICE.finditer(argument)]
     addresses = [
         # QEMU assumes PCI domain 0 if none is given; sysfs always has one, in lower case.
         f"{match[1] or '0000'}:{match[2]}".lower()
-        for argument in arguments
-        if "vfio-pci" in argument
+        for argument in devices
         for match in (*_HOST.finditer(argument), *_HOST_JSON.finditer(argument))
     ]
+    addresses += [match["pci"].lower() for match in named if match["pci"]]
+    mediated = (match["mediated"].lower() for match in named if match["mediated"])
     name = options.get("-name", "")
     guest = re.search(r"(?:^|,)guest=([^,]*)", name)
     return LibvirtDomain(
         name=guest[1] if guest else name.partition(",")[0],
         uuid=options.get("-uuid", ""),
         pci_addresses=tuple(dict.fromkeys(addresses)),
+        mediated=tuple(dict.fromkeys(mediated)),
     )
 
 

@@ -26,6 +26,8 @@ _START_FIELD = 19
 # The control daemon and the server of MPS compute for several users. The kernel cuts names to these 15
 # characters.
 _MPS = "nvidia-cuda-mps"
+_VGPU_MANAGER = "nvidia-vgpu-mgr.service"
+"""Its processes compute for the virtual machines with a vGPU (docs.nvidia.com, Virtual GPU Software User Guide)."""
 MAX_LIST_AGE_NS = 60_000_000_000
 """Maximum age of a process list: an older one is not used, as the driver's thread hangs or is gone."""
 
@@ -40,6 +42,11 @@ class ProcessOwner:
     is_named: bool = True
     is_shared_or_hidden: bool = False
     """True if the owner is not visible, or if the process serves several users: any claim may cover it."""
+    is_server: bool = False
+    """True for the server of MPS in a pod or container: the claims that share the device may cover it.
+
+    A user can give a program this name: it accounts for no use of a device that is another's alone.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +176,18 @@ def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
             )
         case cgroup.PodOwner(uid=uid):
             # The name is added at each poll: the pod's directory may not exist yet when the process is found.
-            owner = ProcessOwner("kubernetes", uid, is_named=False)
+            # The servers of pods that share a GPU run in a pod of the plugin
+            # (NVIDIA/k8s-device-plugin:deployments/helm, mps-control-daemon).
+            owner = ProcessOwner("kubernetes", uid, is_named=False, is_server=serves)
         case cgroup.VirtualMachineOwner(name=name):
             owner = ProcessOwner("libvirt", name)
         case cgroup.ContainerOwner():
-            owner = _container_owner(host, reported, label)
+            owner = replace(_container_owner(host, reported, label), is_server=serves)
         case cgroup.UserOwner(user_id=user, session=session):
             workload = f"session-{session}" if session else f"user@{user}"
             owner = ProcessOwner("systemd", workload, _user_name(host, user))
         case cgroup.UnitOwner(name=name):
+            serves = serves or name == _VGPU_MANAGER
             owner = ProcessOwner("systemd", name, is_shared_or_hidden=serves)
         case cgroup.OwnerNotVisible() | cgroup.NoOwner():
             hidden = isinstance(reported, cgroup.OwnerNotVisible)
@@ -224,13 +234,17 @@ def _with_pod_name(owner: ProcessOwner, pods: NodePods) -> ProcessOwner:
     """Replace the uid of a pod by its name once that is known."""
     if owner.source == "kubernetes" and owner.workload in pods.names:
         namespace, name = pods.names[owner.workload]
-        return ProcessOwner("kubernetes", f"{namespace}/{name}", namespace)
+        named = f"{namespace}/{name}"
+        return ProcessOwner("kubernetes", named, namespace, is_server=owner.is_server)
     return owner
 
 
 def _join_uses(use: DeviceUse, other: DeviceUse) -> DeviceUse:
     starts = [start_ns for start_ns in (use.begun_boot_ns, other.begun_boot_ns) if start_ns]
-    return replace(use, pids=(*use.pids, *other.pids), begun_boot_ns=min(starts, default=0))
+    owner = replace(use.owner, is_server=use.owner.is_server and other.owner.is_server)
+    return replace(
+        use, owner=owner, pids=(*use.pids, *other.pids), begun_boot_ns=min(starts, default=0)
+    )
 
 
 def _user_name(host: Host, number: int) -> str:

@@ -108,6 +108,8 @@ def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -
     # Claims by people name tenants, not workloads: any process may be theirs.
     if owner.is_shared_or_hidden or source in {COMMAND_PROVIDER, FILE_PROVIDER}:
         return True
+    if owner.is_server and not claim.exclusive:
+        return True
     if source != owner.source:
         return False
     if not owner.is_named:

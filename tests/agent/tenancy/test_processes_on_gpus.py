@@ -49,6 +49,36 @@ def test_unclaimed_use_is_reported_at_the_second_poll():
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
 
 
+def test_the_server_of_mps_in_a_pod_computes_for_those_that_share_the_gpu():
+    """Of the mps-control-daemon of NVIDIA/k8s-device-plugin. It accounts for no use of a GPU that is a pod's alone."""
+    host = node()
+    server = keeps_pod(host, 9, "mps-control-daemon-x7", namespace="gpu-operator")
+    host.calls[LISTED] = [pod("a", f"{uuid(0)}::0"), pod("b", f"{uuid(0)}::1"), pod("c", uuid(1))]
+    for gpu in (0, 1):
+        start_process(host, gpu, 11, server, comm="nvidia-cuda-mps")
+    looked = PolledTenancy(host)
+    looked.poll()
+    name = "gpu-operator/mps-control-daemon-x7"
+    assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", name, uuid(1))]
+    start_process(host, 0, 12, server, comm="python3")
+    looked.poll()
+    assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", name, uuid(0))], (
+        "another program of the same pod"
+    )
+
+
+def test_the_manager_of_vgpus_computes_for_the_machines_that_have_them():
+    host = node()
+    for gpu in (0, 1):
+        start_process(host, gpu, 11, "/system.slice/nvidia-vgpu-mgr.service", comm="vgpu")
+    host.calls[LISTED] = [pod("vm", uuid(0))]
+    looked = PolledTenancy(host)
+    looked.poll()
+    assert event_summaries(looked.poll()) == [
+        (BEGAN, "systemd", "nvidia-vgpu-mgr.service", uuid(1))
+    ]
+
+
 def test_use_is_not_older_than_its_process():
     host = node()
     looked = PolledTenancy(host)

@@ -103,6 +103,28 @@ def test_command_lines():
     assert parse_qemu_command(b"") is None
 
 
+MEDIATED = "4b20d080-1b54-4048-85b3-a6a62d165c01"
+
+
+@pytest.mark.parametrize(
+    ("device", "addresses", "mediated"),
+    [
+        # Documentation/driver-api/vfio-mediated-device.rst.
+        (f"vfio-pci,sysfsdev=/sys/bus/mdev/devices/{MEDIATED}", (), (MEDIATED,)),
+        # Proxmox VE: a vGPU of mdev, a virtual function, a GPU in one without a domain.
+        (f"vfio-pci,sysfsdev=/sys/bus/pci/devices/0000:3b:00.0/{MEDIATED},id=hostpci0,bus=ich9-pcie-port-1", (), (MEDIATED,)),
+        ("vfio-pci,sysfsdev=/sys/bus/pci/devices/0000:3B:00.4,id=hostpci0", ("0000:3b:00.4",), ()),
+        ("vfio-pci,host=3b:00.0,id=hostpci0.0,bus=ich9-pcie-port-1,addr=0x0.0,multifunction=on", ("0000:3b:00.0",), ()),
+        (f'{{"driver":"vfio-pci","sysfsdev":"/sys/bus/mdev/devices/{MEDIATED}","id":"hostdev0"}}', (), (MEDIATED,)),
+        ('{"driver":"vfio-pci","id":"a","sysfsdev" : "/sys/bus/pci/devices/0000:3b:00.0/"}', ("0000:3b:00.0",), ()),
+        ("virtio-net-pci,sysfsdev=/sys/bus/pci/devices/0000:3b:00.0", (), ()),
+    ],
+)  # fmt: skip
+def test_devices_of_a_command_line(device, addresses, mediated):
+    found = parse_qemu_command(f"/usr/bin/kvm\x00-name\x00web\x00-device\x00{device}".encode())
+    assert found == LibvirtDomain("web", "", addresses, mediated)
+
+
 def test_a_machine_has_its_gpu_while_it_runs():
     host = handed_over()
     looked = PolledTenancy(host)
