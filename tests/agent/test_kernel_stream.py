@@ -135,6 +135,45 @@ def test_the_name_of_a_group_is_no_message_of_a_driver(line: str, words: str) ->
     assert frame.events == ()
 
 
+REPORT = """{{{number}}}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 4
+{{{number}}}[Hardware Error]: event severity: {severity}
+{{{number}}}[Hardware Error]:  Error 0, type: {severity}
+{{{number}}}[Hardware Error]:  fru_text: PcieError
+{{{number}}}[Hardware Error]:   section_type: {section}
+{{{number}}}[Hardware Error]:   port_type: 0, PCIe end point
+{{{number}}}[Hardware Error]:   command: 0x0546, status: 0x0010
+{{{number}}}[Hardware Error]:   device_id: {device}
+{{{number}}}[Hardware Error]:   vendor_id: 0x10de, device_id: 0x2330
+{{{number}}}[Hardware Error]:  Error 1, type: info
+{{{number}}}[Hardware Error]:   section_type: PCIe error
+{{{number}}}[Hardware Error]:   device_id: {device}"""
+
+
+@pytest.mark.parametrize(
+    ("severity", "section", "expected"),
+    [
+        ("corrected", "PCIe error", [("0000:3b:00.0", "correctable")]),
+        ("recoverable", "PCIe error", [("0000:3b:00.0", "nonfatal")]),
+        ("fatal", "PCIe error", [("0000:3b:00.0", "fatal")]),
+        ("info", "PCIe error", []),
+        ("corrected", "memory error", []),
+    ],
+)
+def test_a_pcie_error_that_the_firmware_reports(
+    severity: str, section: str, expected: list[tuple[str, ...]]
+) -> None:
+    """Without a number a report is of the previous boot: drivers/acpi/apei/ghes.c, bert.c."""
+    host = FakeHost()
+    text = REPORT.format(number=7, severity=severity, section=section, device="0000:3b:00.0")
+    before = text.replace("{7}", "").replace("0000:3b", "0000:5e")
+    lines = [*before.split("\n"), *text.split("\n")]
+    host.log.waiting = [record(number, number, line) for number, line in enumerate(lines, 1)]
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    assert [event.entity.key for event in frame.events] == expected
+    assert {event.event_class.name for event in frame.events} <= {"pcie_aer"}
+
+
 async def test_overwritten_records_are_counted_as_lost() -> None:
     host = FakeHost()
     async with run_sampler(host, [KernelLogStream()]) as run:

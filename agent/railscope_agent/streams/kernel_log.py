@@ -17,6 +17,7 @@ from railscope.reading import Absent, Reading, reason_of
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.host import MAX_LOG_RECORDS_PER_POLL, Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
+from railscope_agent.streams.firmware_errors import FirmwareErrors
 from railscope_agent.streams.kernel_log_clock import KernelLogClock
 from railscope_agent.streams.kernel_messages import (
     KernelMessage,
@@ -88,6 +89,7 @@ class KernelLogStream(source.PeriodicSource):
         self._problem: Absent | None = None
         self._log: KernelLog | None = None
         self._clock = KernelLogClock()
+        self._firmware_errors = FirmwareErrors()
         self._counts: Counter[tuple[str, Entity]] = Counter()
         self._node_counts: Counter[declare.Metric] = Counter()
         self._records = 0
@@ -171,7 +173,7 @@ class KernelLogStream(source.PeriodicSource):
             boot_ns, text = self._parse_record(record, now.boot_ns)
             if text.startswith(_DRIVER_LOADED):
                 self._xids.record_driver_load(boot_ns)
-            message = parse_kernel_message(text)
+            message = parse_kernel_message(text) or self._firmware_errors.parse(text)
             if message:
                 if message.gpu_number:
                     # Read once per poll, and only if a line names a GPU by its number.

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import TypeVar
 
 import msgspec
 
@@ -45,6 +46,7 @@ _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
 _PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
 _MAX_QUOTED, _SEVERAL = 5, 2
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,13 +414,16 @@ class KubernetesProvider:
         listed: dict[str, tuple[str, ...]] = {}
         for entry in allocatable:
             listed[entry.resource] = (*listed.get(entry.resource, ()), *entry.ids)
-        self._allocatable = listed
+        # A plugin that starts again lacks a GPU that was lost; the pods on it hold the same shares as before.
+        self._allocatable = _kept(self._allocatable, unclear) | listed
         numbers: dict[str, set[int]] = {}
         for text in (name for entry in allocatable for name in entry.ids):
             name = kubernetes_devices.parse_device_id(text)
             if name is not None and name.replica is not None:
                 numbers.setdefault(_without_replica(text), set()).add(name.replica)
-        self._replicas = {base: tuple(sorted(replicas)) for base, replicas in numbers.items()}
+        self._replicas = _kept(self._replicas, shared) | {
+            base: tuple(sorted(replicas)) for base, replicas in numbers.items()
+        }
         self._allocatable_valid_until_ns = now_ns + ALLOCATABLE_VALID_NS
 
     def _findings(
@@ -583,6 +588,10 @@ def _find_claimed_device(
     placement = _PLACED.fullmatch(match["mig"]) or _PROFILED.fullmatch(match["mig"])
     start = int(placement["start"]) if placement else None
     return devices.find_mig(gpu.gpu, lambda part: part.start == start) if placement else None
+
+
+def _kept(known: Mapping[str, _Value], names: set[str]) -> dict[str, _Value]:
+    return {name: known[name] for name in names & known.keys()}
 
 
 def _without_replica(text: str) -> str:

@@ -118,6 +118,23 @@ def test_shares_of_a_gpu():
     assert host.asked[ALLOCATABLE] == 1, "the number of devices is not requested at each poll"
 
 
+def test_a_gpu_that_its_plugin_lost_keeps_the_shares_of_its_pods():
+    """The plugin starts again after the loss, and registers the other devices only."""
+    host = node(2)
+    ids = {gpu: [f"{uuid(gpu)}::{place}" for place in range(4)] for gpu in (0, 1)}
+    listed = {"resource": "nvidia.com/gpu", "ids": [*ids[0], *ids[1]], "numa_nodes": []}
+    host.calls[ALLOCATABLE] = [listed]
+    host.calls[LISTED] = [pod("one", ids[0][1]), pod("two", ids[1][0])]
+    looked = PolledTenancy(host)
+    assert [event.facts["share"] for event in looked.poll()] == ["1/4", "1/4"]
+    listed["ids"] = ids[1]
+    assert looked.poll(120) == []
+    assert looked.poll(120) == []
+    listed["ids"] = [*ids[0], f"{uuid(0)}::4", *ids[1]]
+    ended, began = looked.poll(120)
+    assert (ended.facts["why"], began.facts["share"]) == ("changed", "1/5")
+
+
 def test_a_share_of_an_unknown_number_is_not_exclusive():
     host = node(1)
     host.calls[LISTED] = [pod("one", f"{uuid(0)}::1")]
