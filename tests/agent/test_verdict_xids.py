@@ -29,6 +29,33 @@ def test_a_fatal_xid_fails_its_gpu_and_no_other() -> None:
     assert run.state(1) == "healthy"
 
 
+ACCESS = "NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from status"
+
+
+@pytest.mark.parametrize(
+    ("lines", "states"),
+    [
+        ([FALLEN, ACCESS], ["failed", "healthy"]),
+        ([ACCESS, FALLEN], ["failed", "healthy"]),
+        (["NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.", ACCESS], ["failed", "healthy"]),
+        ([ACCESS], ["degraded", "degraded"]),
+        ([FALLEN, "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover."],
+         ["failed", "degraded"]),
+    ],
+)  # fmt: skip
+def test_failed_accesses_to_a_lost_gpu_are_about_no_other(
+    lines: list[str], states: list[str]
+) -> None:
+    run = verdict_sources(2)
+    for gpu in (0, 1):
+        old_driver(run, gpu)
+    run.step()
+    for number, line in enumerate(lines, 1):
+        run.log(number, line)
+        run.step()
+    assert [run.state(0), run.state(1)] == states
+
+
 def test_an_xid_counts_until_the_energy_counter_shows_a_reset() -> None:
     run = verdict_sources()
     old_driver(run)
