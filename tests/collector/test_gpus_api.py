@@ -192,6 +192,18 @@ def test_a_tenant_reads_its_own_gpus_and_no_reading_of_a_shared_one(tmp_path: Pa
     assert len(fleet.read(rail=1)["rows"][0]["holders"]) == 0
 
 
+def test_the_order_of_a_tenants_list_shows_no_reading_of_a_shared_gpu(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 2)
+    for tenant in ("vision", "speech"):
+        fleet.hold(tenant, "n0000", 0, alone=False)
+    fleet.hold("vision", "n0001", 0)
+    by_traffic = {"sort": "receive_bytes_per_second"}
+    found = fleet.read(Credential("board", Role.TENANT, "vision"), **by_traffic)
+    assert [row["node"] for row in found["rows"]] == ["n0001", "n0000"], "as one without a reading"
+    everything = fleet.read(rail=0, **by_traffic)
+    assert [row["node"] for row in everything["rows"]] == ["n0000", "n0001"]
+
+
 def test_a_response_is_bounded_whatever_the_size_of_the_fleet(tmp_path: Path) -> None:
     fleet = SmallFleet(tmp_path, 4_000, gpus=8)
     fleet.incidents = [

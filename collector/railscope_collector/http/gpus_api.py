@@ -210,6 +210,11 @@ class FleetGpus:
                     holders[position].append(place)
         return dict(holders)
 
+    def is_shared(self, position: int, tenant: str) -> bool:
+        """True if the readings of a GPU show what others do beside a tenant's job on it."""
+        holders = self.holders.get(position, ())
+        return any(not each.is_alone for each in holders if each.holding.job.tenant == tenant)
+
     def value(self, position: int, names: Sequence[str]) -> float | None:
         """Return the first metric of a GPU that has a value."""
         numbers = (float(self.values[gpu_list.LISTED_METRICS.index(n), position]) for n in names)
@@ -255,7 +260,8 @@ class GpusApi:
         owner = credential.tenant if credential.role is Role.TENANT else None
         chosen = np.flatnonzero(_selected(gpus, states, query, owner))
         # Stable, so that equal states keep the order by node and rail on each page.
-        order = chosen[np.argsort(_sort_keys(gpus, states, query.sort)[chosen], kind="stable")]
+        keys = _sort_keys(gpus, states, query.sort, owner)
+        order = chosen[np.argsort(keys[chosen], kind="stable")]
         part = order[query.offset : query.offset + query.limit].tolist()
         rows = self._rows(gpus, marks, states, owner, part)
         counts = np.bincount(states[chosen], minlength=len(STATES)).tolist()
@@ -316,8 +322,7 @@ class GpusApi:
         elif gpus.verdicts[position] == _UNKNOWN:
             reasons.append("the agent has no verdict on the GPU")
         values = {name: gpus.value(position, metrics) for name, metrics in VALUES.items()}
-        # A reading of a shared GPU shows what other tenants do.
-        if owner is not None and not all(each.is_alone for each in holders):
+        if owner is not None and gpus.is_shared(position, owner):
             values = dict.fromkeys(values)
             reasons.append("readings are those of several jobs that share the GPU")
         link_up, unclaimed = values.pop("link_up"), values.pop("unclaimed_processes")
@@ -367,8 +372,10 @@ def _decide(
     return marks, states, problem
 
 
-def _sort_keys(gpus: FleetGpus, states: npt.NDArray[np.int8], sort: str) -> npt.NDArray[np.float64]:
-    """Return a key of each GPU that sorts in ascending order; GPUs without a reading are the last ones."""
+def _sort_keys(
+    gpus: FleetGpus, states: npt.NDArray[np.int8], sort: str, owner: str | None
+) -> npt.NDArray[np.float64]:
+    """Return a key of each GPU that sorts in ascending order; GPUs without a reading for the reader are the last ones."""
     if sort == "node":
         return np.arange(len(states), dtype=np.float64)
     if not sort:
@@ -377,6 +384,8 @@ def _sort_keys(gpus: FleetGpus, states: npt.NDArray[np.int8], sort: str) -> npt.
     for metric in VALUES[sort]:
         values = gpus.values[gpu_list.LISTED_METRICS.index(metric)]
         keys = np.where(np.isnan(keys), values, keys)
+    if owner is not None:
+        keys[[position for position in gpus.holders if gpus.is_shared(position, owner)]] = np.nan
     return -keys
 
 
