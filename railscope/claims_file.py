@@ -81,9 +81,11 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
             message = f"missing {name}: expected a value"
             raise ClaimsFileError(message)
     start_ns, end_ns = (_parse_time(name, row.get(name, "")) for name in ("from", "to"))
-    if start_ns is not None and end_ns is not None and end_ns <= start_ns:
+    if end_ns is not None and end_ns <= (start_ns or 0):
         message = "invalid to: expected an end after the start"
         raise ClaimsFileError(message)
+    if end_ns == timestamps.FOREVER_NS:
+        end_ns = None
     share = row.get("share", "")
     return ClaimsFileLine(
         row["gpu"],
@@ -101,7 +103,7 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
 
 def _parse_time(name: str, text: str) -> int | None:
     with convert_errors(timestamps.TimestampError, ClaimsFileError, f"invalid {name}: "):
-        return timestamps.parse_timestamp(text) if text else None
+        return timestamps.parse_bound(text) if text else None
 
 
 def _parse_flag(name: str, text: str) -> bool:

@@ -42,6 +42,15 @@ def parse_timestamp(value: object, zone: tzinfo | None = None) -> int:
         raise _invalid(value) from error
 
 
+def parse_bound(value: object) -> int:
+    """Convert the start or end of a time that a person states, as `parse_timestamp` does.
+
+    Ledgers and frames have times from 1970 to `FOREVER_NS`: an earlier start is the start of 1970, a later end, such as
+    9999-12-31, is none. Raises TimestampError.
+    """
+    return min(max(parse_timestamp(value), 0), FOREVER_NS)
+
+
 def parse_local_time(text: str) -> datetime:
     """Parse an ISO 8601 time; without an offset the result has no zone. Raises ValueError."""
     return datetime.fromisoformat(text)  # noqa: TID251 - all other modules call this one

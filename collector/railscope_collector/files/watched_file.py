@@ -162,4 +162,4 @@ def group_rows(
 def parse_time(value: object, location: str) -> int:
     """Parse an RFC 3339 time with an offset, or a datetime of TOML. Raises FileError."""
     with convert_errors(timestamps.TimestampError, FileError, f"{location}: "):
-        return timestamps.parse_timestamp(value)
+        return timestamps.parse_bound(value)

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from railscope import convert_errors
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import HOUR_NS, from_datetime, parse_date, to_datetime
+from railscope.timestamps import FOREVER_NS, HOUR_NS, from_datetime, parse_date, to_datetime
 
 # Both divisions have no remainder: seven compute slices and eight memory slices are whole units.
 COMPUTE_SLICE = GPU_CAPACITY // 7
@@ -136,7 +136,12 @@ def period_name(period: Period) -> str:
 
 
 def _period(start: datetime, end: datetime) -> Period:
-    return Period(from_datetime(start), from_datetime(end))
+    period = Period(from_datetime(start), from_datetime(end))
+    # Beyond the range of a database's integers, no ledger has a day.
+    if period.start_ns < 0 or period.end_ns >= FOREVER_NS:
+        message = "expected a period from 1970 to 2262"
+        raise ValueError(message)
+    return period
 
 
 def _next_month(start: datetime) -> datetime:

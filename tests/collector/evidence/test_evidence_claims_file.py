@@ -12,6 +12,7 @@ from railscope_collector.files.claims_file import (
     parse_claims,
     watch,
 )
+from railscope_collector.files.tenants_file import parse_tenants
 from railscope_collector.files.watched_file import FileError
 from railscope_collector.metering.evidence import Evidence, NodeStay
 from railscope_collector.metering.holders import claims_in_force
@@ -233,3 +234,17 @@ def test_a_wrong_share_is_named(share: str):
     text = f"tenant,holds,from,to,share\nalice,GPU-0,2026-09-04T00:00:00Z,,{share}\n"
     with pytest.raises(FileError, match="line 2: invalid share"):
         parse_claims(text)
+
+
+def test_a_claim_for_all_time_is_in_the_range_of_the_ledger():
+    text = "tenant,holds,from,to\nvision,GPU-1,0001-01-01T00:00:00Z,9999-12-31T23:59:59Z\n"
+    assert parse_claims(text).by_target["GPU-1"] == (FileClaim(0, FOREVER_NS, "vision", "GPU-1"),)
+    before = "tenant,holds,from,to\nvision,GPU-1,1900-01-01T00:00:00Z,1950-01-01T00:00:00Z\n"
+    with pytest.raises(FileError, match="expected an end after the start"):
+        parse_claims(before)
+
+
+def test_a_time_without_end_may_be_written_as_a_far_one():
+    row = "red,slurm,ann,0001-01-01T00:00:00Z,9999-12-31T00:00:00Z"
+    (mapping,) = parse_tenants(f"tenant,source,owner,from,to\n{row}\n")
+    assert (mapping.start_ns, mapping.end_ns) == (0, FOREVER_NS)

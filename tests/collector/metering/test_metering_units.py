@@ -5,8 +5,10 @@ from railscope_collector.metering.units import (
     COMPUTE_SLICE,
     GPU_HOUR,
     MEMORY_SLICE,
+    PeriodError,
     compute_slices,
     memory_slices,
+    parse_period,
 )
 
 
@@ -25,3 +27,11 @@ def test_there_is_no_more_than_a_gpu():
     ):
         with pytest.raises(ValueError, match="a range within"):
             beyond()
+
+
+@pytest.mark.parametrize(
+    "text", ["1969-12", "2262-04", "9000-01", "0001-01", "2026-01-01..9999-12-30"]
+)
+def test_a_period_is_in_the_range_of_timestamps(text: str):
+    with pytest.raises(PeriodError, match="from 1970 to 2262"):
+        parse_period(text)
