@@ -119,6 +119,29 @@ async def test_lines_that_will_never_be_accepted_make_way(status: int):
     assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
 
 
+@pytest.mark.parametrize("status", [400, 422])
+async def test_lines_beside_dropped_ones_were_written(status: int):
+    """InfluxDB writes the points that it can, and states the number of the others."""
+    problem = "failure writing points: partial write: points beyond retention policy dropped=2"
+    answer = web.json_response({"code": "unprocessable entity", "message": problem}, status=status)
+    with capture_logs() as logs:
+        async with serving(answer) as server, writing(server, 5) as sink:
+            await counted(sink, 5)
+    assert (sink.writer.written, sink.writer.rejected) == (3, 2)
+    warned = [line for line in logs if line["event"] == "sink_samples_rejected"]
+    assert [(line["entries"], line["problem"]) for line in warned] == [(2, f"{status} {problem}")]
+
+
+async def test_the_server_states_how_long_lines_wait():
+    answer = web.Response(status=429, headers={"Retry-After": "2"})
+    async with serving(answer) as server, writing(server, 1) as sink:
+        sink.writer.min_retry_seconds = 0.01
+        began = asyncio.get_running_loop().time()
+        await counted(sink, 1)
+        assert asyncio.get_running_loop().time() - began >= 2
+    assert sink.writer.written == 1
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
 @pytest.mark.parametrize(("status", "counts"), [(400, (0, 1)), (200, (1, 0)), (503, (1, 0))])
 async def test_a_damaged_response_does_not_hide_its_status(

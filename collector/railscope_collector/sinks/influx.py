@@ -11,25 +11,32 @@ import asyncio
 import io
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
+
 from railscope.catalog import collector as catalog
-from railscope.http_responses import bound_responses
+from railscope.http_responses import bound_responses, retry_after_seconds
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
 from railscope.untrusted_text import printable
 from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.sinks import SinkError
+from railscope_collector.sinks import MAX_PROBLEM_LENGTH, SinkError
 from railscope_collector.sinks.queued_writer import QueuedBatch, QueuedWriter
 from railscope_collector.view_refresh import CollectorViews
+
+log = structlog.get_logger(__name__)
 
 LINES_PER_WRITE = 5000
 TIMEOUT_SECONDS = 10.0
 MAX_RESPONSE_BYTES = 1 << 20
 _NEVER_ACCEPTED = {400, 413, 422}
+_PARTIAL_WRITE = re.compile(r"partial write: .*\bdropped=([0-9]{1,9})\b")
+"""Message of InfluxDB 1 and 2 for points that it dropped, in a status of failure: it has written the others."""
 _TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ ", "\n": "\\ ", "\r": "\\ "})
 _AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
 
@@ -97,8 +104,7 @@ class InfluxSink:
         client = await run_in_thread(_client, self.settings, self._token, self.timeout_seconds)
 
         async def send(body: bytes) -> int:
-            await run_in_thread(_write, client, self.settings, body)
-            return 0
+            return await run_in_thread(_write, client, self.settings, body)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -128,7 +134,9 @@ def probe(settings: InfluxSettings) -> str:
     """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
     client = _client(settings, read_token(settings))
     try:
-        _write(client, settings, b"railscope_check value=1")
+        if _write(client, settings, b"railscope_check value=1"):
+            message = f"influx.url {settings.url} drops lines; the log has its reason"
+            raise SettingsError(message)
     except SinkError as error:
         message = f"cannot write to influx.url {settings.url}: {error}"
         raise SettingsError(message) from error
@@ -187,8 +195,8 @@ def _bound_responses(client: Any, timeout_seconds: float) -> None:
     manager.request = request
 
 
-def _write(client: Any, settings: InfluxSettings, body: bytes) -> None:
-    """Write lines. Raises SinkError; runs off the loop.
+def _write(client: Any, settings: InfluxSettings, body: bytes) -> int:
+    """Write lines, and return the number that the server dropped. Raises SinkError; runs off the loop.
 
     A wrong token or a missing bucket does not count as a rejection: it may be corrected while the lines wait.
     """
@@ -201,10 +209,26 @@ def _write(client: Any, settings: InfluxSettings, body: bytes) -> None:
         with client.write_api(write_options=SYNCHRONOUS) as api:
             api.write(bucket=settings.bucket, org=settings.organisation, record=body)
     except ApiException as error:
-        rejected = error.status in _NEVER_ACCEPTED
-        raise SinkError(_response_text(error), is_rejected=rejected) from error
+        problem, is_rejected = _response_text(error), error.status in _NEVER_ACCEPTED
+        partial = _PARTIAL_WRITE.search(problem)
+        if is_rejected and partial:
+            dropped = int(partial[1])
+            log.warning(
+                "sink_samples_rejected",
+                sink="influx",
+                url=settings.url,
+                problem=problem[:MAX_PROBLEM_LENGTH],
+                entries=dropped,
+            )
+            return dropped
+        raise SinkError(
+            problem,
+            is_rejected=is_rejected,
+            retry_seconds=retry_after_seconds(error.retry_after or "", time.time()),
+        ) from error
     except (InfluxDBError, HTTPError, OSError) as error:
         raise SinkError(_first_line(str(error)) or type(error).__name__) from error
+    return 0
 
 
 def _response_text(error: Any) -> str:
