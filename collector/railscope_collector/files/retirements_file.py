@@ -79,9 +79,13 @@ class RetiredGpus:
         for start, end, _ in timeline.subtract_spans(
             timeline.TimePiece(claim.start_ns, claim.end_ns, claim), spans
         ):
-            # Metering identifies claims by their id: each part needs its own.
-            name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"
-            yield msgspec.structs.replace(claim, id=name, start_ns=start, end_ns=end)
+            if start == claim.start_ns:
+                yield msgspec.structs.replace(claim, end_ns=end)
+            else:
+                # Metering identifies claims by their id: each part needs its own. The start stays, as it decides the
+                # precedence: an exception to this claim that began later holds again after the retirement.
+                name, from_ns = f"{claim.id}#{start}", max(start, claim.from_ns)
+                yield msgspec.structs.replace(claim, id=name, from_ns=from_ns, end_ns=end)
 
 
 def parse_retirements(text: str) -> RetiredGpus:

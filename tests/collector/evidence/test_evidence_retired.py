@@ -32,6 +32,7 @@ from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.account.account_sums import AmountKey
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files.claims_file import parse_claims
 from railscope_collector.files.retirements_file import (
     RETIREMENTS_HEADER,
     RetiredGpus,
@@ -43,7 +44,9 @@ from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_records import HEAD as BILLING_HEAD
 from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CountedQuantity
-from railscope_collector.metering.evidence import MeteredClaim, NodeStay
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.tiling import GpuTimeline
+from railscope_collector.metering.units import Tiling
 
 HEAD = ",".join(RETIREMENTS_HEADER) + "\n"
 HOURS = 3600
@@ -132,6 +135,22 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
             assert now == ([] if gone else was)
             held = [c for c in claims if c.start_ns <= near < c.end_ns]
             assert len(held) == (0 if gone or not edges[0] <= near < edges[-1] else 1)
+
+
+def test_a_retirement_changes_no_precedence_of_claims_after_it():
+    """An exception of one GPU in a claim on its node, and the GPU is repaired meanwhile."""
+    rows = "zoe,node1,1970-01-01T00:00:00Z,\nann,GPU-0,1970-01-01T01:00:00Z,\n"
+    claims = parse_claims(f"tenant,gpu,from,to\n{rows}").claims_on_gpu("GPU-0", ["node1"])
+    hour_ns = HOURS * 10**9
+    retired = RetiredGpus.from_rows([Retirement(2 * hour_ns, 3 * hour_ns, "GPU-0")])
+    evidence = Evidence(
+        "GPU-0",
+        retired.service_stays("GPU-0", [NodeStay(0, "node1")]),
+        tuple(part for claim in claims for part in retired.clip("GPU-0", claim)),
+    )
+    entries = GpuTimeline.compute(evidence).entries(0, 4 * hour_ns)
+    holders = [(e.t0_ns // hour_ns, e.tenant) for e in entries if e.tiling is Tiling.COMPUTE]
+    assert holders == [(0, "zoe"), (1, "ann"), (3, "ann")]
 
 
 # The account -------------------------------------------------------------------------------------
