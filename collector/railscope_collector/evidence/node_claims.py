@@ -227,9 +227,11 @@ def _split_by_tenant(
             is_first = not (part.reason or is_named)
             is_named |= is_first
             own_name = base if is_first else names.free(f"{base}#{start}", report.node)
-            claim = _build_claim(report, own_name, tenant, part.reason)
-            part_claim = replace(claim, start_ns=since, end_ns=end)
-            yield part_claim if start == since else replace(part_claim, from_ns=start), part.subject
+            claim = replace(_build_claim(report, own_name, tenant, part.reason), end_ns=end)
+            # The start stays that of the claim, which decides its precedence: another name of its tenant moves no time
+            # between claims.
+            is_later = start > report.start_ns
+            yield replace(claim, from_ns=start) if is_later else claim, part.subject
 
 
 def reported_id(name: str, names: Container[str]) -> str:
@@ -315,7 +317,7 @@ def clip_claim(
     """Yield an administrator's claim, limited to the time in service."""
     is_first = True
     for stay in sorted(served):
-        start, end = max(claim.start_ns, stay.start_ns), min(claim.end_ns, stay.end_ns)
+        start, end = max(claim.begins_ns, stay.start_ns), min(claim.end_ns, stay.end_ns)
         if start < end:
             name = claim.id if is_first else f"{claim.id}#{start}"
             yield replace(claim, id=name, from_ns=start, end_ns=end)

@@ -46,6 +46,25 @@ def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
     assert len({claim.id for claim in evidence.claims}) == 5
 
 
+def test_another_name_of_a_tenant_moves_no_time_between_claims(core: CollectorState):
+    """A claim within another one holds after the owner of the outer one has another tenant."""
+    events = {
+        10: [claim_started("GPU-0", "team", 0, owner="ns")],
+        20: [claim_started("GPU-0", "guest", 20, tenant="guest")],
+    }
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    text = (
+        "tenant,source,owner,from,to\n"
+        f"old,slurm,ns,{story_time(0)},{story_time(50)}\n"
+        f"new,slurm,ns,{story_time(50)},\n"
+    )
+    files = AdministratorInputs(tenants=tenants_file.parse_tenants(text))
+    assert compute_states(core, 100, files=files) == [
+        ("observed", "old", 0, 20),
+        ("observed", "guest", 20, 100),
+    ]
+
+
 def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     events = {10: [claim_started("GPU-0", "a", 0, **ALICE)]}
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))

@@ -32,6 +32,7 @@ from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.account.account_sums import AmountKey
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.node_claims import clip_claim
 from railscope_collector.files.claims_file import parse_claims
 from railscope_collector.files.retirements_file import (
     RETIREMENTS_HEADER,
@@ -143,14 +144,16 @@ def test_a_retirement_changes_no_precedence_of_claims_after_it():
     claims = parse_claims(f"tenant,gpu,from,to\n{rows}").claims_on_gpu("GPU-0", ["node1"])
     hour_ns = HOURS * 10**9
     retired = RetiredGpus.from_rows([Retirement(2 * hour_ns, 3 * hour_ns, "GPU-0")])
-    evidence = Evidence(
-        "GPU-0",
-        retired.service_stays("GPU-0", [NodeStay(0, "node1")]),
-        tuple(part for claim in claims for part in retired.clip("GPU-0", claim)),
-    )
-    entries = GpuTimeline.compute(evidence).entries(0, 4 * hour_ns)
-    holders = [(e.t0_ns // hour_ns, e.tenant) for e in entries if e.tiling is Tiling.COMPUTE]
-    assert holders == [(0, "zoe"), (1, "ann"), (3, "ann")]
+    served = [NodeStay(0, "node1")]
+    parts = [part for claim in claims for part in retired.clip("GPU-0", claim)]
+    limited = [each for part in parts for each in clip_claim(part, served)]
+    for found in (parts, limited):
+        stays = retired.service_stays("GPU-0", served)
+        evidence = Evidence("GPU-0", stays, tuple(found))
+        entries = GpuTimeline.compute(evidence).entries(0, 4 * hour_ns)
+        holders = [(e.t0_ns // hour_ns, e.tenant) for e in entries if e.tiling is Tiling.COMPUTE]
+        assert holders == [(0, "zoe"), (1, "ann"), (3, "ann")]
+        assert len({(claim.tenant, claim.begins_ns) for claim in found}) == len(found) == 4
 
 
 # The account -------------------------------------------------------------------------------------
