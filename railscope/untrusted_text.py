@@ -134,6 +134,9 @@ def convert_json(value: Any, shape: type[Shape]) -> Shape:
         raise ShapeError(
             field, f"{format_json_value(_value_at(value, field))}: {reason}"
         ) from error
+    except UnicodeEncodeError as error:  # half of a pair of escapes, which `json` returns as it is
+        problem = f"{quote_text(error.object)}: expected Unicode text"
+        raise ShapeError(field="", reason=problem) from error
 
 
 def format_json_value(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -271,7 +270,7 @@ def as_decimal(leaf: object) -> Decimal | Absent:
                 return Absent.ERROR
             (leaf,) = struct.unpack(_FLOAT_FORMATS[len(leaf)], leaf)
         number = Decimal(str(leaf))
-    except (binascii.Error, InvalidOperation):
+    except (ValueError, InvalidOperation):  # of base64, also for text that is not ASCII
         return Absent.ERROR
     return number if number.is_finite() and abs(number) < UNSIGNED_RANGE else Absent.ERROR
 

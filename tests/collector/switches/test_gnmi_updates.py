@@ -153,6 +153,8 @@ def take(*notifications: Mapping[str, Any]) -> gnmi_updates.Leaves:
         ({"asciiVal": "7"}, 7, Decimal(7)),
         ({"stringVal": ""}, Absent.UNSUPPORTED, Absent.UNSUPPORTED),
         ({"stringVal": "35.000000"}, Absent.ERROR, Decimal(35)),
+        ({"stringVal": "−2.5 dBm"}, Absent.ERROR, Absent.ERROR),  # noqa: RUF001 - a typographic minus
+        ({"stringVal": "abcé"}, Absent.ERROR, Absent.ERROR),
         ({"boolVal": True}, Absent.ERROR, Absent.ERROR),
         ({"bytesVal": "QBR64Q=="}, Absent.ERROR, Decimal("2.3199999332427979")),
         ({"bytesVal": "QAI="}, Absent.ERROR, Absent.ERROR),
