@@ -87,7 +87,9 @@ def test_a_document_of_a_newer_collector_is_read(
     shape: type[msgspec.Struct], data: st.DataObject
 ) -> None:
     content = data.draw(contents(inspect.type_info(shape)))
-    found = msgspec.to_builtins(decode_document(msgspec.json.encode(content), shape))
+    decoded = decode_document(msgspec.json.encode(content), shape)
+    # Through JSON, as builtins have no form of a document in a document.
+    found = msgspec.json.decode(msgspec.json.encode(decoded))
     for field in msgspec.structs.fields(shape):
         sent = content.get(field.encode_name, msgspec.UNSET)
         if isinstance(sent, str | float):
