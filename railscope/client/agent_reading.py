@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from railscope import api, timestamps
-from railscope.client import tables
+from railscope.catalog import METRICS
+from railscope.client import gpu_tables, tables
 from railscope.client.connection import ClientError, ReadClient
-from railscope.client.node_reading import (
-    HEALTH,
-    HEALTH_REASON,
-    HEALTH_STATES,
-    DeviceReadings,
-    GpuRates,
-)
 
+HEALTH, HEALTH_REASON = "railscope_gpu_health", "railscope_gpu_health_reason_active"
+CLAIMED, LINK_UP = "railscope_gpu_claimed_ratio", "railscope_network_link_up"
+_GPU_VALUES = {
+    "utilization_ratio": "railscope_gpu_utilization_ratio",
+    "power_watts": "railscope_gpu_power_watts",
+    "temperature_celsius": "railscope_gpu_temperature_celsius",
+    "memory_used_bytes": "railscope_gpu_memory_used_bytes",
+    "memory_size_bytes": "railscope_gpu_memory_size_bytes",
+}
+_NIC_RATES = {
+    "receive_bytes_per_second": "railscope_nic_receive_bytes_total",
+    "transmit_bytes_per_second": "railscope_nic_transmit_bytes_total",
+}
+_UNCLAIMED = "railscope_gpu_unclaimed_processes"
 MAX_AGE_SECONDS = 60.0
 """Age from which the readings of a source with a short period are stale."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)(?: -?[0-9]+)?")
@@ -26,7 +34,13 @@ _ESCAPE = re.compile(r"\\(.)")
 _QUERY = tuple(
     ("collect[]", name) for name in ("gpu", "gpu_verdict", "tenancy", "link", "nic", "agent")
 )
-_STATES = {name: number for number, name in HEALTH_STATES.items()}
+_STATES = frozenset(METRICS[HEALTH].states.values())
+_SAME_READ_NS = 500_000_000
+"""Difference of times of the same read: the age of a source has the resolution of the request."""
+_ABSENCES = gpu_tables.ABSENCES | {
+    "holder": "no claim holds the GPU, or the agent does not expose it",
+    **dict.fromkeys(gpu_tables.RATES, "a rate needs two readings"),
+}
 SOURCE_COLUMNS = (
     tables.TableColumn("source", "SOURCE"),
     tables.TableColumn("state", "STATE"),
@@ -66,11 +80,26 @@ class AgentReading:
     """Readings of a node, and the state of the sources of its agent."""
 
     sent_ns: int
-    devices: DeviceReadings
+    node: str = ""
     sources: dict[str, tables.Row] = field(default_factory=dict)
     is_agent: bool = False
-    gpu_rows: list[tables.Row] = field(default_factory=list)
     max_age_seconds: float = MAX_AGE_SECONDS
+    values: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By metric and device."""
+    labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Names of each GPU, by UUID."""
+    nics: dict[str, str] = field(default_factory=dict)
+    """NIC by rail."""
+    states: dict[str, str] = field(default_factory=dict)
+    """Verdict on each GPU."""
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    counted_ns: int = 0
+    """Time of the counters of the NICs."""
+    gpus: tuple[api.Gpu, ...] = ()
+
+    def gpu_table(self) -> tables.ClientTable:
+        """Return the GPUs, worst first."""
+        return replace(gpu_tables.gpu_table(self.gpus), reasons=_ABSENCES)
 
     @property
     def age_seconds(self) -> float | None:
@@ -103,8 +132,9 @@ class AgentReader:
     """Reads the metrics endpoint of an agent."""
 
     client: ReadClient
-
-    rates: GpuRates = field(default_factory=GpuRates)
+    _newest: AgentReading = field(default_factory=lambda: AgentReading(0))
+    _before: AgentReading = field(default_factory=lambda: AgentReading(0))
+    """The last two different readings: one that is received again has the rates that it had."""
 
     def read(self) -> AgentReading:
         """Read the metrics. Raises ClientError."""
@@ -123,32 +153,34 @@ class AgentReader:
             fix = f"--collector {url}" if is_collector else "check the URL"
             message = f"reading {url}/metrics failed: the server is {program}; fix: {fix}"
             raise ClientError(message)
-        found.gpu_rows = self.rates.rows(found.devices)
+        distance_ns = abs(found.counted_ns - self._newest.counted_ns)
+        if found.node != self._newest.node or distance_ns > _SAME_READ_NS:
+            self._before, self._newest = self._newest, found
+        found.gpus = tuple(_make_gpu(found, self._before, gpu) for gpu in found.labels)
         return found
 
 
 def read_metrics(text: str, sent_ns: int) -> AgentReading:
-    """Return the readings of a node from the text of its metrics."""
-    found = AgentReading(sent_ns, DeviceReadings())
-    devices = found.devices
+    """Return the readings of a node from the text of its metrics, without its GPUs."""
+    found = AgentReading(sent_ns)
     for name, labels, value in parse_metrics(text):
         if not name.startswith("railscope_"):  # of a textfile, with any labels
             continue
         if name.startswith("railscope_agent_") or name == "railscope_node_info":
             found.is_agent = True
-            devices.node = labels.get("hostname", devices.node)
+            found.node = labels.get("hostname", found.node)
         elif source := labels.get("source"):
             _add_source(found, name, source, labels, value)
         elif "gpu" in labels:
-            _add_gpu(devices, name, labels, value)
+            _add_gpu(found, name, labels, value)
         elif interface := labels.get("interface"):
             if name == "railscope_nic_info" and labels.get("rail"):
-                devices.nics.setdefault(labels["rail"], interface)
+                found.nics.setdefault(labels["rail"], interface)
             elif len(labels) == 1:
-                devices.values[name, interface] = value
+                found.values[name, interface] = value
     nic_age = found.sources.get("nic", {}).get("age_seconds") or 0.0
     # Rates are those of the time at which the counters were read.
-    devices.counted_ns = sent_ns - round(nic_age * timestamps.SECOND_NS)
+    found.counted_ns = sent_ns - round(nic_age * timestamps.SECOND_NS)
     return found
 
 
@@ -164,17 +196,50 @@ def _add_source(
         row["age_seconds"] = value
 
 
-def _add_gpu(devices: DeviceReadings, name: str, labels: dict[str, str], value: float) -> None:
+def _add_gpu(found: AgentReading, name: str, labels: dict[str, str], value: float) -> None:
     gpu = labels["gpu"]
-    facts = devices.gpus.setdefault(gpu, api.Gpu(gpu))
+    found.labels.setdefault(gpu, {})
     if name == "railscope_gpu_info":
-        rail = labels.get("rail", "")
-        number = int(rail) if rail.isdecimal() and len(rail) < 6 else None  # noqa: PLR2004 - digits of a rail
-        names = labels.get("index", ""), labels.get("pci_address", "")
-        devices.gpus[gpu] = api.Gpu(gpu, *names, number)
+        found.labels[gpu] = labels
     elif name == HEALTH and value:
-        devices.values[name, gpu] = _STATES.get(labels.get("state", ""), 0)
+        found.states[gpu] = labels.get("state", "")
     elif name == HEALTH_REASON and value:
-        devices.health_reasons.setdefault(gpu, []).append(labels.get("reason", ""))
+        found.reasons.setdefault(gpu, []).append(labels.get("reason", ""))
     elif set(labels) == {"gpu"}:
-        devices.values[name, facts.gpu] = value
+        found.values[name, gpu] = value
+
+
+def _make_gpu(found: AgentReading, before: AgentReading, gpu: str) -> api.Gpu:
+    """Return a GPU with the NIC on its rail. Rates need the readings `before` these."""
+    labels, values = found.labels[gpu], found.values
+    rail, health = labels.get("rail", ""), found.states.get(gpu, "")
+    health = health if health in _STATES else "unknown"
+    nic = found.nics.get(rail, "")
+    link_up, unclaimed = values.get((LINK_UP, nic)), values.get((_UNCLAIMED, gpu))
+    claimed = values.get((CLAIMED, gpu), 0.0)
+    readings: dict[str, Any] = {n: values.get((metric, gpu)) for n, metric in _GPU_VALUES.items()}
+    readings |= {n: _rate(found, before, (metric, nic)) for n, metric in _NIC_RATES.items()}
+    return api.Gpu(
+        gpu,
+        labels.get("index", ""),
+        labels.get("pci_address", ""),
+        int(rail) if rail.isdecimal() and len(rail) < 6 else None,  # noqa: PLR2004 - digits of a rail
+        found.node,
+        health,
+        (nic,) if nic else (),
+        health,
+        tuple(found.reasons.get(gpu, ())),
+        link_up=None if link_up is None else bool(link_up),
+        unclaimed_processes=None if unclaimed is None else round(unclaimed),
+        holders=(api.Holder("", "", "", claimed),) if claimed else (),
+        **readings,
+    )
+
+
+def _rate(found: AgentReading, before: AgentReading, counter: tuple[str, str]) -> float | None:
+    """Return the rate of a counter; None without two readings at different times, and at a reset."""
+    new, old = found.values.get(counter), before.values.get(counter)
+    seconds = (found.counted_ns - before.counted_ns) / timestamps.SECOND_NS
+    if new is None or old is None or seconds <= 0 or new < old or before.node != found.node:
+        return None
+    return (new - old) / seconds

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from railscope import api, timestamps
 from railscope.api import inventory, tenants
+from railscope.catalog.collector import NODE_STATES
 from railscope.catalog.incidents import MAX_DIAGNOSIS_AGE_SECONDS
 from railscope.client import tables
 from railscope.client.connection import ClientError, ReadClient
@@ -24,7 +25,7 @@ MAX_VIEW_AGE_SECONDS = 60.0
 """Age from which views are stale; a collector computes them every few seconds."""
 READY = "ready"
 SEVERITIES = ("critical", "warning", "info")
-_NODE_SOURCES = ("gpu", "gpu_verdict", "tenancy", "link", "nic")
+NO_STATE = "the collector does not report states of {}; fix: upgrade it"
 
 
 class DocumentRequest(NamedTuple):
@@ -38,7 +39,7 @@ class DocumentRequest(NamedTuple):
 DOCUMENTS: Mapping[str, DocumentRequest] = {
     READY: DocumentRequest("/-/ready", bytes),
     "cluster": DocumentRequest("/api/v1/cluster", api.MetricList),
-    "rails": DocumentRequest("/api/v1/rails", api.MetricList),
+    "rails": DocumentRequest("/api/v1/rails", api.RailList),
     "nodes": DocumentRequest("/api/v1/nodes", api.NodeList),
     "inventory": DocumentRequest("/api/v1/inventory", inventory.Inventory),
     "incidents": DocumentRequest("/api/v1/incidents", api.IncidentList, (("state", "open"),)),
@@ -55,9 +56,9 @@ def gpus_request(query: Mapping[str, str]) -> DocumentRequest:
 
 
 def node_request(node: str) -> DocumentRequest:
-    """Return the request for the GPUs and NICs of a node."""
+    """Return the request for the GPUs of a node, with the readings of one source: all of them are many."""
     path = f"/api/v1/nodes/{_quoted(node)}"
-    return DocumentRequest(path, api.NodeDetail, tuple(("stream", name) for name in _NODE_SOURCES))
+    return DocumentRequest(path, api.NodeDetail, (("stream", "gpu"),))
 
 
 def job_request(tenant: str, source: str, workload: str) -> DocumentRequest:
@@ -135,6 +136,17 @@ class ClusterReading:
         return next(
             (row.value for row in document.rows if row.metric == metric and not row.labels), None
         )
+
+
+def decided_state(things: str, state: str, reason: str, stale: str) -> tuple[str, str]:
+    """Return the state that the collector decided on with its reason, unless its views are stale."""
+    if stale:
+        return "unknown", f"the views are {stale}"
+    if not state:
+        return "unknown", NO_STATE.format(things)
+    if state not in NODE_STATES:  # of a newer collector
+        return "unknown", f"{state}: {reason}"
+    return state, reason
 
 
 def severity_rank(severity: str) -> int:

@@ -11,10 +11,9 @@ from railscope import api, figures, timestamps
 from railscope.api import inventory, tenants
 from railscope.catalog.collector import NODE_STATES
 from railscope.client import tables
-from railscope.client.cluster_reading import ClusterReading
+from railscope.client.cluster_reading import NO_STATE, ClusterReading, decided_state
 
 NEVER_REPORTED = "in the inventory, but never reported"
-NO_STATE = "the collector does not report states of {}; fix: upgrade it"
 NODE_COLUMNS = (
     tables.TableColumn("node", "NODE", is_key=True),
     tables.TableColumn("state", "STATE"),
@@ -25,53 +24,24 @@ NODE_COLUMNS = (
     tables.number("sources", "SOURCES", wide=True),
     tables.TableColumn("agent_version", "AGENT", is_wide=True),
 )
-FLEET_GPU_COLUMNS = (
-    tables.TableColumn("node", "NODE", is_key=True),
-    tables.TableColumn("index", "GPU"),
-    tables.TableColumn("state", "STATE"),
-    tables.number("utilization_ratio", "BUSY", figures.percent),
-    tables.number("rail", "RAIL"),
-    tables.TableColumn("nic_state", "NIC"),
-    tables.TableColumn("holder", "HOLDER", tables.show_list),
-    tables.TableColumn("reason", "REASON"),
-    tables.number("power_watts", "POWER", tables.show_watts, wide=True),
-    tables.number("temperature_celsius", "TEMP", lambda value: f"{value:.0f} C", wide=True),
-    tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits, wide=True),
-    tables.number("transmit_bytes_per_second", "OUT Gb/s", tables.show_gigabits, wide=True),
-    tables.number("memory_used_bytes", "MEMORY GB", tables.show_gigabytes, wide=True),
-    tables.number("age_seconds", "AGE", tables.show_age, wide=True),
-    tables.TableColumn("pci_address", "PCI", is_wide=True),
-    tables.TableColumn("gpu", "UUID", is_wide=True),
-)
+PAUSE_KEYS = ("max_paused_ratio", "max_pausing_ratio")
+PAUSE_WARNING, PAUSE_CRITICAL = 0.05, 0.5
+"""Limits of the alert RailscopePfcPauseShare."""
 RAIL_COLUMNS = (
     tables.TableColumn("rail", "RAIL", is_key=True),
     tables.number("failed", "FAILED"),
     tables.number("unknown", "UNKNOWN"),
     tables.number("degraded", "DEGRADED"),
     tables.number("healthy", "HEALTHY"),
-    tables.number("paused_ratio", "PAUSED", figures.percent),
-    tables.number("pausing_ratio", "PAUSING", figures.percent),
-    tables.number("utilization_ratio", "BUSY", figures.percent),
+    tables.number(PAUSE_KEYS[0], "PAUSED", figures.percent),
+    tables.number(PAUSE_KEYS[1], "PAUSING", figures.percent),
+    tables.number("mean_utilization_ratio", "BUSY", figures.percent),
     tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits),
     tables.number("transmit_bytes_per_second", "OUT Gb/s", tables.show_gigabits),
-    tables.number("temperature_celsius", "HOTTEST", lambda value: f"{value:.0f} C"),
+    tables.number("max_temperature_celsius", "HOTTEST", lambda value: f"{value:.0f} C"),
     tables.number("power_watts", "POWER", tables.show_watts, wide=True),
     tables.number("ports_up", "PORTS UP", wide=True),
 )
-_RAIL_VALUES: Mapping[str, tuple[str, ...]] = {
-    "utilization_ratio": ("mean_gpu_utilization_ratio",),
-    "temperature_celsius": ("max_gpu_temperature_celsius",),
-    "power_watts": ("sum_gpu_power_watts",),
-    "ports_up": ("sum_rdma_port_up",),
-    "receive_bytes_per_second": ("sum_rdma_receive_bytes_per_second", "sum_nic_receive_bytes_per_second"),
-    "transmit_bytes_per_second": ("sum_rdma_transmit_bytes_per_second", "sum_nic_transmit_bytes_per_second"),
-    "paused_ratio": ("max_nic_receive_pfc_pause_ratio",),
-    "pausing_ratio": ("max_nic_transmit_pfc_pause_ratio",),
-}  # fmt: skip
-"""Roll-ups of a rail (without `railscope_rail_`) by value; the first one that is reported counts."""
-PAUSE_KEYS = ("paused_ratio", "pausing_ratio")
-PAUSE_WARNING, PAUSE_CRITICAL = 0.05, 0.5
-"""Limits of the alert RailscopePfcPauseShare."""
 JOB_COLUMNS = (
     tables.TableColumn("tenant", "TENANT"),
     tables.TableColumn("workload", "JOB", is_key=True),
@@ -141,7 +111,7 @@ def node_table(reading: ClusterReading) -> tables.ClientTable:
 
 
 def _node_row(facts: api.Node, stale: str) -> tables.Row:
-    state, reason = _decided_state("nodes", facts, stale)
+    state, reason = decided_state("nodes", facts.state, facts.reason, stale)
     return {
         "node": facts.node,
         "state": state,
@@ -156,73 +126,23 @@ def _node_row(facts: api.Node, stale: str) -> tables.Row:
     }
 
 
-def _decided_state(things: str, facts: api.Node | api.Job, stale: str) -> tuple[str, str]:
-    """Return the state that the collector decided on with its reason, unless its views are stale."""
-    if stale:
-        return "unknown", f"the views are {stale}"
-    if not facts.state:
-        return "unknown", NO_STATE.format(things)
-    if facts.state not in NODE_STATES:  # of a newer collector
-        return "unknown", f"{facts.state}: {facts.reason}"
-    return facts.state, facts.reason
-
-
-def fleet_gpu_table(reading: ClusterReading) -> tables.ClientTable:
-    """Return a part of the GPUs of all nodes, in their order."""
-    document: api.GpuList | None = reading.document("gpus")
-    stale, none_fresh = reading.absence("gpus"), "no fresh reading"
-    if document is None or not document.timestamp_ns:
-        return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, absence=stale)
-    rows = [_fleet_gpu_row(gpu, stale) for gpu in document.rows]
-    notes = [f"gpus: {stale}"] if stale else []
-    notes += [f"incidents: {document.problem}"] if document.problem else []
-    reasons = dict.fromkeys(
-        ("utilization_ratio", "power_watts", "receive_bytes_per_second"), none_fresh
-    )
-    reasons |= {"holder": "no job holds the GPU", "nic_state": "no NIC is on the rail of the GPU"}
-    return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, rows, notes=tuple(notes), reasons=reasons)
-
-
-def _fleet_gpu_row(gpu: api.Gpu, stale: str) -> tables.Row:
-    """Return the values as in the API, and those of columns that combine them."""
-    nics = ", ".join(gpu.nics)
-    values: tables.Row = msgspec.to_builtins(gpu)
-    return values | {
-        "state": "unknown" if stale else gpu.state,
-        "nic_state": f"{nics} down" if gpu.link_up is False else nics,
-        "holder": [f"{holder.tenant}/{holder.workload}" for holder in gpu.holders],
-        "reason": f"the views are {stale}" if stale else "; ".join(gpu.reasons),
-    }
-
-
 def rail_table(reading: ClusterReading) -> tables.ClientTable:
-    """Return the rails, those with most failed GPUs first, then those that pause most."""
-    gpus: api.GpuList | None = reading.document("gpus")
-    document: api.MetricList | None = reading.document("rails")
-    if gpus is None or reading.absence("gpus"):
-        absence = f"the states of GPUs: {reading.absence('gpus')}"
+    """Return the rails, those with most failed cells first, then those that pause most."""
+    document: api.RailList | None = reading.document("rails")
+    absence = reading.absence("rails")
+    if document and document.rows and not document.rails:
+        absence = NO_STATE.format("rails")
+    if document is None or absence:
         return tables.ClientTable("rails", RAIL_COLUMNS, absence=absence)
-    values: dict[tuple[str, str], float | None] = {}
-    for row in document.rows if document and not reading.absence("rails") else ():
-        values[row.labels.get("rail", ""), row.metric.removeprefix("railscope_rail_")] = row.value
-    rows = [dict(rail) | _rail_values(str(rail["rail"]), values) for rail in gpus.rails]
-    rows.sort(key=_rail_order)
-    notes = (f"rails: {stale}",) if (stale := reading.absence("rails")) else ()
-    reasons = dict.fromkeys(_RAIL_VALUES, stale or "no fresh reading of the rail")
-    return tables.ClientTable("rails", RAIL_COLUMNS, rows, notes=notes, reasons=reasons)
+    rows: list[tables.Row] = msgspec.to_builtins(document.rails)
+    reasons = {column.key: "no fresh reading of the rail" for column in RAIL_COLUMNS}
+    return tables.ClientTable("rails", RAIL_COLUMNS, sorted(rows, key=_rail_order), reasons=reasons)
 
 
 def _rail_order(row: tables.Row) -> tuple[float, ...]:
     failed, *others = (-row.get(state, 0) for state in NODE_STATES[:-1])
     pause = max(row[key] or 0.0 for key in PAUSE_KEYS)
     return failed, -round(pause, 2) if pause >= PAUSE_WARNING else 0.0, *others
-
-
-def _rail_values(rail: str, values: Mapping[tuple[str, str], float | None]) -> tables.Row:
-    return {
-        key: next((v for name in names if (v := values.get((rail, name))) is not None), None)
-        for key, names in _RAIL_VALUES.items()
-    }
 
 
 def job_table(reading: ClusterReading) -> tables.ClientTable:
@@ -245,7 +165,7 @@ def job_table(reading: ClusterReading) -> tables.ClientTable:
 
 
 def _job_row(reading: ClusterReading, job: api.Job, stale: str) -> tables.Row:
-    state, reason = _decided_state("jobs", job, stale)
+    state, reason = decided_state("jobs", job.state, job.reason, stale)
     values = {row.metric: row.value for row in job.rollups if not row.labels}
     slowest = min(
         (entry for entry in job.stragglers if entry.deviation_ratio is not None),

@@ -21,6 +21,7 @@ from railscope import api, extras
 from railscope.client import (
     cluster_reading as cluster,
     cluster_tables,
+    gpu_tables,
     status as state,
     tables,
 )
@@ -40,11 +41,10 @@ from railscope.client.command_options import (
     terminal_width,
 )
 from railscope.client.connection import ClientError, ReadClient
-from railscope.client.node_reading import gpu_rows, gpu_table, of_document
 from railscope.client.top_views import create_pages, incident_facts, plain_page
 
 STATES = ("failed", "unknown", "degraded", "healthy")
-_STATES = ("state", "severity", "health")
+_STATES = ("state", "severity")
 """Columns whose values the options limit."""
 _FACT_WIDTH = 14
 
@@ -144,23 +144,15 @@ def nodes(*, node: str, of_state: str, name: str, **options: Any) -> None:
     """
     client = connect(chosen_address(options))
     if client.address.is_agent:
-        rows = AgentReader(client).read().gpu_rows
-        table = gpu_table(rows, with_rates=False)
-        _print_table(table, options, name="node", node=name or node, health=of_state)
+        table = gpu_tables.without_rates(AgentReader(client).read().gpu_table())
+        _print_table(table, options, name="node", node=name or node, state=of_state)
         return
     found = cluster.ClusterReader(client).read(("nodes", "inventory"))
     table, below = cluster_tables.node_table(found), None
     if name in {row["node"] for row in table.rows}:
         request = cluster.node_request(name)
-        below = _gpus_of(cluster.ClusterReader(client).read((), node=request))
+        below = gpu_tables.node_gpu_table(cluster.ClusterReader(client).read((), node=request))
     _print_table(table, options, name="node", below=below, node=name or node, state=of_state)
-
-
-def _gpus_of(reading: cluster.ClusterReading) -> tables.ClientTable:
-    document: api.NodeDetail | None = reading.document("node")
-    if document is None:
-        return replace(gpu_table(()), absence=reading.absence("node"))
-    return gpu_table(gpu_rows(of_document(document)), with_rates=False)
 
 
 @click.command(cls=ClientCommand)
@@ -191,8 +183,8 @@ def gpus(*, tenant: str, of_state: str | None, limit: int, name: str, **options:
     client = connect(chosen_address(options))
     on_rail, state = "" if rail is None else str(rail), of_state or ""
     if client.address.is_agent:
-        table = gpu_table(AgentReader(client).read().gpu_rows, with_rates=False)
-        filters = {"rail": on_rail, "tenant": tenant, "health": state}
+        table = gpu_tables.without_rates(AgentReader(client).read().gpu_table())
+        filters = {"rail": on_rail, "tenant": tenant, "state": state}
         _print_table(table, options, name="node", below=None, node=node, **filters)
         return
     chosen = {"node": node, "rail": on_rail, "tenant": tenant, "state": state}
@@ -200,7 +192,7 @@ def gpus(*, tenant: str, of_state: str | None, limit: int, name: str, **options:
     request = cluster.gpus_request(query | {"limit": str(limit), "offset": str(offset)})
     reader = cluster.ClusterReader(client)
     reading = reader.read((), gpus=request)
-    table, answer = cluster_tables.fleet_gpu_table(reading), reading.document("gpus")
+    table, answer = gpu_tables.fleet_gpu_table(reading), reading.document("gpus")
     if node and not table.rows:
         known = cluster_tables.node_table(reader.read(("nodes",)))
         if unmatched := known.unmatched("node", node):

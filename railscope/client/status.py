@@ -10,8 +10,8 @@ from typing import Any
 
 from railscope import api, timestamps
 from railscope.client import cluster_tables, tables
-from railscope.client.agent_reading import AgentReading
-from railscope.client.cluster_reading import READY, ClusterReading
+from railscope.client.agent_reading import CLAIMED, AgentReading
+from railscope.client.cluster_reading import NO_STATE, READY, ClusterReading
 
 CLUSTER_DOCUMENTS = ("nodes", "incidents", "jobs", "cluster", "inventory", READY)
 _MAX_REASONS = 10
@@ -245,7 +245,7 @@ def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
         yield StatusReason(
             OverallStatus.DEGRADED, f"{cluster_tables.NEVER_REPORTED}: {_names(never)}"
         )
-    no_state = cluster_tables.NO_STATE.format("nodes")
+    no_state = NO_STATE.format("nodes")
     if any(row["reason"] == no_state for row in nodes.rows):
         yield StatusReason(OverallStatus.UNKNOWN, f"nodes: {no_state}")
 
@@ -267,16 +267,17 @@ def _names(names: Sequence[str], separator: str = ", ") -> str:
 
 def agent_report(server: str, reading: AgentReading) -> StatusReport:
     """Return the status of a node, from the verdicts of its agent."""
-    health = Counter(str(row["health"]) for row in reading.gpu_rows)
+    health = Counter(gpu.health for gpu in reading.gpus)
     reasons = [*_agent_reasons(reading)]
-    known = [row for row in reading.gpu_rows if row["claimed_ratio"] is not None]
-    gpus: dict[str, float] = {"total": len(reading.gpu_rows)}
+    shares = {gpu.gpu: reading.values.get((CLAIMED, gpu.gpu)) for gpu in reading.gpus}
+    known = {gpu: share for gpu, share in shares.items() if share is not None}
+    gpus: dict[str, float] = {"total": len(reading.gpus)}
     gpus |= {state: health[state] for state in ("healthy", "degraded", "failed", "unknown")}
     if known:
-        claimed = sum(row["claimed_ratio"] for row in known)
-        used = [row for row in known if row["unclaimed_processes"] is not None]
-        unclaimed = sum(1 - row["claimed_ratio"] for row in used if row["unclaimed_processes"])
-        gpus |= _use_counts(len(known), claimed, unclaimed if len(used) == len(known) else None)
+        used = [gpu for gpu in reading.gpus if gpu.gpu in known]
+        unclaimed = sum(1 - known[gpu.gpu] for gpu in used if gpu.unclaimed_processes)
+        is_known = all(gpu.unclaimed_processes is not None for gpu in used)
+        gpus |= _use_counts(len(known), sum(known.values()), unclaimed if is_known else None)
     return StatusReport(
         server,
         "agent",
@@ -291,16 +292,16 @@ def agent_report(server: str, reading: AgentReading) -> StatusReport:
 
 
 def _agent_reasons(reading: AgentReading) -> Iterator[StatusReason]:
-    if not reading.gpu_rows:
+    if not reading.gpus:
         yield StatusReason(OverallStatus.UNKNOWN, "the agent reports no GPU")
-    for row in reading.gpu_rows:
-        if row["health"] != "healthy":
-            status = OverallStatus[row["health"].upper()]
-            text = f"GPU {row['index'] or row['gpu']}: {row['reason'] or 'no reason is reported'}"
-            yield StatusReason(status, text)
-    for row in reading.gpu_rows:
-        if row["link"] == "down":
-            text = f"rail {row['rail']}: the link of {row['nic']} is down"
+    for gpu in reading.gpus:
+        if gpu.health != "healthy":
+            reason = ", ".join(gpu.reasons) or "no reason is reported"
+            text = f"GPU {gpu.index or gpu.gpu}: {reason}"
+            yield StatusReason(OverallStatus[gpu.health.upper()], text)
+    for gpu in reading.gpus:
+        if gpu.link_up is False:
+            text = f"rail {gpu.rail}: the link of {', '.join(gpu.nics)} is down"
             yield StatusReason(OverallStatus.DEGRADED, text)
     for source in reading.failed_sources:
         yield StatusReason(OverallStatus.DEGRADED, f"source {source} cannot be read")

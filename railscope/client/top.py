@@ -34,7 +34,7 @@ _STYLES: Mapping[str, str] = {
     "failed": "bold red", "critical": "bold red", "down": "bold red",
 }  # fmt: skip
 """Styles of words; the words themselves carry the meaning."""
-_STATES = ("state", "severity", "health", "link")
+_STATES = ("state", "severity", "link")
 _KEYS = "? help  / filter  o sort  Enter open  Esc back  q quit"
 _Bindings: TypeAlias = list[binding.BindingType]
 

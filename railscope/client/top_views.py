@@ -11,7 +11,7 @@ from railscope.client import (
     agent_reading,
     cluster_reading as cluster,
     cluster_tables,
-    node_reading,
+    gpu_tables,
     status,
     tables,
 )
@@ -116,7 +116,6 @@ class ClusterPages:
 
     reader: cluster.ClusterReader
     views: Mapping[str, str] = field(default_factory=lambda: CLUSTER_VIEWS)
-    _rates: node_reading.GpuRates = field(default_factory=node_reading.GpuRates)
 
     def first(self) -> TopView:
         """Return the view to begin with."""
@@ -157,18 +156,9 @@ class ClusterPages:
         return _TABLES[view.name](reading)
 
     def _gpus(self, view: TopView, reading: cluster.ClusterReading) -> tables.ClientTable:
-        if reading.is_denied("nodes"):  # a tenant reads the list of its own GPUs
-            table = cluster_tables.fleet_gpu_table(reading)
-            return _row_facts(table) if view.name == "gpu" else table
-        document: api.NodeDetail | None = reading.document("node")
-        if document is None:
-            return replace(node_reading.gpu_table(()), absence=reading.absence("node"))
-        rows = self._rates.rows(node_reading.of_document(document))
-        return (
-            _gpu_facts(view, rows)
-            if view.name == "gpu"
-            else _named_node(node_reading.gpu_table(rows), document)
-        )
+        is_tenant = reading.is_denied("nodes")  # which reads the list of its own GPUs
+        make = gpu_tables.fleet_gpu_table if is_tenant else gpu_tables.node_gpu_table
+        return _gpu_facts(view, make(reading)) if view.name == "gpu" else make(reading)
 
 
 def _further_requests(view: TopView, *, is_tenant: bool) -> dict[str, cluster.DocumentRequest]:
@@ -183,8 +173,6 @@ def _further_requests(view: TopView, *, is_tenant: bool) -> dict[str, cluster.Do
             found = "gpus", cluster.gpus_request(dict(names))
         case "gpus" | "gpu":
             found = "node", cluster.node_request(view.subject[0])
-        case "rails":
-            found = "gpus", cluster.gpus_request({"limit": "1"})
         case "nodes" if view.subject:
             found = "job", cluster.job_request(*view.subject)
         case "incident":
@@ -200,21 +188,13 @@ def _nodes_of_job(reading: cluster.ClusterReading) -> tables.ClientTable:
         return replace(table, rows=(), absence=reading.absence("job"))
     if reading.is_denied("nodes"):  # a tenant reads the GPUs of its job only
         rows = [
-            {"node": place.node, "index": place.index, "gpu": place.gpu, "health": None}
-            for place in job.places
+            {"node": place.node, "index": place.index, "gpu": place.gpu} for place in job.places
         ]
-        columns = (cluster_tables.NODE_COLUMNS[0], *node_reading.GPU_COLUMNS)
+        columns = (cluster_tables.NODE_COLUMNS[0], *gpu_tables.GPU_COLUMNS)
         absences = dict.fromkeys((column.key for column in columns), table.absence)
-        return replace(node_reading.gpu_table(rows), columns=columns, reasons=absences)
+        return tables.ClientTable("gpus", columns, rows, reasons=absences)
     nodes = {place.node for place in job.places}
     return replace(table, rows=[row for row in table.rows if row["node"] in nodes])
-
-
-def _named_node(table: tables.ClientTable, document: api.NodeDetail) -> tables.ClientTable:
-    """Note the node and the age of its GPUs: a stale node still has its last readings."""
-    ages = [stream.age_seconds for name, stream in document.streams.items() if name == "gpu"]
-    age = next((tables.show_age(seconds) for seconds in ages if seconds is not None), "unknown")
-    return replace(table, notes=(f"{document.node}: GPUs read {age} ago",))
 
 
 @dataclass
@@ -235,11 +215,9 @@ class AgentPages:
         counts = report.gpus or {}
         gpus = status.counts_text(counts, omitted=counts)
         head = f"{report.status.name}  GPUs: {gpus or 'none'}"
-        table = node_reading.gpu_table(reading.gpu_rows)
+        table = reading.source_table() if view.name == "sources" else reading.gpu_table()
         if view.name == "gpu":
-            table = _gpu_facts(view, reading.gpu_rows)
-        elif view.name == "sources":
-            table = reading.source_table()
+            table = _gpu_facts(view, table)
         return _page(view, head, table, reading.age_seconds)
 
 
@@ -263,7 +241,7 @@ def _fleet_gpu_page(
 ) -> TopPage:
     """Return a part of the GPUs; the collector selects by all filters but words in any column."""
     document: api.GpuList | None = reading.document("gpus")
-    table, count = cluster_tables.fleet_gpu_table(reading), document.found if document else 0
+    table, count = gpu_tables.fleet_gpu_table(reading), document.found if document else 0
     if words := view.filters.get(tables.ANY_TEXT):
         read, table = len(table.rows), table.filtered({tables.ANY_TEXT: words})
         notes = (f"{words!r} in {read} of {count} GPUs",) if read < count else ()
@@ -335,37 +313,18 @@ def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
     return _facts_table("incident", facts)
 
 
-def _gpu_facts(view: TopView, rows: list[tables.Row]) -> tables.ClientTable:
-    row = next((row for row in rows if row["gpu"] == view.subject[1]), None)
+def _gpu_facts(view: TopView, table: tables.ClientTable) -> tables.ClientTable:
+    """Return the GPU of a view with all of its columns, and its sizes, as facts."""
+    row = next((row for row in table.rows if row["gpu"] == view.subject[1]), None)
     if row is None:
-        return tables.ClientTable("gpu", FACT_COLUMNS, absence="the GPU is not reported any more")
-    table = node_reading.gpu_table([row])
-    texts: dict[str, str | None] = {
-        column.head: table.cell(column, row) for column in node_reading.GPU_COLUMNS
-    }
-    texts["LINK Gb/s"] = (
-        tables.show_gigabits(row["speed_bytes_per_second"])
-        if row["speed_bytes_per_second"]
-        else None
-    )
-    texts["MEMORY SIZE GB"] = (
-        tables.show_gigabytes(row["memory_size_bytes"]) if row["memory_size_bytes"] else None
-    )
-    return replace(
-        _facts_table("gpu", texts), reasons={"value": "not reported, or not known to the collector"}
-    )
+        absence = table.absence or "the GPU is not reported any more"
+        return tables.ClientTable("gpu", FACT_COLUMNS, absence=absence)
+    facts = {column.head: table.cell(column, row) for column in (*table.columns, _MEMORY_SIZE)}
+    reasons = {"value": "not reported, or not known to the collector"}
+    return replace(_facts_table("gpu", facts), reasons=reasons)
 
 
-def _row_facts(table: tables.ClientTable) -> tables.ClientTable:
-    """Return the first row of a table as facts."""
-    facts = {
-        column.head: table.cell(column, row) for row in table.rows[:1] for column in table.columns
-    }
-    return (
-        _facts_table("gpu", facts)
-        if facts
-        else replace(table, absence="the GPU is not reported any more")
-    )
+_MEMORY_SIZE = tables.number("memory_size_bytes", "MEMORY SIZE GB", tables.show_gigabytes)
 
 
 def _facts_table(name: str, facts: Mapping[str, Any]) -> tables.ClientTable:

@@ -455,7 +455,7 @@ def test_a_line_of_metrics_that_is_damaged_is_skipped():
     assert [(name, labels) for name, labels, _ in samples] == [
         ("a", {"b": 'c"}\n'}), ("d", {"e": "f", "g": "h"}), ("e", {}),
     ]  # fmt: skip
-    assert read_metrics("", 5).gpu_rows == []
+    assert read_metrics("", 5).labels == {}
 
 
 def test_series_of_textfiles_are_not_readings_of_the_node():
@@ -464,7 +464,7 @@ def test_series_of_textfiles_are_not_readings_of_the_node():
         'site_state{source="backup"} 1\nsite_power_watts{gpu="GPU-9"} 1\nsite{interface="eth9"} 1\n'
     )
     found = read_metrics(text, 5)
-    assert (found.sources, found.devices.values, found.devices.gpus) == ({}, {}, {})
+    assert (found.sources, found.values, found.labels) == ({}, {}, {})
 
 
 # Tables ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -34,10 +35,6 @@ from railscope.timestamps import SECOND_NS, format_timestamp
 HEAD = ("/api/v1/cluster", "/api/v1/incidents", "/api/v1/inventory", "/api/v1/nodes")
 HOSTILE = "evil\x1b[2J\u202e\n[red]name"
 SIZES = [(80, 24), (200, 60)]
-PAUSES = (
-    ("max_nic_transmit_pfc_pause_ratio", "0", 0.51),
-    ("max_nic_receive_pfc_pause_ratio", "1", 0.001),
-)
 FAILED = {"state": "failed", "reason": "cause of xid: GPU 1 of n1", "incidents": ["abc"]}
 
 
@@ -48,31 +45,16 @@ def node(name: str, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def reading(metric: str, entity: str, value: float | None, **device: str) -> dict[str, Any]:
-    found = {"metric": f"railscope_{metric}", "entity": [entity], "device": device}
-    return found | ({"absent": "denied"} if value is None else {"value": value})
-
-
-def node_document(name: str, received: int = 0) -> dict[str, Any]:
+def node_document(name: str) -> dict[str, Any]:
     """Two GPUs, of which the second has failed, and the NIC of the first."""
-    nic = {"kind": "nic", "interface": "eth0", "rail": "0"}
-    streams = {
-        "gpu": [
-            reading("gpu_utilization_ratio", "GPU-a", 0.5),
-            reading("gpu_power_watts", "GPU-a", 412),
-        ],
-        "gpu_verdict": [reading("gpu_health", "GPU-a", 1), reading("gpu_health", "GPU-b", 3)],
-        "link": [reading("network_link_up", "eth0", 1, **nic)],
-        "nic": [reading("nic_receive_bytes_total", "eth0", received, **nic)],
-    }
     holder = {"tenant": "vision", "source": "slurm", "workload": "7", "held_ratio": 1.0}
     return {
-        "node": name, "timestamp_ns": NOW_NS,
-        "gpus": [{"gpu": "GPU-a", "index": "0", "rail": 0, "holders": [holder]}, {"gpu": "GPU-b", "index": "1", "rail": 1}],
-        "streams": {
-            source: {"timestamp_ns": NOW_NS + received, "age_seconds": 1.5, "readings": readings}
-            for source, readings in streams.items()
-        },
+        "node": name, "timestamp_ns": NOW_NS, "streams": {"gpu": {"timestamp_ns": NOW_NS, "age_seconds": 1.5, "readings": []}},
+        "gpus": [
+            {"node": name, "gpu": "GPU-a", "index": "0", "rail": 0, "holders": [holder], "nics": ["eth0"], "state": "healthy", "health": "healthy",
+             "utilization_ratio": 0.5, "power_watts": 412.0, "link_up": True},
+            {"node": name, "gpu": "GPU-b", "index": "1", "rail": 1, "state": "failed", "health": "failed"},
+        ],
     }  # fmt: skip
 
 
@@ -85,9 +67,20 @@ def fleet_gpus(names: tuple[str, ...]) -> dict[str, Any]:
         for name in names for rail in (1, 0)
     ]  # fmt: skip
     rows[0] |= {"state": "failed", "reasons": ["xid"], "link_up": False, "power_watts": None}
-    states = {"failed": 0, "unknown": 0, "degraded": 0, "healthy": len(names)}
-    rails = [{"rail": 0, **states}, {"rail": 1, **states, "failed": 1, "healthy": len(names) - 1}]
-    return {"timestamp_ns": NOW_NS, "found": 2 * len(names), "rails": rails, "rows": rows}
+    return {"timestamp_ns": NOW_NS, "found": 2 * len(names), "rows": rows}
+
+
+def rail_rows(nodes: int) -> list[dict[str, Any]]:
+    """A cell of rail 1 has failed, and a NIC of rail 0 pauses its switch."""
+    pausing = {"rail": 0, "healthy": nodes, "max_pausing_ratio": 0.51}
+    failed = {
+        "rail": 1,
+        "failed": 1,
+        "healthy": nodes - 1,
+        "max_paused_ratio": 0.001,
+        "max_temperature_celsius": 71.0,
+    }
+    return [pausing, failed]
 
 
 def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
@@ -130,10 +123,7 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
         "/api/v1/events": {"events": [event]},
         "/api/v1/jobs/vision/slurm/7": job | {"places": [{"node": names[0], "gpu": "GPU-a", "index": "0"}]},
         "/api/v1/gpus": fleet_gpus(names),
-        "/api/v1/rails": view | {"rows": [
-            {"metric": f"railscope_rail_{name}", "value": value, "labels": {"rail": rail}}
-            for name, rail, value in (("max_gpu_temperature_celsius", "1", 71.0), *PAUSES)
-        ]},
+        "/api/v1/rails": view | {"rows": [], "rails": rail_rows(len(names))},
         **{f"/api/v1/nodes/{name}": node_document(name) for name in ("n1", "n2")},
     }  # fmt: skip
 
@@ -337,7 +327,7 @@ async def test_one_view_at_a_time_is_read_and_the_end_does_not_wait_for_it():
         (TopView("nodes"), []),
         (TopView("gpus"), ["/api/v1/gpus?limit=500&offset=0"]),
         (TopView("gpus", ("n1",)), ["/api/v1/nodes/n1"]),
-        (TopView("rails"), ["/api/v1/gpus?limit=1", "/api/v1/rails"]),
+        (TopView("rails"), ["/api/v1/rails"]),
         (TopView("jobs"), ["/api/v1/jobs"]),
         (TopView("nodes", ("vision", "slurm", "7")), ["/api/v1/jobs/vision/slurm/7"]),
         (TopView("tenants"), ["/api/v1/account", "/api/v1/jobs", "/api/v1/tenants"]),
@@ -451,11 +441,10 @@ async def test_key_columns_are_whole_at_each_width_and_a_wider_terminal_shows_no
 
 async def test_a_pausing_rail_is_coloured_and_comes_after_failed_ones():
     content = documents()
-    rails = content["/api/v1/gpus"]["rails"]
-    rails += [rails[0] | {"rail": 2, "degraded": 1}, rails[0] | {"rail": 3}]
-    content["/api/v1/rails"]["rows"].append(
-        {"metric": "railscope_rail_max_nic_receive_pfc_pause_ratio", "value": 0.06, "labels": {"rail": "3"}}
-    )  # fmt: skip
+    content["/api/v1/rails"]["rails"] += [
+        {"rail": 2, "degraded": 1, "healthy": 2},
+        {"rail": 3, "healthy": 2, "max_paused_ratio": 0.06},
+    ]
     async with top(content, (120, 30)) as screen:
         await screen.shows("nodes", "n1")
         await screen.press("r")
@@ -606,14 +595,20 @@ async def test_an_agent_has_gpus_and_sources():
         assert screen.text("title").startswith("sources")
 
 
-async def test_rates_come_from_two_readings():
-    content = documents()
-    async with top(content, (200, 60), interval=0.05) as screen:
-        await screen.shows("nodes", "n1")
-        await screen.press("enter")
-        await screen.shows("gpus of n1", "1")
-        assert "a rate needs two readings" in screen.text("foot")
-        content["/api/v1/nodes/n1"] = node_document("n1", SECOND_NS)
+async def test_rates_of_an_agent_come_from_two_readings():
+    text = (
+        'railscope_node_info{hostname="n1"} 1\nrailscope_gpu_info{gpu="GPU-a",index="0",rail="0"} 1\n'
+        'railscope_nic_info{interface="eth0",rail="0"} 1\nrailscope_source_age_seconds{source="nic"} AGE\n'
+        'railscope_nic_receive_bytes_total{interface="eth0"} COUNT\n'
+    )
+    date = f"Date: {formatdate(NOW_NS // SECOND_NS, usegmt=True)}"
+    first = text.replace("AGE", "1").replace("COUNT", "0")
+    content: dict[str, Any] = {"/metrics": response(first.encode(), "200 OK", date)}
+    async with top(content, (200, 60), agent=True, interval=0.05) as screen:
+        await screen.shows("gpus", "0")
+        await screen.until(lambda: "a rate needs two readings" in screen.text("foot"))
+        second = text.replace("AGE", "0").replace("COUNT", "1e9")
+        content["/metrics"] = response(second.encode(), "200 OK", date)
         await screen.until(lambda: any("8" in row for row in screen.rows()))
 
 
