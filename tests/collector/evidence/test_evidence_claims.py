@@ -150,6 +150,15 @@ async def test_a_claim_of_the_file_on_a_gpu_is_an_exception_to_one_on_its_node(
     assert not problems
 
 
+async def test_a_claim_of_higher_authority_is_no_conflict(core: CollectorState):
+    problems = new_problems(core)
+    process = claim_started("GPU-0", "p", 10, tenant="bob", level="process", source="process")
+    events = {20: [claim_started("GPU-0", "a", 0, **ALICE), process]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    assert seconds_of(await account_at(core, 50)) == {("observed", "alice"): 50}
+    assert not problems
+
+
 async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
     events = {
         10: [
