@@ -1,4 +1,4 @@
-"""Results of the mutation test in a tree of two files."""
+"""Results of the mutation test in a small tree."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ threads = ThreadPoolExecutor(1)
 def test_fails():
     assert module.in_failing_test(3) is None
 def test_in_process():
+    import imported_by_a_test
     assert threads.submit(module.in_process, 3).result(timeout=10)
 def test_in_process_and_equal():
     assert not module.in_process_and_equal(2)
@@ -29,7 +30,8 @@ JUDGE = """
 import sys
 from pathlib import Path
 import mutation, pytest
-found = [mutant for mutant, _ in mutation.find_mutants(Path(), "money", "module.py")]
+names = ("module.py", "imported_by_a_test.py")
+found = [mutant for name in names for mutant, _ in mutation.find_mutants(Path(), "money", name)]
 mutants = dict(enumerate(mutant for mutant in found if mutant.kind == "comparison"))
 assert mutation.write_switches(Path(), mutants.items()) == []
 sys.path.insert(0, "")
@@ -40,13 +42,15 @@ pytest.main(["-q", "-p", "no:cacheprovider", "--timeout", "60", "test_module.py"
 
 def test_a_mutant_is_judged_by_tests_that_pass_without_it_also_in_programs(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(MODULE)
+    (tmp_path / "imported_by_a_test.py").write_text("LIMIT = 1 < 2\n")
     (tmp_path / "test_module.py").write_text(TESTS)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", JUDGE]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)  # fmt: skip
     rows = [line.split("\t") for line in (tmp_path / "results.tsv").read_text().splitlines()]
-    assert {row[2].partition(":")[2]: row[4] for row in rows} == {
+    assert {row[2].removeprefix("module.py:"): row[4] for row in rows} == {
         "": "imported",
+        "imported_by_a_test.py:": "imported",
         "in_process": "survived",
         "in_process_and_equal": "killed",
         "in_program": "killed",
