@@ -54,6 +54,8 @@ from railscope_agent.sources import (
 from railscope_agent.sources.agent_metrics import SelfMetricsSource
 from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
 from railscope_agent.sources.nvidia.processes import GpuProcessSource
+from railscope_agent.streams import kernel_log
+from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.xid_matcher import XidMatcher
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ SECOND_READ_NS = 150_000_000
 """Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
 RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
+LOG_CLOCK_FILE = "kernel-log-clock.json"
 UNSHIPPED_SOURCES = {
     GpuProcessSource.name, ranks.CollectiveRankSource.name, nccl_inspector.CommunicatorSource.name,
     nccl_metrics.NcclMetricsSource.name, nccl_ras.NcclRankSource.name,
@@ -212,6 +215,8 @@ class Agent:
             if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
                 source.remember(source_bases.CounterStateFile(memory, self.host.boot_id))
+            elif isinstance(source, kernel_log.KernelLogStream):
+                source.remember(LogClockFile(self._state / LOG_CLOCK_FILE, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
         # Before the server listens: an invalid setting ends the agent before anything can connect.
         self._shipper, self._exporter = self._make_shipper(), self._start_exporter()

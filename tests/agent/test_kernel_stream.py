@@ -19,6 +19,7 @@ from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK
 from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.kernel_messages import parse_kernel_message
 from railscope_agent.streams.xid_matcher import NvmlXid, XidMatcher
 
@@ -87,6 +88,32 @@ async def test_a_record_was_written_since_the_poll_before_it_was_read(lag_second
             (event,) = run.frames[-1].events
             assert before <= event.boot_ns <= run.clock.now().boot_ns
             assert event.wall_ns - event.boot_ns == 10**18 - 100_000 * NS
+
+
+def test_an_agent_that_starts_again_gives_a_record_the_same_time(tmp_path: Path) -> None:
+    """The collector knows an event by it: another time would be another Xid."""
+    host = FakeHost(ManualClock(NodeTimestamp(wall_ns=10**18, boot_ns=100_000 * NS)))
+    memory = LogClockFile(tmp_path / "clock.json", "boot-1")
+    times, records = [], []
+    for run in range(2):
+        stream = KernelLogStream()
+        stream.remember(memory)
+        reader = SourceReader(stream, host, ORIGIN)
+        host.log.waiting = list(records)
+        frames = [reader.run().frame]
+        for number in range(0 if run else 300):
+            # 100 ppm of drift, and a suspend of an hour.
+            host.clock.advance(3600 if number == 150 else 5)
+            lag_ns = number * 500_000 + (3595 * NS if number >= 150 else 0)
+            stamp_ns = host.clock.now().boot_ns - NS - lag_ns
+            records.append(record(number, stamp_ns // 1000, XID))
+            host.log.waiting = records[-1:]
+            frames.append(reader.run().frame)
+        times.append([event.boot_ns for frame in frames if frame for event in frame.events])
+    assert times[0] == times[1]
+    assert len(times[0]) == 300
+    steps = memory.load()
+    assert len(steps) == 1, "each step is written to the disk"
 
 
 def test_an_xid_of_a_late_clock_is_the_same_that_nvml_reports() -> None:

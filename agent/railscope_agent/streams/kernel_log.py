@@ -18,7 +18,7 @@ from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.host import MAX_LOG_RECORDS_PER_POLL, Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.firmware_errors import FirmwareErrors
-from railscope_agent.streams.kernel_log_clock import KernelLogClock
+from railscope_agent.streams.kernel_log_clock import KernelLogClock, LogClockFile
 from railscope_agent.streams.kernel_messages import (
     KernelMessage,
     parse_kernel_message,
@@ -103,6 +103,10 @@ class KernelLogStream(source.PeriodicSource):
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
 
+    def remember(self, memory: LogClockFile) -> None:
+        """Load the offsets of the log's clock from before a restart, and store them from now on."""
+        self._clock.remember(memory)
+
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Open the log if necessary, read new records, and add a column for everything counted so far.
 
@@ -164,12 +168,14 @@ class KernelLogStream(source.PeriodicSource):
 
     def _follow(self, host: Host, log: KernelLog) -> None:
         began, addresses = host.clock.now(), dict[str, str]()
-        records = log.poll()
+        polled = log.poll()
         now = host.clock.now()
+        records = [record for record in polled if not self._is_counted(record)]
+        matches = filter(None, map(_RECORD_PATTERN.match, records))
+        if stamps := [_stamp_ns(match) for match in matches if not _is_damaged(match)]:
+            self._clock.place(min(stamps), max(stamps), now.boot_ns)
+        self._records += len(records)
         for record in records:
-            if self._is_counted(record):
-                continue
-            self._records += 1
             boot_ns, text = self._parse_record(record, now.boot_ns)
             if text.startswith(_DRIVER_LOADED):
                 self._xids.record_driver_load(boot_ns)
@@ -186,7 +192,7 @@ class KernelLogStream(source.PeriodicSource):
                     address, number = message.entity.key
                     self._xids.record_logged(address, int(number), boot_ns)
                 self._record_message(message, wall_ns, boot_ns)
-        self._clock.end_poll(began.boot_ns, is_at_end=len(records) < MAX_LOG_RECORDS_PER_POLL)
+        self._clock.end_poll(began.boot_ns, is_at_end=len(polled) < MAX_LOG_RECORDS_PER_POLL)
 
     def _report_unlogged(self, host: Host) -> None:
         """Report the Xids that only NVML reported."""
@@ -288,7 +294,7 @@ class KernelLogStream(source.PeriodicSource):
         # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
         by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
         text = _LINE_BREAK.sub(" ", match["text"].split("\n", 1)[0]) if by_kernel else ""
-        return self._clock.boot_ns(int(match["time"]) * MICROSECOND_NS, now_boot_ns), text
+        return self._clock.boot_ns(_stamp_ns(match)), text
 
     def _count(self, message: KernelMessage) -> None:
         name = message.event_class.name
@@ -311,6 +317,10 @@ def _addresses_by_number(host: Host) -> dict[str, str]:
         for line in text.splitlines()
         if line.startswith(_DEVICE_MINOR)
     }
+
+
+def _stamp_ns(record: re.Match[str]) -> int:
+    return int(record["time"]) * MICROSECOND_NS
 
 
 def _is_damaged(record: re.Match[str]) -> bool:
