@@ -75,7 +75,8 @@ _Column = tuple[str, Callable[[HealthRule], str]]
 
 
 def _name(rule: HealthRule) -> str:
-    return f"`{rule.reason}`"
+    words = h.REASONS.get(rule.reason, "")
+    return f"`{rule.reason}`" + (f": {words}" if words else "")
 
 
 def _actions(rule: HealthRule) -> str:

@@ -140,10 +140,17 @@ def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:
     cut_reason = verdict.reason.removeprefix(PREFIX).removeprefix(f"{UNKNOWN}: ")
     summary = verdict.problem or cut_reason
     lines = [f"{verdict.state}: {summary}"]
+    alike: dict[tuple[str, ...], list[DeviceVerdict]] = {}
     for device in verdict.devices:
-        names = [device.kind, device.index, device.name, device.pci_address]
-        rail = f" on rail {device.rail}" if device.rail else ""
         reasons = ", ".join(device.reasons) or "no reading"
         advice = f"; action: {device.action}" if device.action else ""
-        lines.append(f"  {' '.join(filter(None, names))}{rail}: {device.state}: {reasons}{advice}")
+        key = device.kind, f"{device.state}: {reasons}{advice}"
+        alike.setdefault(key, []).append(device)
+    for (kind, found), devices in alike.items():
+        first = devices[0]
+        names = [first.index, first.name, first.pci_address]
+        rail = f" on rail {first.rail}" if first.rail else ""
+        if devices[1:]:
+            names, rail = [", ".join(each.index or each.name for each in devices)], ""
+        lines.append(f"  {kind} {' '.join(filter(None, names))}{rail}: {found}")
     return "\n".join(lines), status

@@ -412,7 +412,7 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
     text: str = ""
     """All of it in words; empty in documents of earlier releases."""
     worst_value: float | None = None
-    """Value furthest beyond the threshold since the onset; null is unknown."""
+    """Value furthest beyond the threshold since the onset; null is unknown, and of counts, whose windows differ."""
     worst_at: Timestamp | None = None
     """Evaluation that read it."""
 

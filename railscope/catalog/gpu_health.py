@@ -62,6 +62,49 @@ GPU_DEVICE_STATE = _NVML.state("railscope_gpu_device_state", "Owner of this GPU:
 GPU_HEALTH = _NVML.state("railscope_gpu_health", "Verdict on the GPU from all its readings; unknown is never healthy.", "the facts under railscope_gpu_health_reason_active", states={0: "unknown", 1: "healthy", 2: "degraded", 3: "failed"}, detail=declare.BASIC)
 GPU_HEALTH_REASON = _NVML.gauge("railscope_gpu_health_reason_active", "1 if this reason applies to the GPU; an unknown one is absent.", "NVML and the kernel log, by the reason's rule", about=entities.GPU_REASON, rollups=(declare.Rollup.SUM,), detail=declare.BASIC, total=GPU_HEALTH)
 GPU_ACTION = _NVML.state("railscope_gpu_recommended_action", "Recommended action for the GPU: the most severe action of all active reasons.", "Xid catalogue, recovery action of the driver, memory repair policy", states={0: "none", 1: "ignore", 2: "restart_app", 3: "drain", 4: "reset_gpu", 5: "reboot", 6: "rma", 7: "inspect"}, detail=declare.BASIC)
+REASONS = {
+    "gpu_lost": "GPU lost",
+    "reset_required": "reset required",
+    "not_initialized": "the driver cannot start it",
+    "driver_unresponsive": "no current readings",
+    "recovery_action": "the driver requires a reset or reboot",
+    "recovery_drain": "the driver requires a drain",
+    "xid_fatal": "fatal Xid",
+    "xid_action": "Xid that requires an action",
+    "ecc_uncorrected_volatile": "uncorrectable memory error",
+    "ecc_corrected_rate": "many corrected memory errors",
+    "row_remap_failed": "memory row not replaced",
+    "row_remap_pending": "memory row to be replaced at a reset",
+    "remapped_rows_exhausted": "no spare memory rows",
+    "retired_pages_pending": "memory page to be retired at a reboot",
+    "retired_pages_exhausted": "too many retired memory pages",
+    "sram_threshold": "too many errors of on-chip memory",
+    "unrepairable_memory": "memory that cannot be repaired",
+    "repair_pending": "repair to be done at a reset",
+    "fabric_not_joined": "not in its NVLink fabric",
+    "fabric_unhealthy": "NVLink fabric unhealthy",
+    "fabric_limited": "NVLink fabric with limited capacity",
+    "fabric_condition": "fault of the NVLink fabric",
+    "nvlink_down": "NVLink down",
+    "nvlink_recovering": "NVLink recovers repeatedly",
+    "nvlink_crc": "NVLink errors",
+    "nvlink_crc_rate": "high rate of NVLink errors",
+    "nvlink_bit_errors": "high NVLink bit error ratio",
+    "pcie_width": "fewer PCIe lanes than expected",
+    "pcie_generation": "slower PCIe link than expected",
+    "pcie_replays": "many PCIe replays",
+    "pcie_errors": "PCIe errors",
+    "thermal_hardware": "slowed down by heat (hardware)",
+    "thermal_software": "slowed down by heat (driver)",
+    "power_brake": "slowed down by the power supply",
+    "temperature_margin": "temperature at its limit",
+}
+"""Reasons of the verdict on a GPU, in words."""
 GPU_CHANGE_EVENT = declare.EventClass("gpu_inventory", entities.GPU_ADDRESS, "warning", "A GPU was added or removed, or one of its settings changed.", "nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode, nvmlDeviceGetEccMode, nvmlDeviceGetComputeMode, nvmlDeviceGetPowerManagementLimit", ("change", "gpu", "before", "after"), audited=True)
 GPU_HEALTH_EVENT = declare.EventClass("gpu_health", entities.GPU, "error", "The verdict on a GPU changed.", "railscope_gpu_health", ("before", "after", "reasons", "action", "nvidia_action"))
 GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning", "The driver reported an event of a GPU other than an Xid.", "nvmlEventSetWait_v2", ("gpu_instance", "compute_instance", "data"))
+
+
+def reason_text(reason: str) -> str:
+    """Return a reason in words; the name of one that a newer agent reports, or any other text, as it is."""
+    return REASONS.get(reason, reason)

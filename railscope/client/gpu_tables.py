@@ -9,6 +9,7 @@ import msgspec
 
 from railscope import api, figures
 from railscope.catalog.collector import NODE_STATES
+from railscope.catalog.gpu_health import reason_text
 from railscope.client import tables
 from railscope.client.cluster_reading import ClusterReading, decided_state
 
@@ -97,7 +98,9 @@ def without_rates(table: tables.ClientTable) -> tables.ClientTable:
 def _gpu_row(gpu: api.Gpu, stale: str = "") -> tables.Row:
     """Return the values as in the API, and those of columns that combine them."""
     nics = ", ".join(gpu.nics)
-    state, reason = decided_state("GPUs", gpu.state, "; ".join(gpu.reasons), stale)
+    state, reason = decided_state(
+        "GPUs", gpu.state, "; ".join(map(reason_text, gpu.reasons)), stale
+    )
     values: tables.Row = msgspec.to_builtins(gpu)
     return values | {
         "state": state,

@@ -22,10 +22,13 @@ from support.shared import capture_path
 from support.shipping import link_to
 from support.tree import make_tree
 
+from railscope.catalog.gpu_health import REASONS
 from railscope_agent.commands import agent
 from railscope_agent.commands.check import check, read_twice
 from railscope_agent.config import AgentSettings, BudgetSettings, CollectorLink
+from railscope_agent.health import RULES
 from railscope_agent.host import NvmlError
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, fold_findings
 from railscope_agent.service import Agent
 
 BOOT_US = START.boot_ns // 1000
@@ -204,6 +207,25 @@ async def test_many_reasons_of_an_unknown_gpu_are_counted() -> None:
     assert re.search(
         r"cannot be judged: .*(\(error\).*){3} and \d+ more; actions: inspect$", report
     )
+
+
+def test_equal_findings_about_several_devices_are_one_line() -> None:
+    def found(subject: str, detail: str = "not bound") -> ProbeFinding:
+        return ProbeFinding(subject, ProbeVerdict.ABSENT, detail, "bind it")
+
+    findings = [found("GPU a"), found("gpu"), found("GPU b"), found("GPU b"), found("GPU c", "off")]
+    findings += [found("transceiver of eth0"), found("transceiver of eth1"), found("NIC a")]
+    assert [each.subject for each in fold_findings(findings)] == [
+        "GPU a, b",
+        "gpu",
+        "GPU c",
+        "transceiver of eth0, eth1",
+        "NIC a",
+    ]
+
+
+def test_each_reason_of_a_verdict_on_a_gpu_has_words() -> None:
+    assert set(REASONS) == {rule.reason for rule in RULES}
 
 
 async def test_nonsense_in_a_counter_file_is_broken() -> None:

@@ -64,7 +64,7 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.http.event_list import EventWriter
+from railscope_collector.http.event_list import EventWriter, event_title
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
@@ -393,7 +393,7 @@ async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_pa
     )  # fmt: skip
     assert [(row.node, row.area, row.devices) for row in model.events] == [("a", "job", "rank 2")]
     shown = "collective all_reduce, sequence 417, waiting ranks 0-1 3, gpu index 2, stack "
-    assert f"collective late: {shown}{HOSTILE}" in html.unescape(text)
+    assert f"Collective late: {shown}{HOSTILE}" in html.unescape(text)
     assert "<img" not in text
 
 
@@ -856,11 +856,33 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
     rows = writer.newest(events, 10)
     assert [(row.name, row.devices, row.timestamp_ns) for row in rows] == [
         ("claim_end", "GPU 0", 11 * SECOND_NS),
-        ("claim_start", "GPU 0, 1, 2", 10 * SECOND_NS),
+        ("claim_start", "GPU 0 to 2", 10 * SECOND_NS),
         ("claim_start", "GPU 0", 5 * SECOND_NS),
     ]
-    assert rows[0].text == "slurm 7 of vision"
+    assert rows[0].text == "7 of vision (slurm)"
     assert [row.name for row in writer.newest(events, 1)] == ["claim_end"]
+
+
+@pytest.mark.parametrize(
+    ("name", "entity", "facts", "text", "severity"),
+    [
+        ("gpu_health", ("gpu", "G"), {"before": "healthy", "after": "failed", "reasons": "xid_fatal, new_rule"},
+         "GPU health: healthy → failed (fatal Xid, new_rule)", "error"),
+        ("gpu_health", ("gpu", "G"), {"before": "failed", "after": "healthy", "reasons": ""},
+         "GPU health: failed → healthy", "info"),
+        ("gpu_event", ("gpu_event", "0000:9d:00.0", "single_bit_ecc_error"), {"data": "4"},
+         "Driver event: single bit ecc error", "warning"),
+        ("link_change", ("link_change", "eth0", "up"), {"message": "mlx5_core 0000:18:00.0 eth0: Link up"}, "Link: up", "info"),
+        ("link_change", ("link_change", "eth0", "down"), {"message": "eth0: Link down"}, "Link: down", "warning"),
+        ("pcie_error", ("pcie", "0000:18:00.0"), {"message": "bad"}, "PCIe error: bad", "info"),
+    ],
+)  # fmt: skip
+def test_an_event_is_a_line_of_words(
+    name: str, entity: tuple[str, ...], facts: dict[str, str], text: str, severity: str
+) -> None:
+    event = WireEvent(name, 0, WireEntity(entity[0], entity[1:]), SECOND_NS, SECOND_NS, facts)
+    (row,) = EventWriter({}, lambda *_: None).newest([SeenEvent("n1", "boot", event)], 1)
+    assert (f"{event_title(row.name)}: {row.text}", row.severity) == (text, severity)
 
 
 GPU_CAUSE = {"kind": "gpu", "node": "a", "index": 3, "uuid": "GPU-a-3", "pci_address": ""}

@@ -28,7 +28,12 @@ from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 from railscope_agent.sampling.budget_keeper import create_governor
 from railscope_agent.sampling.governor import Governor
 from railscope_agent.sampling.meter import ThreadCost
-from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.sampling.probe_result import (
+    ProbeFinding,
+    ProbeVerdict,
+    fold_findings,
+    format_count,
+)
 from railscope_agent.sampling.status import UNSUPPORTED, SourceState
 from railscope_agent.service import Agent
 from railscope_agent.shipping import (
@@ -88,7 +93,7 @@ async def check(
     entities = [entity for s in statuses if s.frame for _, entity in s.frame.schema.columns]
     names = DeviceNames([*node_facts.devices.values(), *entities])
     for finding in sorted(
-        dict.fromkeys(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
+        fold_findings(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
         text = printable(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}")
         write(names.spell_out(text))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,6 +57,23 @@ class ProbeFinding:
         if reason_of(error) is Absent.DENIED:
             return cls(subject, ProbeVerdict.DENIED, detail, remedy)
         return cls(subject, ProbeVerdict.BROKEN, detail)
+
+
+_OF_DEVICE = re.compile(r"(?P<kind>GPU|NIC|.+ of) (?P<name>.+)")
+
+
+def fold_findings(findings: Iterable[ProbeFinding]) -> Sequence[ProbeFinding]:
+    """Return findings, with one for all devices of a kind about which the same was found; each once."""
+    subjects: dict[tuple[str, ProbeVerdict, str, str], list[str]] = {}
+    for finding in dict.fromkeys(findings):
+        match = _OF_DEVICE.fullmatch(finding.subject)
+        kind, name = match.group("kind", "name") if match else (finding.subject, "")
+        key = kind, finding.verdict, finding.detail, finding.remedy
+        subjects.setdefault(key, []).append(name)
+    return [
+        ProbeFinding(f"{kind} {', '.join(names)}".rstrip(), verdict, detail, remedy)
+        for (kind, verdict, detail, remedy), names in subjects.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is not known is a gap with its reason: nothing is drawn through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, TypeAlias
@@ -216,12 +216,10 @@ def summarize(curve: HistoryCurve) -> CurveSummary | None:
 
 
 def caption(curve: HistoryCurve) -> str:
-    """Return what a curve shows in words: last, smallest and largest value with their times, and the gaps."""
+    """Return what a curve shows in words: last, smallest and largest value with their times."""
     summary = summarize(curve)
-    reasons = "; ".join(dict.fromkeys(gap.reason for gap in curve.gaps[:MAX_GAPS]))
-    gaps = f" {figures.count(len(curve.gaps), 'gap')}: {reasons}." if curve.gaps else ""
     if summary is None:
-        return f"{curve.label}: no value in this period.{gaps}"
+        return f"{curve.label}: no value in this period."
     low, high, last = (
         f"{figures.quantity(value, curve.unit)} at {clock_text(ns)}"
         for value, ns in (
@@ -230,7 +228,13 @@ def caption(curve: HistoryCurve) -> str:
             (summary.last, summary.last_ns),
         )
     )
-    return f"{curve.label}: last {last}; minimum {low}; maximum {high}.{gaps}"
+    return f"{curve.label}: last {last}; minimum {low}; maximum {high}."
+
+
+def gaps_text(curves: Iterable[HistoryCurve]) -> str:
+    """Return why parts of a figure are shaded, each reason once; empty if none is."""
+    reasons = dict.fromkeys(gap.reason for curve in curves for gap in curve.gaps[:MAX_GAPS])
+    return f"Shaded: {'; '.join(reasons)}." if reasons else ""
 
 
 def clock_text(timestamp_ns: int) -> str:

@@ -37,13 +37,13 @@ LIST_COLUMNS = {
 """Readings in a list of GPUs; all of them would not fit a screen."""
 RAIL_COLUMNS: Mapping[str, str] = {
     "mean_utilization_ratio": "GPU utilization",
-    "max_temperature_celsius": "Highest temperature",
+    "max_temperature_celsius": "Temperature (max)",
     "power_watts": "Power",
     "ports_up": "Ports up",
     "transmit_bytes_per_second": "Sent",
     "receive_bytes_per_second": "Received",
-    "max_paused_ratio": "Longest paused",
-    "max_pausing_ratio": "Longest pausing",
+    "max_paused_ratio": "Paused (max)",
+    "max_pausing_ratio": "Pausing (max)",
     "marked_packets_per_second": "Marked packets",
 }
 

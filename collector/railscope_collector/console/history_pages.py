@@ -76,6 +76,8 @@ class FigureModel(msgspec.Struct, frozen=True):
     unit: str
     curves: tuple[curves.ThinnedCurve, ...]
     captions: tuple[str, ...]
+    gaps: str
+    """Reasons for the gaps of all curves."""
     rows: tuple[FigureRow, ...]
 
 
@@ -189,7 +191,7 @@ def figure_model(
     ]
     documents = tuple(curves.thin_curve(curve, period, width) for curve in shown)
     captions = tuple(curves.caption(curve) for curve in shown)
-    return FigureModel(name, title, unit, documents, captions, tuple(rows))
+    return FigureModel(name, title, unit, documents, captions, curves.gaps_text(shown), tuple(rows))
 
 
 def figure_models(
@@ -222,6 +224,7 @@ def _missing_period(oldest_ns: int, period: ShownPeriod) -> str:
     if 0 < oldest_ns <= period.from_ns:
         return ""
     since = timestamps.format_timestamp(oldest_ns, "seconds") if oldest_ns else ""
+    since = since.replace("T", " ").removesuffix("Z")
     return f"stored since {since}" if since else "no frame of this period is stored"
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from railscope import device_names, envelopes, reading, wire
-from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
+from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.console.curves import (
     NIC_FIGURES,
     CurveGap,
@@ -110,6 +110,7 @@ REASONS: Mapping[int, str] = {
     _LONG_STEP: "too long between two readings",
     NO_SERVER_VALUE: "the server with history has no value",
 }
+NOT_STORED = "not in the frame log"
 NOT_REPORTED = "the node does not report it"
 NO_SCHEMA = "the schema of these frames is no longer stored"
 TOO_MANY = "more envelopes than one page reads: choose a shorter period"
@@ -221,8 +222,7 @@ def _reason_outside(
     gaps = []
     if not found.oldest_ns or found.oldest_ns > period.from_ns:
         until_ns = min(found.oldest_ns or period.to_ns, period.to_ns)
-        since = f" before {format_timestamp(found.oldest_ns, 'seconds')}" if found.oldest_ns else ""
-        gaps.append(CurveGap(period.from_ns, until_ns, f"not in the frame log{since}"))
+        gaps.append(CurveGap(period.from_ns, until_ns, NOT_STORED))
     reason = NOT_REPORTED if found.records else REASONS[_NO_FRAME]
     reason = TOO_MANY if found.is_truncated else NO_SCHEMA if has_unknown_schema else reason
     return [*gaps, CurveGap(period.from_ns, period.to_ns, reason)]

@@ -64,6 +64,11 @@ def evidence_text(evidence: EvidenceDocument) -> str:
     return f"{evidence.device}: {_statement(evidence)}"
 
 
+def is_count(signal: str) -> bool:
+    """True if a signal counts things in a window: counts of windows of other lengths do not compare."""
+    return MEANINGS.get(signal, ("", ""))[0] in _COUNTS
+
+
 def worst_text(evidence: EvidenceDocument) -> str:
     """Return the worst value in words; empty if it reads as the present one does."""
     worst = evidence.worst_value

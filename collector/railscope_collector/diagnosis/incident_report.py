@@ -29,7 +29,7 @@ from railscope.api import (
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import RAIL_DIGITS
 from railscope_collector.diagnosis.devices import ClusterDevices
-from railscope_collector.diagnosis.evidence_words import dated_text
+from railscope_collector.diagnosis.evidence_words import dated_text, is_count
 from railscope_collector.diagnosis.findings import (
     SLOT_NS,
     Cause,
@@ -237,6 +237,7 @@ def _number(text: str) -> int | None:
 
 
 def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocument:
+    has_worst = evidence.worst is not None and not is_count(evidence.signal)
     document = EvidenceDocument(
         evidence.signal,
         evidence.device,
@@ -244,8 +245,8 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
         _finite(evidence.threshold),
         evidence.comparison,
         _seconds(evidence.slots, window_seconds),
-        worst_value=None if evidence.worst is None else _finite(evidence.worst),
-        worst_at=format_timestamp(evidence.worst_ns) if evidence.worst_ns else None,
+        worst_value=_finite(evidence.worst) if has_worst and evidence.worst is not None else None,
+        worst_at=format_timestamp(evidence.worst_ns) if has_worst else None,
     )
     return msgspec.structs.replace(document, text=dated_text(document))
 

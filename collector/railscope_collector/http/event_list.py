@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from railscope import api
-from railscope.catalog import EVENTS
+from railscope.catalog import EVENTS, entities, gpu_health
 from railscope.device_names import Names
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
@@ -30,7 +30,12 @@ _AREAS = {
 """Area of an event by the first word of its name."""
 OF_COLLECTIVES = ("collective_", "nccl_")
 """Prefixes of events about ranks and collectives of jobs."""
+_GPU = "GPU "
 _COMMON = ("node", "name", "severity", "text", "incident")
+_KEYED = frozenset({entities.LINK_CHANGE.name, entities.GPU_EVENT.name})
+"""Entities whose second key is what happened."""
+_TITLES = {"claim_start": "job started", "claim_end": "job ended", "link_change": "link", "gpu_event": "driver event"}  # fmt: skip
+_NAMES = {"gpu": "GPU", "nic": "NIC", "pcie": "PCIe", "sxid": "SXid", "nccl": "NCCL"}
 _OF_RANKS = frozenset({"collective_rank", "communicator_rank", "nccl_rank"})
 _COLLECTIVE_FACTS = (
     "collective", "sequence", "waiting_ranks", "waited_seconds", "waits_in", "gpu_index", "interface", "rails", "host",
@@ -51,18 +56,19 @@ class EventWriter:
         made = sorted(
             map(self.event, events), key=lambda each: each.timestamp_ns or 0, reverse=True
         )
-        rows: list[api.Event] = []
+        rows: list[tuple[api.Event, list[str]]] = []
         for row in made:
-            if rows and _is_same(rows[-1], row):
-                devices = rows[-1].devices.removeprefix("GPU ").split(", ")
-                if (device := row.devices.removeprefix("GPU ")) not in devices:
-                    text = f"{rows[-1].devices}, {device}"[:MAX_TEXT]
-                    rows[-1] = msgspec.structs.replace(rows[-1], devices=text)
+            if rows and _is_same(rows[-1][0], row):
+                if row.devices not in rows[-1][1]:
+                    rows[-1][1].append(row.devices)
             elif len(rows) < limit:
-                rows.append(row)
+                rows.append((row, [row.devices]))
             else:
                 break
-        return tuple(rows)
+        return tuple(
+            msgspec.structs.replace(row, devices=_joined(devices)[:MAX_TEXT])
+            for row, devices in rows
+        )
 
     def event(self, seen_event: SeenEvent) -> api.Event:
         """Return one event."""
@@ -71,11 +77,16 @@ class EventWriter:
         # Agents date events by the clock of their node; those of the collector itself have no position.
         offset_ns = sender.clock_offset_ns if sender and seen_event.position else 0
         declared, is_incident = EVENTS.get(event.name), event.name.startswith(_INCIDENT)
-        severity = declared.severity if declared and facts.get("after") not in _WELL else "info"
+        keyed = entity.key[1] if entity.kind in _KEYED and len(entity.key) > 1 else ""
+        is_well = (keyed or facts.get("after")) in _WELL
+        severity = declared.severity if declared and not is_well else "info"
         names = self.names_of(node, entity)
         device = (names or {}).get("interface") or (names or {}).get("index", "")
         if names and device and names.get("kind") == "gpu":
-            device = f"GPU {device}"
+            device = f"{_GPU}{device}"
+        cause = facts.get("device", "")
+        if is_incident and facts.get("cause") == "gpu" and cause.isdecimal():
+            cause = f"{_GPU}{cause}"
         if entity.kind in _OF_RANKS and entity.key:
             device = f"rank {entity.key[-1]}"
         return api.Event(
@@ -89,16 +100,34 @@ class EventWriter:
             event.wall_ns - offset_ns,
             _AREAS.get(event.name.partition("_")[0], "node"),
             _SEVERITIES.get(facts.get("severity", ""), severity) if is_incident else severity,
-            device or (", ".join(entity.key) if not is_incident else facts.get("device", "")),
-            _text(event.name, facts)[:MAX_TEXT],
+            device or (", ".join(entity.key) if not is_incident else cause),
+            (keyed.replace("_", " ") or _text(event.name, facts))[:MAX_TEXT],
             entity.key[0] if is_incident and entity.key else "",
         )
+
+
+def _joined(devices: Sequence[str]) -> str:
+    """Return names of devices as one text; GPUs by their indexes: `GPU 0 to 7`."""
+    indexes = [each.removeprefix(_GPU) for each in devices]
+    if not all(each.startswith(_GPU) for each in devices):
+        return ", ".join(devices)
+    numbers = sorted(map(int, filter(str.isdecimal, indexes))) or [0]
+    if devices[2:] and numbers == [*range(numbers[0], numbers[0] + len(devices))]:
+        return f"{_GPU}{numbers[0]} to {numbers[-1]}"
+    return _GPU + ", ".join(indexes)
 
 
 def _is_same(newer: api.Event, older: api.Event) -> bool:
     """True if two events differ by the device only: one thing that happened to several."""
     is_alike = all(getattr(newer, each) == getattr(older, each) for each in _COMMON)
     return is_alike and newer.wall_ns - older.wall_ns < SECOND_NS
+
+
+def event_title(name: str) -> str:
+    """Return the name of an event in words, as the beginning of a line."""
+    words = _TITLES.get(name, name.replace("_", " "))
+    first, _, rest = words.partition(" ")
+    return f"{_NAMES.get(first, first.capitalize())} {rest}".rstrip()
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:
@@ -109,13 +138,16 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
     if "before" in facts or "after" in facts:
         subject = facts.get("setting") or facts.get("change", "")
         change = " → ".join(filter(None, (facts.get("before"), facts.get("after") or "none")))
-        reason = facts.get("problem") or facts.get("why") or facts.get("reasons", "")
+        reasons = ", ".join(map(gpu_health.reason_text, facts.get("reasons", "").split(", ")))
+        reason = facts.get("problem") or facts.get("why") or reasons
         return " ".join(filter(None, (subject, change, f"({reason})" if reason else "")))
     if name.startswith(OF_COLLECTIVES):
         stated = [(fact.replace("_", " "), facts.get(fact)) for fact in _COLLECTIVE_FACTS]
         return ", ".join(f"{words} {text}" for words, text in stated if text)
     if workload := facts.get("workload"):
-        return f"{facts.get('source', '')} {workload} of {facts.get('tenant') or facts.get('owner') or 'no tenant'}"
+        owner = facts.get("tenant") or facts.get("owner") or "no tenant"
+        source = f" ({facts['source']})" if facts.get("source") else ""
+        return f"{workload} of {owner}{source}"
     for fact in ("meaning", "message"):
         if facts.get(fact):
             prefix = f"{facts['name']}: " if facts.get("name") else ""

@@ -15,6 +15,7 @@ from railscope_collector.console.curves import (
     TimeRange,
     caption,
     clock_text,
+    gaps_text,
     summarize,
     table_rows,
     thin,
@@ -103,14 +104,15 @@ def test_a_gap_divides_the_line_and_is_marked_with_its_reason() -> None:
     assert thin_curve(found, PERIOD, 100).gaps == (gap,)
     assert caption(found) == (
         "Power: last 2 W at 00:00:00; minimum 1 W at 00:00:00; maximum 3 W at 00:00:00."
-        " 1 gap: this collector received no frame."
     )
 
 
 def test_a_curve_without_values_has_a_caption_with_the_reason() -> None:
     empty = curve([(5, np.nan)], "watts", CurveGap(0, 9, "unsupported"))
     assert summarize(empty) is None
-    assert caption(empty) == "Power: no value in this period. 1 gap: unsupported."
+    assert caption(empty) == "Power: no value in this period."
+    assert gaps_text([empty, empty]) == "Shaded: unsupported."
+    assert gaps_text([curve([(5, 1.0)])]) == ""
     assert to_svg([empty], PERIOD, 10).lines == [[]]
     assert all(np.isnan(row.minimum) for row in table_rows(empty, PERIOD))
 

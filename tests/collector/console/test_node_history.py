@@ -179,7 +179,7 @@ def test_what_is_not_known_at_all_has_its_reason(log: LogOfFrames) -> None:
     assert gaps(log.read(60)["power"]) == [(0, 60, "not in the frame log")]
     log.add(GPU, [gpu_row(100)], 100)
     found = log.read(160, first=40)
-    before = (40, 100, "not in the frame log before 2026-09-21T14:15:00Z")
+    before = (40, 100, "not in the frame log")
     assert gaps(found["power"]) == [before, (100, 160, "this collector received no frame")]
     assert gaps(found["nic_sent"]) == [before, (100, 160, "the node does not report it")]
     assert gaps(log.read(400, first=300)["power"]) == [

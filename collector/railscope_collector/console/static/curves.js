@@ -86,6 +86,7 @@
   const write = (element, figure) => {
     element.querySelector(".plot").setAttribute("aria-label", `${figure.title}: ${figure.captions.join(" ")}`);
     element.querySelectorAll(".words").forEach((words, index) => { words.textContent = figure.captions[index] ?? ""; });
+    element.querySelector(".gaps").textContent = figure.gaps;
     element.querySelectorAll("details tbody tr").forEach((row, index) => {
       const values = figure.rows[index];
       if (!values) return;
