@@ -208,8 +208,9 @@ def test_no_process_is_none(code: int) -> None:
 def test_virtual_gpus_of_a_host() -> None:
     host = gpu()
     host.calls |= {
-        "nvml.nvmlDeviceGetActiveVgpus(0)": [11],
+        "nvml.nvmlDeviceGetActiveVgpus(0)": [11, 12],
         "nvml.nvmlVgpuInstanceGetUUID(11)": "vgpu-11",
+        "nvml.nvmlVgpuInstanceGetUUID(12)": "vgpu-12",
         "nvml.nvmlVgpuInstanceGetType(11)": 3,
         "nvml.nvmlVgpuTypeGetName(3)": "NVIDIA L40S-12Q",
         "nvml.nvmlVgpuInstanceGetVmID(11)": ["vm-a", 1],
@@ -222,7 +223,8 @@ def test_virtual_gpus_of_a_host() -> None:
     found = numbers(frame)
     assert found["railscope_vgpu_memory_used_bytes", ("GPU-0", "vgpu-11")] == 4096
     assert found["railscope_vgpu_sm_utilization_ratio", ("GPU-0", "vgpu-11")] == 0.33
-    assert (of_gpu(shared(host), "vgpus"), sharing(host)) == (1, "vgpu")
+    assert found["railscope_vgpu_sm_utilization_ratio", ("GPU-0", "vgpu-12")] == 0, "no sample"
+    assert (of_gpu(shared(host), "vgpus"), sharing(host)) == (2, "vgpu")
 
 
 ACTIVE = "nvml.nvmlDeviceGetActiveVgpus(0)"

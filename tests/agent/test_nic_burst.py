@@ -93,6 +93,14 @@ def test_unreadable_windows_are_missed_and_not_invented() -> None:
     assert values[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 1 + 9
 
 
+def test_a_nic_whose_statistics_cannot_be_listed_has_the_reason() -> None:
+    nic = CountingNic()
+    nic.host.calls["ethtool.statistics(ens1)"] = OSError(errno.EIO, "Input/output error")
+    values = readings(BurstReader(nic).frame)
+    assert values[UNSEEN, ("ens1",)] is Absent.ERROR
+    assert values["railscope_nic_burst_window_seconds", ("ens1",)] is Absent.ERROR
+
+
 def test_an_answer_that_took_long_is_of_no_instant() -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)

@@ -163,6 +163,9 @@ def test_a_finding_names_the_job_and_how_to_place_it():
         True,
     )
     assert "railscope claim" in remedy
+    looked.host.files["/run/jobs/211"] = ""
+    looked.poll()
+    assert looked.findings_about("claims without a device") == []
 
 
 def test_a_count_is_placed_when_a_prolog_names_devices_later():
