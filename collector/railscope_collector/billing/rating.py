@@ -199,7 +199,8 @@ def _split(
     usage: Usage, timeline: price_book.PriceTimeline, start_ns: int, end_ns: int
 ) -> Iterator[price_book.PriceInterval]:
     """One interval per price; a single one if the claim keeps the price of its start."""
-    if usage.claim:
+    # A reservation is no claim: the ledger does not have its start.
+    if usage.claim and usage.state is not tiling.SlotState.RESERVED:
         price, list_nano = timeline.price_at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
             yield price_book.PriceInterval(start_ns, end_ns, price, list_nano)

@@ -57,6 +57,24 @@ def test_a_claim_may_keep_the_price_it_started_with():
     }
 
 
+def test_a_reservation_has_the_price_of_each_time():
+    """The ledger does not have its start: the first day that is read would decide the price."""
+    tariff = {"tariff": Tariff.RESERVATION, "at_claim_start": True}
+    prices = book(price(2 * EUR, to_ns=DAY_NS, **tariff), price(3 * EUR, DAY_NS, **tariff))
+    days = [
+        usage(
+            day * DAY_NS,
+            (day + 1) * DAY_NS,
+            state=SlotState.RESERVED,
+            claim="kept",
+            claim_start_ns=0,
+        )
+        for day in range(2)
+    ]
+    charges = rate(days, prices, MONTH).charges
+    assert [charge.price_nano for charge in charges] == [2 * EUR, 3 * EUR]
+
+
 def test_a_tenants_own_price_beats_the_list_price_and_both_are_known():
     own = price(1 * EUR, 6 * HOUR_NS, 12 * HOUR_NS, tenant="team-a")
     prices = book(price(2 * EUR), own)
