@@ -172,9 +172,12 @@ def _fact_boundaries(evidence: usage_evidence.Evidence) -> Iterator[int]:
     """Yield all times at which anything but samples begins or ends."""
     for claim in holders.claims_in_force(evidence):
         yield from (claim.start_ns, claim.end_ns)
-    lasting: tuple[
-        usage_evidence.GpuOutage | usage_evidence.SlotReservation | usage_evidence.NodeStay, ...
-    ] = (*evidence.outages, *evidence.reservations, *evidence.stays)
+    for reservation in evidence.reservations:
+        yield from (reservation.begins_ns, reservation.end_ns)
+    lasting: tuple[usage_evidence.GpuOutage | usage_evidence.NodeStay, ...] = (
+        *evidence.outages,
+        *evidence.stays,
+    )
     for each in lasting:
         yield from (each.start_ns, each.end_ns)
     for layout in evidence.layouts:

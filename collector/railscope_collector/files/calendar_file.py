@@ -17,7 +17,7 @@ from railscope_collector.files.watched_file import (
     FileError,
     parse_span,
 )
-from railscope_collector.metering import evidence
+from railscope_collector.metering import evidence, timeline
 
 ALL_DEVICES = "*"
 _KEYS = {
@@ -50,23 +50,23 @@ class Calendar:
 
     def _entries_of_gpu(
         self, gpu: str, stays: Iterable[tuple[int, int, str]]
-    ) -> Iterator[CalendarEntry]:
-        """Entries on a GPU, cut to the time in which it was in the node that they name."""
+    ) -> Iterator[timeline.TimePiece[CalendarEntry]]:
+        """Entries on a GPU, each in its time: that of a node while the GPU was in it."""
         places = list(stays)
         for entry in self.entries:
             if entry.target in {gpu, ALL_DEVICES}:
-                yield entry
+                yield timeline.TimePiece(entry.start_ns, entry.end_ns, entry)
                 continue
             for start, end, node in places:
                 first, last = max(start, entry.start_ns), min(end, entry.end_ns)
                 if entry.target == node and first < last:
-                    yield CalendarEntry(first, last, node, entry.kind, entry.name, entry.tenant)
+                    yield timeline.TimePiece(first, last, entry)
 
     def outages(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[evidence.GpuOutage]:
         """Outages of a GPU that was in these nodes."""
         return [
-            evidence.GpuOutage(entry.kind == "maintenance", entry.start_ns, entry.end_ns)
-            for entry in self._entries_of_gpu(gpu, stays)
+            evidence.GpuOutage(entry.kind == "maintenance", start_ns, end_ns)
+            for start_ns, end_ns, entry in self._entries_of_gpu(gpu, stays)
             if entry.kind != "reservation"
         ]
 
@@ -75,8 +75,11 @@ class Calendar:
     ) -> list[evidence.SlotReservation]:
         """Reservations of a GPU that was in these nodes."""
         return [
-            evidence.SlotReservation(entry.start_ns, entry.name, entry.tenant, entry.end_ns)
-            for entry in self._entries_of_gpu(gpu, stays)
+            # With the start of the entry: of two reservations the one that began last holds, whenever the GPU arrived.
+            evidence.SlotReservation(
+                entry.start_ns, entry.name, entry.tenant, end_ns, from_ns=start_ns
+            )
+            for start_ns, end_ns, entry in self._entries_of_gpu(gpu, stays)
             if entry.kind == "reservation"
         ]
 

@@ -185,11 +185,18 @@ class SlotReservation(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int
     compute: units.CapacityRange = units.WHOLE
     memory: units.CapacityRange = units.WHOLE
+    from_ns: int = -FOREVER_NS
+    """Time from which it is in force on this GPU, if that is later than its start, which decides its precedence."""
 
     def __post_init__(self) -> None:
         """Reject slots that a GPU does not have. Raises ValueError."""
         units.check_slots(self.compute)
         units.check_slots(self.memory)
+
+    @property
+    def begins_ns(self) -> int:
+        """Start of the time in force."""
+        return max(self.start_ns, self.from_ns)
 
     def slots(self, tiling: units.Tiling) -> units.CapacityRange:
         """Return its slots in one of the tilings."""

@@ -178,7 +178,7 @@ def _divide_slots(
     by_slots: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]] = {}
     for reservation in facts.reservations:
         by_slots.setdefault(reservation.slots(tiling), []).append(
-            timeline.TimePiece(reservation.start_ns, reservation.end_ns, reservation)
+            timeline.TimePiece(reservation.begins_ns, reservation.end_ns, reservation)
         )
     return _TilingDivision(
         holders.divide_claims(claims, tiling),

@@ -17,6 +17,9 @@ from support.story import (
 
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 from railscope_collector.files import calendar_file, claims_file, tenants_file, watched_file
+from railscope_collector.metering.evidence import Evidence, NodeStay
+from railscope_collector.metering.tiling import GpuTimeline
+from railscope_collector.metering.units import Tiling
 from railscope_collector.state.collector_state import CollectorState
 
 
@@ -103,6 +106,26 @@ async def test_a_calendar_has_maintenance_outages_and_reservations(core: Collect
         ("observed", "alice"): 80, ("maintenance", "alice"): 10, ("down", "alice"): 10,
         ("idle", ""): 50, ("maintenance", ""): 10, ("reserved", "bob"): 40,
     }  # fmt: skip
+
+
+def test_of_two_reservations_the_one_that_began_last_holds_wherever_the_gpu_was():
+    entry = '[[reservation]]\nname = "{0}"\ntenant = "{0}"\nholds = "{1}"\nfrom = {2}\n'
+    text = "\n".join((
+        entry.format("node", "n1", story_time(0)),
+        entry.format("gpu", "GPU-0", story_time(10)),
+    ))  # fmt: skip
+    stays = [(at(0), at(20), "n2"), (at(20), at(100), "n1")]
+    reservations = calendar_file.parse_calendar(text).reservations("GPU-0", stays)
+    evidence = Evidence(
+        "GPU-0",
+        tuple(NodeStay(start, node, end) for start, end, node in stays),
+        reservations=tuple(reservations),
+    )
+    entries = GpuTimeline.compute(evidence).entries(at(0), at(100))
+    found = [
+        (each.tenant, each.t0_ns, each.t1_ns) for each in entries if each.tiling is Tiling.COMPUTE
+    ]
+    assert found == [("", at(0), at(10)), ("gpu", at(10), at(20)), ("gpu", at(20), at(100))]
 
 
 @pytest.mark.parametrize(
