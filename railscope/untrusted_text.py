@@ -224,6 +224,20 @@ def _too_deep() -> TomlError:
     return TomlError(f"tables or arrays are nested too deeply: expected at most {MAX_DEPTH} levels")
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+"""Beginnings of a cell that a spreadsheet interprets; an apostrophe, so that the original text can be restored."""
+
+
+def escape_formula(cell: str) -> str:
+    """Return a text as a cell of CSV that no spreadsheet interprets as a formula: with an apostrophe before it."""
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell
+
+
+def restore_formula(cell: str) -> str:
+    """Return the text that `escape_formula` made a cell of."""
+    return cell.removeprefix("'")
+
+
 class CsvError(TextFormatError):
     """A text that is not CSV; the message names the line."""
 

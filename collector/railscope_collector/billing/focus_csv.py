@@ -1,4 +1,7 @@
-"""FOCUS rows as CSV, and back: 12 decimals, times in UTC, null as an empty cell."""
+"""FOCUS rows as CSV, and back: 12 decimals, times in UTC, null as an empty cell.
+
+Text that a spreadsheet would interpret as a formula starts with an apostrophe.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from fractions import Fraction
 from typing import BinaryIO
 
 from railscope.timestamps import TimestampError, format_datetime, parse_timestamp, to_datetime
+from railscope.untrusted_text import escape_formula, restore_formula
 from railscope_collector.billing import BillingError
 from railscope_collector.billing.focus_columns import (
     COLUMNS,
@@ -85,7 +89,7 @@ def _format_cell(value: FocusValue) -> str:
         return format_number(value)
     if isinstance(value, datetime):
         return format_datetime(value)
-    return value
+    return escape_formula(value)  # claims and resources have names that nodes choose
 
 
 def _parse_cell(cell: str, name: str, location: str) -> FocusValue:
@@ -105,4 +109,4 @@ def _parse_cell(cell: str, name: str, location: str) -> FocusValue:
         except TimestampError as error:
             message = f"{location}, {name}: {cell!r}: expected a time"
             raise FocusCsvError(message) from error
-    return cell
+    return restore_formula(cell)

@@ -14,6 +14,7 @@ from fractions import Fraction
 import msgspec
 
 from railscope.timestamps import format_timestamp
+from railscope.untrusted_text import escape_formula
 from railscope_collector.billing import charges, invoices
 from railscope_collector.billing.statement import (
     TenantStatement,
@@ -25,7 +26,6 @@ from railscope_collector.billing.statement import (
 from railscope_collector.metering.units import period_name
 
 _EXACT_PLACES = 12
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER_FIELDS = {"quantity", "unit_price", "amount", "unrounded"}
 
 
@@ -133,7 +133,7 @@ def as_csv(statement: TenantStatement) -> bytes:
     for line in whole.lines:
         cells = head | {k: str(v) for k, v in msgspec.structs.asdict(line).items()}
         cells["unrounded"] = charges.plain_decimal(Fraction(line.exact), _EXACT_PLACES)
-        writer.writerow({name: _escape_formula(name, cell) for name, cell in cells.items()})
+        writer.writerow({name: _escape_cell(name, cell) for name, cell in cells.items()})
     return text.getvalue().encode()
 
 
@@ -176,7 +176,7 @@ def _place(line: invoices.InvoiceLine) -> tuple[int, str, str, str, str]:
     )
 
 
-def _escape_formula(name: str, cell: str) -> str:
-    # A spreadsheet would interpret 7/3 as the seventh of March.
-    text = name == "exact" or (name not in _NUMBER_FIELDS and cell.startswith(("'", *_FORMULA)))
-    return f"'{cell}" if text else cell
+def _escape_cell(name: str, cell: str) -> str:
+    if name == "exact":
+        return f"'{cell}"  # a spreadsheet would interpret 7/3 as the seventh of March
+    return cell if name in _NUMBER_FIELDS else escape_formula(cell)

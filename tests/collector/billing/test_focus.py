@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -311,6 +313,16 @@ def test_csv_as_it_stands():
     first_of_ours = next(at for at, name in enumerate(names) if name.startswith("x_"))
     assert all(name.startswith("x_") for name in names[first_of_ours:])
     assert names[:first_of_ours] == sorted(names[:first_of_ours])
+
+
+@pytest.mark.parametrize("claim", ["=1+1", "@SUM(A1)", "-7", "'quoted", "slurm/1"])
+def test_no_cell_is_a_formula_of_a_spreadsheet(claim: str):
+    """Nodes choose the names of claims."""
+    (row,) = exported([usage(0, HOUR_NS, claim=claim)], book(price(3 * EUR)))
+    text = write_csv([row])
+    (cells,) = csv.DictReader(io.StringIO(text))
+    assert cells["x_ClaimId"] == (claim if claim == "slurm/1" else f"'{claim}")
+    assert parse_csv(text) == [row]
 
 
 @pytest.mark.parametrize(
