@@ -44,8 +44,7 @@ DOCUMENTS: Mapping[str, DocumentRequest] = {
     "inventory": DocumentRequest("/api/v1/inventory", inventory.Inventory),
     "incidents": DocumentRequest("/api/v1/incidents", api.IncidentList, (("state", "open"),)),
     "jobs": DocumentRequest("/api/v1/jobs", api.JobList),
-    "tenants": DocumentRequest("/api/v1/tenants", api.MetricList),
-    "account": DocumentRequest("/api/v1/account", tenants.Account),
+    "tenants": DocumentRequest("/api/v1/tenants", tenants.TenantList),
     "events": DocumentRequest("/api/v1/events", api.EventList),
 }  # fmt: skip
 

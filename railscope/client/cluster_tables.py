@@ -272,28 +272,22 @@ def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
 
 def tenant_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the tenants with their GPUs and GPU time."""
-    view: api.MetricList | None = reading.document("tenants")
-    account: tenants.Account | None = reading.document("account")
+    view: tenants.TenantList | None = reading.document("tenants")
     jobs: api.JobList | None = reading.document("jobs")
     if view is None or not view.timestamp_ns:
         return tables.ClientTable("tenants", TENANT_COLUMNS, absence=reading.absence("tenants"))
+    listed = {row.tenant: row for row in view.tenants}
     values: dict[str, dict[str, float | None]] = {}
     for row in view.rows:
         if set(row.labels) == {"tenant"}:
             values.setdefault(row.labels["tenant"], {})[row.metric] = row.value
-    names = sorted(
-        {
-            *values,
-            *(account.tenants if account else ()),
-            *(job.tenant for job in (jobs.rows if jobs else ())),
-        }
-    )
-    rows = [_tenant_row(reading, name, values.get(name, {})) for name in names]
+    names = sorted({*listed, *values, *(job.tenant for job in (jobs.rows if jobs else ()))})
+    rows = [_tenant_row(reading, name, listed.get(name), values.get(name, {})) for name in names]
     notes = (f"tenants: {stale}",) if (stale := reading.absence("tenants")) else ()
     reasons = {
-        "gpus": reading.absence("jobs"),
+        "gpus": "the claims of GPUs cannot be determined",
         "jobs": reading.absence("jobs"),
-        "held_gpu_seconds": reading.absence("account"),
+        "held_gpu_seconds": "the account has not been computed yet",
         "utilization_ratio": "no GPU of the tenant reports it now",
         "power_watts": "no GPU of the tenant reports it now",
         "incidents": reading.absence("incidents"),
@@ -302,26 +296,21 @@ def tenant_table(reading: ClusterReading) -> tables.ClientTable:
 
 
 def _tenant_row(
-    reading: ClusterReading, name: str, values: Mapping[str, float | None]
+    reading: ClusterReading,
+    name: str,
+    tenant: tenants.Tenant | None,
+    values: Mapping[str, float | None],
 ) -> tables.Row:
-    jobs = reading.document("jobs")
-    tenant_jobs = (
-        [job for job in jobs.rows if job.tenant == name]
-        if jobs and not reading.absence("jobs")
-        else None
-    )
-    account = reading.document("account")
-    tenant_account = account.tenants.get(name) if account else None
+    jobs: api.JobList | None = None if reading.absence("jobs") else reading.document("jobs")
+    held_hours = tenant.held_gpu_hours if tenant else None
     touching = sum(
         any(job.tenant == name for job in entry.jobs) for entry in reading.open_incidents
     )
     return {
         "tenant": name,
-        "gpus": None if tenant_jobs is None else sum(job.gpus for job in tenant_jobs),
-        "jobs": None if tenant_jobs is None else len(tenant_jobs),
-        "held_gpu_seconds": int(tenant_account.held_ns) / timestamps.SECOND_NS
-        if tenant_account and tenant_account.held_ns.isdecimal()
-        else None,
+        "gpus": tenant.gpus if tenant else None,
+        "jobs": sum(job.tenant == name for job in jobs.rows) if jobs else None,
+        "held_gpu_seconds": None if held_hours is None else round(held_hours * 3600, 9),
         "utilization_ratio": values.get("railscope_tenant_mean_gpu_utilization_ratio"),
         "power_watts": values.get("railscope_tenant_sum_gpu_power_watts"),
         "incidents": None if reading.absence("incidents") else touching,

@@ -289,7 +289,7 @@ def tenants(*, tenant: str, name: str, **options: Any) -> None:
 
     With a NAME, this tenant, or those that match it.
     """
-    found = _read_cluster(options, "tenants", "account", "jobs", "incidents")
+    found = _read_cluster(options, "tenants", "jobs", "incidents")
     _print_table(cluster_tables.tenant_table(found), options, name="tenant", tenant=name or tenant)
 
 

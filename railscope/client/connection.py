@@ -32,7 +32,7 @@ MAX_BODY_BYTES = 64 << 20
 """Bound of a response, also decompressed; the nodes of 10,000 servers are 5 MB."""
 TIMEOUT_SECONDS = 10.0
 MAX_CONNECTIONS = 8
-"""Connections to one server at the same time: the most documents that one view needs are eight."""
+"""Connections to one server at the same time: more than any view needs."""
 _MAX_KEPT = 32
 """Documents that are kept to be reused while they are unchanged."""
 _ENTITY_TAG = re.compile(r'(?:W/)?"[!#-~]{1,200}"')

@@ -71,7 +71,7 @@ _HEAD = ("nodes", "incidents", "cluster", "inventory")
 _DOCUMENTS: Mapping[str, tuple[str, ...]] = {
     "rails": ("rails",),
     "jobs": ("jobs",),
-    "tenants": ("tenants", "account", "jobs"),
+    "tenants": ("tenants", "jobs"),
     "events": ("events",),
 }
 _ROW_NAMES: Mapping[str, tuple[str, ...]] = {

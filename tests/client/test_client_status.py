@@ -79,8 +79,8 @@ def documents() -> dict[str, Any]:
         "/api/v1/inventory": view | {"nodes": None},
         "/api/v1/incidents": view | {"rows": [], "suppressed": 0},
         "/api/v1/jobs": view | {"rows": [JOB], "suppressed": 0},
-        "/api/v1/tenants": view | {"rows": []},
-        "/api/v1/account": {"tenants": {"vision": {"held_ns": str(3_600 * SECOND_NS)}}},
+        "/api/v1/tenants": view
+        | {"rows": [], "tenants": [{"tenant": "vision", "gpus": 8.0, "held_gpu_hours": 1.0}]},
     }
 
 
@@ -395,7 +395,9 @@ def test_hostile_names_stay_text(command: str):
                     "onset": HOSTILE, "severity": HOSTILE, "cause": {"kind": "node", "node": HOSTILE},
                     "victims": [{"kind": "rack", "rack": "r", "nodes": [HOSTILE]}]}
     ]  # fmt: skip
-    content["/api/v1/account"]["tenants"][HOSTILE] = {"held_ns": HOSTILE}
+    content["/api/v1/tenants"]["tenants"].append(
+        {"tenant": HOSTILE, "gpus": None, "held_gpu_hours": None}
+    )
     with scripted_server(by_path(content)) as server:
         for options in ((), ("--wide",), ("--json",)):
             if (command, options) == ("status", ("--wide",)):
