@@ -76,7 +76,7 @@ class GpuList(msgspec.Struct, frozen=True):
     use: dict[str, int] = {}
     """Number of selected GPUs that are held, used without a claim (`unclaimed`), and `idle`."""
     rails: tuple[dict[str, int], ...] = ()
-    """Number of selected GPUs by rail and state."""
+    """Number of selected GPUs by rail and state; removed in the release after the next one."""
     problem: str = ""
     """Reason why the incidents are not those of now; empty if they are."""
     diagnosis_ns: int = 0

@@ -196,10 +196,9 @@ async def test_lists_are_sorted_by_links(tmp_path: Path) -> None:
 
 
 async def test_a_node_has_a_bounded_number_of_rails() -> None:
-    view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 1.0),))
     gpus = {rail: f"GPU-{rail}" for rail in range(entity_states.MAX_RAILS + 9)}
     facts = {"n1": entity_states.NodeFacts(gpus, dict.fromkeys(gpus, "healthy"))}
-    (row,) = entity_states.node_rows(view, IncidentTable(NOW_NS), facts)
+    (row,) = entity_states.node_rows(facts, IncidentTable(NOW_NS), NOW_NS)
     assert (row.gpus, row.rails) == (len(gpus), "." * entity_states.MAX_RAILS)
 
 
@@ -252,19 +251,12 @@ def rows_of(
     failed: Mapping[str, str] | None = None,
 ) -> tuple[str, str, str]:
     """State, reason and rails of a node with two GPUs."""
-    cells = (
-        ViewCell(catalog.NODE_UP, ("n1",), reporting),
-        ViewCell(catalog.NODE_AGE, ("n1",), 1.5),
-    )
     gpus, failed = {0: "GPU-a", 1: "GPU-b"}, failed or {}
     verdicts = {rail: "failed" if uuid in failed else "healthy" for rail, uuid in gpus.items()}
     names = {rail: failed.get(uuid, "") for rail, uuid in gpus.items()}
-    facts = entity_states.NodeFacts(gpus, verdicts, names)
-    (row,) = entity_states.node_rows(
-        View("node", NOW_NS, cells),
-        IncidentTable(diagnosed_ns, tuple(incidents)),
-        {"n1": facts},
-    )
+    facts = entity_states.NodeFacts(gpus, verdicts, names, reporting, 1.5)
+    table = IncidentTable(diagnosed_ns, tuple(incidents))
+    (row,) = entity_states.node_rows({"n1": facts}, table, NOW_NS)
     return row.state, row.reason, row.rails
 
 
@@ -564,8 +556,8 @@ async def test_advice_and_closed_incidents_change_no_state() -> None:
 
 
 async def test_a_node_that_never_reported_has_no_age_and_a_reason() -> None:
-    view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 0.0),))
-    (row,) = entity_states.node_rows(view, IncidentTable(NOW_NS), {})
+    facts = {"n1": entity_states.NodeFacts({}, is_fresh=False)}
+    (row,) = entity_states.node_rows(facts, IncidentTable(NOW_NS), NOW_NS)
     assert (row.state, row.age_seconds, row.since_ns) == ("unknown", None, None)
     assert row.reason == "no frames since the collector started"
 

@@ -88,9 +88,9 @@ class DevicePages:
         """Return the functions by name of the page."""
         return {
             "node": self._node,
-            "gpus": self._gpus,
-            "rails": self._rails,
-            "rail": self._rail,
+            "gpus": page_table.in_thread(self._gpus),
+            "rails": page_table.in_thread(self._rails),
+            "rail": page_table.in_thread(self._rail),
         }
 
     async def _node(self, request: page_table.PageRequest) -> page_table.PageContent:
@@ -123,21 +123,16 @@ class DevicePages:
 
         return await run_in_thread(make)
 
-    async def _gpus(self, request: page_table.PageRequest) -> page_table.PageContent:
-        gpus = self.api.gpus.newest()
-        found = await run_in_thread(
-            self.api.gpus.select, gpus, self.api.incidents(), request.credential, request.query
-        )
+    def _gpus(self, request: page_table.PageRequest) -> page_table.PageContent:
+        gpus, table = self.api.gpus.newest(), self.api.incidents()
+        found = self.api.gpus.select(gpus, table, request.credential, request.query)
         return page_table.PageContent(found, {"columns": LIST_COLUMNS})
 
-    async def _rails(self, request: page_table.PageRequest) -> page_table.PageContent:
-        found = await run_in_thread(self.api.rail_list, request.query.sort)
+    def _rails(self, request: page_table.PageRequest) -> page_table.PageContent:
+        found = self.api.rail_list(request.query.sort)
         return page_table.PageContent(found, {"columns": RAIL_COLUMNS})
 
-    async def _rail(self, request: page_table.PageRequest) -> page_table.PageContent:
-        return await run_in_thread(self._make_rail, request)
-
-    def _make_rail(self, request: page_table.PageRequest) -> page_table.PageContent:
+    def _rail(self, request: page_table.PageRequest) -> page_table.PageContent:
         text, listed = request.parts["rail"], self.api.rail_list()
         rail = next((each for each in listed.rails if str(each.rail) == text), None)
         if rail is None:

@@ -163,7 +163,7 @@ class FleetPages:
         """Return the functions by name of the page."""
         return {
             "overview": self._overview,
-            "nodes": self._nodes,
+            "nodes": page_table.in_thread(self._nodes),
             "railscope": self._railscope,
             "api": self._api,
         }
@@ -244,8 +244,8 @@ class FleetPages:
             period,
         )
 
-    async def _nodes(self, request: page_table.PageRequest) -> resources.NodeList:
-        return await run_in_thread(self.api.select_nodes, request.query)
+    def _nodes(self, request: page_table.PageRequest) -> resources.NodeList:
+        return self.api.select_nodes(request.query)
 
     async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
         views = self.api.views()
@@ -320,8 +320,7 @@ def _data_state(
     rows: Sequence[resources.Node], views: CollectorViews, missing: Counter[str]
 ) -> DataState:
     ages = [row.age_seconds for row in rows if row.age_seconds is not None]
-    reporting = (cell for cell in views.node.cells if cell.metric is catalog.NODE_UP)
-    stale = sorted(cell.labels[0] for cell in reporting if not cell.value)
+    stale = sorted(row.node for row in rows if not row.reporting)
     return DataState(
         min(ages, default=None),
         max(ages, default=None),

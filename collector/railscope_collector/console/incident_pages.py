@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
@@ -157,18 +157,12 @@ class IncidentPages:
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
         return {
-            "incidents": self._incidents,
+            "incidents": page_table.in_thread(self._incidents),
             "incident": self._incident,
-            "runbook": self._runbook,
+            "runbook": page_table.in_thread(lambda request: read_runbook(request.parts["runbook"])),
         }
 
-    async def _runbook(self, request: page_table.PageRequest) -> RunbookModel:
-        return await run_in_thread(read_runbook, request.parts["runbook"])
-
-    async def _incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
-        return await run_in_thread(self._make_incidents, request)
-
-    def _make_incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
+    def _incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
         query = request.query
         at_ns = history_pages.parse_moment("at", query.at) if query.at else None
         chosen = incidents_api.IncidentsQuery(
@@ -186,9 +180,7 @@ class IncidentPages:
 
     async def at_moment(
         self,
-        present: Callable[
-            [page_table.PageRequest], Awaitable[msgspec.Struct | page_table.PageContent]
-        ],
+        present: page_table.PageModel,
         request: page_table.PageRequest,
     ) -> msgspec.Struct | page_table.PageContent:
         """Return what is stored of a time in the past; without one the model of the present."""

@@ -25,12 +25,9 @@ class JobPages:
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"jobs": self._jobs, "job": self._job}
+        return {"jobs": page_table.in_thread(self._jobs), "job": self._job}
 
-    async def _jobs(self, request: page_table.PageRequest) -> page_table.PageContent:
-        return await run_in_thread(self._make_jobs, request)
-
-    def _make_jobs(self, request: page_table.PageRequest) -> page_table.PageContent:
+    def _jobs(self, request: page_table.PageRequest) -> page_table.PageContent:
         view, query, api = self.api.views().jobs, request.query, self.api.jobs_api
         states = api.states(request.credential)
         found = [

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import MILLISECOND_NS
 from railscope_collector.access.credentials import Credential, Role
@@ -390,10 +391,17 @@ class PageContent(NamedTuple):
     shown: Mapping[str, object] = {}
 
 
-PageModels: TypeAlias = Mapping[
-    str, Callable[[PageRequest], Awaitable[msgspec.Struct | PageContent]]
-]
-"""Functions by name of the page that return its content; they raise PageProblemError."""
+PageModel: TypeAlias = Callable[[PageRequest], Awaitable[msgspec.Struct | PageContent]]
+"""Returns the content of a page; raises PageProblemError."""
+PageModels: TypeAlias = Mapping[str, PageModel]
+"""By name of the page."""
+
+
+def in_thread(make: Callable[[PageRequest], msgspec.Struct | PageContent]) -> PageModel:
+    """Return the model of a page that a blocking function makes."""
+    return lambda request: run_in_thread(make, request)
+
+
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
 _QUERY_FIELDS = {
     page.query: {each.encode_name: each for each in msgspec.structs.fields(page.query)}

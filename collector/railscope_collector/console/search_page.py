@@ -8,7 +8,6 @@ from itertools import islice
 
 import msgspec
 
-from railscope.service import run_in_thread
 from railscope_collector.console import page_table
 from railscope_collector.http import gpus_api, incidents_api, list_query, read_api
 
@@ -40,10 +39,7 @@ class SearchPage:
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"search": self._search}
-
-    async def _search(self, request: page_table.PageRequest) -> SearchResults:
-        return await run_in_thread(self._find, request)
+        return {"search": page_table.in_thread(self._find)}
 
     def _find(self, request: page_table.PageRequest) -> SearchResults:
         text = request.query.q.strip()

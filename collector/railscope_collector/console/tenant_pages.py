@@ -49,12 +49,10 @@ class TenantPages:
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"tenants": self._tenants, "tenant": self._tenant}
+        return {"tenants": page_table.in_thread(self._tenants), "tenant": self._tenant}
 
-    async def _tenants(self, request: page_table.PageRequest) -> tenants.TenantList:
-        return await service.run_in_thread(
-            self.api.tenant_list, request.tenant, request.part, request.query.sort
-        )
+    def _tenants(self, request: page_table.PageRequest) -> tenants.TenantList:
+        return self.api.tenant_list(request.tenant, request.part, request.query.sort)
 
     async def _tenant(self, request: page_table.PageRequest) -> page_table.PageContent:
         model = await service.run_in_thread(self._make_tenant, request)

@@ -27,7 +27,6 @@ from railscope.catalog import collector as catalog, incidents as incident_catalo
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from railscope_collector.fleet.view_cells import View
 from railscope_collector.workloads.job_roster import JobKey
 
 FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = catalog.NODE_STATES
@@ -167,29 +166,22 @@ class NodeFacts:
     """State of each GPU by the verdict of its agent, by rail."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Names of failed and degraded GPUs in words."""
+    is_fresh: bool = True
+    age_seconds: float | None = None
+    """Age of its newest frame; None if none was received."""
+    clock_offset_seconds: float | None = None
     agent_version: str = ""
     streams: tuple[str, ...] = ()
 
 
-def node_rows(nodes: View, table: IncidentTable, facts: Mapping[str, NodeFacts]) -> list[api.Node]:
-    """Return all nodes of the view of nodes, worst first."""
-    problem = diagnosis_problem(table.timestamp_ns, nodes.timestamp_ns)
+def node_rows(facts: Mapping[str, NodeFacts], table: IncidentTable, now_ns: int) -> list[api.Node]:
+    """Return nodes, worst first."""
+    problem = diagnosis_problem(table.timestamp_ns, now_ns)
     marks = marks_of(table.incidents, {name: each.gpus for name, each in facts.items()})
-    values: dict[str, dict[str, float]] = defaultdict(dict)
-    for cell in nodes.cells:
-        values[cell.labels[0]][cell.metric.name] = cell.value
-    rows = [
-        _row(
-            name,
-            found,
-            marks.get(name, NodeMarks()),
-            facts.get(name, NodeFacts({})),
-            nodes.timestamp_ns,
-            problem,
-        )
-        for name, found in values.items()
-        if catalog.NODE_UP.name in found
-    ]
+    rows = (
+        _row(name, found, marks.get(name, NodeMarks()), now_ns, problem)
+        for name, found in facts.items()
+    )
     return sorted(rows, key=_urgency)
 
 
@@ -204,18 +196,9 @@ def _urgency(row: api.Node) -> tuple[int, bool, int, int, bool, str]:
     )
 
 
-def _row(  # noqa: PLR0913, PLR0917 - the facts about one node
-    name: str,
-    values: Mapping[str, float],
-    marks: NodeMarks,
-    facts: NodeFacts,
-    now_ns: int,
-    problem: str,
-) -> api.Node:
+def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: str) -> api.Node:
     """Return the row of a node; `problem` is why it is not diagnosed."""
-    is_stale = not values[catalog.NODE_UP.name]
-    age_seconds = values.get(catalog.NODE_AGE.name)
-    age_seconds = None if age_seconds is None else max(age_seconds, 0.0)
+    is_stale, age_seconds = not facts.is_fresh, facts.age_seconds
     found = sorted(
         marks.incidents.values(),
         key=lambda each: (each[0], each[1].document.severity, each[1].onset_ns),
@@ -246,9 +229,7 @@ def _row(  # noqa: PLR0913, PLR0917 - the facts about one node
     reason = "; ".join(reasons[:shown])
     keys = [*facts.gpus, *(key for key in marks.cells if key >= 0)]
     letters = (
-        cell_letter(
-            facts.gpus, marks, facts.verdicts, rail, is_fresh=not is_stale, is_known=not problem
-        )
+        _cell_letter(facts, marks, rail, is_known=not problem)
         for rail in range(min(max(keys, default=-1) + 1, MAX_RAILS))
     )
     return api.Node(
@@ -262,9 +243,9 @@ def _row(  # noqa: PLR0913, PLR0917 - the facts about one node
         victim_of=tuple(each.document.id for each in victim_of[:_MAX_INCIDENTS]),
         agent_version=facts.agent_version,
         streams=facts.streams,
-        reporting=values[catalog.NODE_UP.name],
+        reporting=float(facts.is_fresh),
         age_seconds=age_seconds,
-        clock_offset_seconds=values.get(catalog.NODE_CLOCK_OFFSET.name),
+        clock_offset_seconds=facts.clock_offset_seconds,
     )
 
 
@@ -280,22 +261,14 @@ def cell_state(marks: CellMarks, verdict: str, *, is_fresh: bool, is_known: bool
     return worst(verdict, marks.state) if is_known else UNKNOWN
 
 
-def cell_letter(  # noqa: PLR0913 - the facts about one cell
-    gpus: Mapping[int, str],
-    marks: NodeMarks,
-    verdicts: Mapping[int, str],
-    rail: int,
-    *,
-    is_fresh: bool,
-    is_known: bool,
-) -> str:
+def _cell_letter(facts: NodeFacts, marks: NodeMarks, rail: int, *, is_known: bool) -> str:
     """Return the state of a cell as a letter."""
-    cell = marks.cell(rail)
+    cell, gpus = marks.cell(rail), facts.gpus
     # Without a GPU, the NIC alone has a state, which is that of its incidents.
-    verdict = verdicts.get(rail, UNKNOWN) if rail in gpus else HEALTHY
+    verdict = facts.verdicts.get(rail, UNKNOWN) if rail in gpus else HEALTHY
     if rail not in gpus and rail not in marks.cells and cell.state == HEALTHY:
         return LETTERS[""]
-    state = cell_state(cell, verdict, is_fresh=is_fresh, is_known=is_known)
+    state = cell_state(cell, verdict, is_fresh=facts.is_fresh, is_known=is_known)
     return LETTERS["victim" if state == HEALTHY and cell.victim_of else state]
 
 

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from railscope import api, claim_terms
 from railscope.catalog import METRICS, collector as catalog
+from railscope.catalog.declare import Metric
 from railscope_collector import view_refresh
 from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.diagnosis import entity_states
@@ -91,16 +92,22 @@ class FleetGpus:
     views: view_refresh.CollectorViews
 
     @cached_property
-    def ages(self) -> dict[str, float]:
-        """Age of the newest frame of each node that has one."""
-        cells = self.views.node.cells
-        return {c.labels[0]: max(c.value, 0.0) for c in cells if c.metric is catalog.NODE_AGE}
+    def node_values(self) -> dict[str, dict[Metric, float]]:
+        """Values of each node, by metric."""
+        values: dict[str, dict[Metric, float]] = defaultdict(dict)
+        for cell in self.views.node.cells:
+            values[cell.labels[0]][cell.metric] = cell.value
+        return {name: found for name, found in values.items() if catalog.NODE_UP in found}
 
     @cached_property
     def fresh(self) -> dict[str, bool]:
         """Nodes by name, and whether they report."""
-        cells = self.views.node.cells
-        return {c.labels[0]: bool(c.value) for c in cells if c.metric is catalog.NODE_UP}
+        return {name: bool(found[catalog.NODE_UP]) for name, found in self.node_values.items()}
+
+    def age(self, node: str) -> float | None:
+        """Return the age of the newest frame of a node; None if it has none."""
+        age = self.node_values[node].get(catalog.NODE_AGE)
+        return None if age is None else max(age, 0.0)
 
     @cached_property
     def places(self) -> list[tuple[str, int, str]]:
@@ -164,7 +171,7 @@ class FleetGpus:
         """Return the facts about each node that its state follows from. Blocking."""
         verdicts, nodes = self.verdicts.tolist(), dict(core.fleet.nodes)
         found = {}
-        for name in self.fresh:
+        for name, values in self.node_values.items():
             positions, node = self.spans.get(name, ()), nodes.get(name)
             judged = {self.places[each][1]: STATES[verdicts[each]] for each in positions}
             gpus = {self.places[each][1]: self.places[each][2] for each in positions}
@@ -182,7 +189,14 @@ class FleetGpus:
                 )
             version, streams = (node.agent_version, list(node.rows)) if node else ("", [])
             found[name] = entity_states.NodeFacts(
-                gpus, judged, names, version, tuple(sorted(streams))
+                gpus,
+                judged,
+                names,
+                self.fresh[name],
+                self.age(name),
+                values.get(catalog.NODE_CLOCK_OFFSET),
+                version,
+                tuple(sorted(streams)),
             )
         return found
 
@@ -338,7 +352,7 @@ class GpusApi:
             reasons=tuple(reasons),
             incidents=tuple(cell.incidents),
             victim_of=tuple(cell.victim_of),
-            age_seconds=gpus.ages.get(node),
+            age_seconds=gpus.age(node),
             link_up=None if link_up is None else bool(link_up),
             unclaimed_processes=None if unclaimed is None else round(unclaimed),
             holders=tuple(

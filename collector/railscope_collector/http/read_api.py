@@ -150,11 +150,10 @@ class ViewApi:
     def node_rows(self) -> Sequence[api.Node]:
         """Return all nodes with their states, worst first; computed once per refresh. Blocking."""
         gpus, table = self.gpus.newest(), self.incidents()
-        nodes, latest = gpus.views.node, self._nodes
-        version = nodes.timestamp_ns, table.timestamp_ns
+        latest, version = self._nodes, (gpus.views.timestamp_ns, table.timestamp_ns)
         if latest[0] != version:
-            facts = gpus.node_facts(self.core)
-            latest = self._nodes = version, tuple(entity_states.node_rows(nodes, table, facts))
+            rows = entity_states.node_rows(gpus.node_facts(self.core), table, version[0])
+            latest = self._nodes = version, tuple(rows)
         return latest[1]
 
     def select_nodes(self, query: NodesQuery) -> api.NodeList:
