@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -61,12 +63,14 @@ slots = st.one_of(
     st.integers(0, 3).map(lambda quarter: (CapacityRange(210 * quarter, 210 * (quarter + 1)),) * 2),
     st.integers(0, 6).map(lambda index: (compute_slices(index, 1), memory_slices(index, 1))),
 )
+shares = st.sampled_from([None, Fraction(1, 2), Fraction(1, 7), Fraction(2, 11)])
 
 
 @st.composite
 def claims(draw):
     compute, memory = draw(slots)
     start, end = draw(timestamps_ns), draw(st.one_of(timestamps_ns, st.just(FOREVER_NS)))
+    exclusive = draw(st.booleans())
     return MeteredClaim(
         authority=draw(
             st.sampled_from([one for one in ClaimAuthority if one is not ClaimAuthority.REVIEW])
@@ -78,7 +82,8 @@ def claims(draw):
         workload=draw(names),
         compute=compute,
         memory=memory,
-        exclusive=draw(st.booleans()),
+        exclusive=exclusive,
+        share=None if exclusive else draw(shares),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import count
 
 import msgspec
@@ -14,10 +15,10 @@ from sqlalchemy.exc import DBAPIError
 from support.examples import fewer_examples
 from support.metered import revision_of
 
-from railscope.claim_terms import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.ledger.database import Database, UnusableLedgerError
-from railscope_collector.ledger.day_tiling import TilingError, evidence_root
+from railscope_collector.ledger.day_tiling import TilingError, evidence_root, find_capacity_units
 from railscope_collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
 from railscope_collector.ledger.row_conversion import GpuDay
 from railscope_collector.metering.amount_shares import AmountAttribution
@@ -26,6 +27,7 @@ from railscope_collector.metering.counter_increments import (
     CounterReadings,
     compute_increments,
 )
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
@@ -41,6 +43,23 @@ def in_sequence(day):
     """The same, in the order in which it is read back."""
     ordered = {"shares": tuple(sorted(day.shares)), "claims": tuple(sorted(day.claims))}
     return msgspec.structs.replace(day, **ordered)
+
+
+def test_slots_that_only_an_amount_has_are_whole_in_the_units_of_the_day():
+    """An eleventh of a GPU that was free before midnight, between two readings of a counter."""
+    claim = MeteredClaim(
+        ClaimAuthority.SCHEDULER, START - 2 * HOUR, "a", "red", START - HOUR, exclusive=False,
+        share=Fraction(1, 11),
+    )  # fmt: skip
+    times_ns = START + HOUR * np.array([-2, 2])
+    energy = compute_increments([CounterReadings("boot", times_ns, np.array([0, 11_000]))])
+    evidence = Evidence("GPU-0", (NodeStay(0, "node1"),), (claim,))
+    day = metered(evidence, counted={CountedQuantity.ENERGY: energy})
+    assert {entry.slot_hi for entry in day.entries} == {GPU_CAPACITY}
+    units = find_capacity_units(day)
+    edges = [Fraction(row.share.slot_lo) * units / GPU_CAPACITY for row in day.shares]
+    assert len(edges) == 2
+    assert all(edge.denominator == 1 for edge in edges)
 
 
 def renamed(tiling, gpu):
