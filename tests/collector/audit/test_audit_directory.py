@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import shutil
 import struct
@@ -21,12 +22,14 @@ from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.acknowledgement import read_acknowledgement
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
+from railscope_collector.audit.housekeeping_files import HousekeepingError, SignedStatement
 from railscope_collector.audit.journal import journal_paths
 from railscope_collector.audit.tiles import tile_name
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 from railscope_collector.ledger.record_draft import RecordDraft
 
+COUNT, ROOT = f"{7:020d}", base64.b64encode(bytes(32)).decode()
 RUNS = (300, 290)
 TAIL = 5
 
@@ -317,6 +320,29 @@ async def test_a_running_writer_finds_that_its_files_were_replaced(tmp_path: Pat
 
     assert "replaced or changed" in await swapped(tmp_path / "log", shorten)
     assert "file replaced or changed during a write" in await swapped(tmp_path / "log", older)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (),
+        (COUNT,),
+        (COUNT[1:], ROOT),
+        (COUNT + "0", ROOT),
+        ("-" + COUNT[1:], ROOT),
+        (COUNT, ROOT[4:]),
+        (COUNT, ROOT + ROOT),
+        (COUNT, "!" + ROOT),
+        (COUNT, ROOT.rstrip("=")),
+    ],
+)
+def test_a_signed_acknowledgement_of_another_form_is_rejected(fields: tuple[str, ...]) -> None:
+    path = Path("acknowledged")
+    content = SignedStatement("journal", 1, fields).encode(KEY)
+    with pytest.raises(HousekeepingError, match="invalid acknowledgement acknowledged"):
+        read_acknowledgement(path, content, KEY.public)
+    good = SignedStatement("journal", 1, (COUNT, ROOT, "a")).encode(KEY)
+    assert read_acknowledgement(path, good, KEY.public).encode(KEY) == good
 
 
 # Unsigned files ----------------------------------------------------------------------------------

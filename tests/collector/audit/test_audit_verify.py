@@ -54,6 +54,7 @@ def test_a_good_log_is_consistent(good: Path) -> None:
     found = verify_log(good, KEY.public, [(good / "checkpoint").read_text()])
     assert found.checkpoint.tree.size == SIZE
     assert (found.unsigned, found.anchors, found.findings) == (UNSIGNED, 1, ())
+    assert {path.name for path in good.rglob("*.p")} == {"000.p", "002.p"}, "001 is full"
 
 
 def checked_files(directory: Path) -> list[Path]:
