@@ -202,15 +202,15 @@ def _read_environment(host: Host, directory: str, job: int | None) -> JobEnviron
             return JobEnvironment(job, is_denied=True)
         except OSError:
             continue
-        number = environment.get("SLURM_JOB_ID", "")
-        if not number.isdecimal() or (job is not None and int(number) != job):
-            continue  # its environment contains another job id
+        variables = slurm.variables_of_job(environment, job)
+        if variables is None:
+            continue
         return JobEnvironment(
-            int(number),
-            environment.get("SLURM_JOB_ACCOUNT", ""),
-            environment.get("SLURM_JOB_USER", ""),
-            slurm.device_names(environment),
-            any(name in environment for name in _SHARES),
+            int(variables["SLURM_JOB_ID"]),
+            variables.get("SLURM_JOB_ACCOUNT", ""),
+            variables.get("SLURM_JOB_USER", ""),
+            slurm.device_names(variables, is_job_step=directory.endswith(_JOB_STEPS)),
+            any(name in variables for name in _SHARES),
         )
     return JobEnvironment(job)
 

@@ -94,9 +94,9 @@ def test_the_first_hierarchy_of_version_1_that_has_jobs():
 @pytest.mark.parametrize(
     ("directory", "left"),
     [
-        (f"{SCOPE}/job_7", {"cgroup.events": "populated 0\nfrozen 0\n", "step_0/user/task_0/cgroup.procs": ""}),
+        (f"{SCOPE}/job_7", {"cgroup.events": "populated 0\nfrozen 0\n", "step_batch/user/task_0/cgroup.procs": ""}),
         ("/sys/fs/cgroup/memory/slurm/uid_1000/job_7",
-         {"cgroup.procs": "", "step_0/cgroup.procs": "", "step_0/task_0/cgroup.procs": ""}),
+         {"cgroup.procs": "", "step_batch/cgroup.procs": "", "step_batch/task_0/cgroup.procs": ""}),
     ],
 )  # fmt: skip
 def test_a_group_that_stays_behind_without_a_process_holds_nothing(directory, left):
@@ -165,6 +165,43 @@ def test_the_batch_step_represents_the_job_or_else_all_steps_together():
     host.files[f"{SCOPE}/job_9/step_batch/user/task_0/cgroup.procs"] = "52\n"
     host.calls["owner.environ(52)"] = {"SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "0,1,2"}
     assert len(PolledTenancy(host).poll()) == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        # The script has the GPUs of the first node: src/slurmd/slurmstepd/slurmstepd_job.c, gres_g_job_set_env.
+        ({"JOB_GPUS": "0,1", "STEP_GPUS": "2,3"}, {2, 3}),
+        ({"STEP_GPUS": "3"}, {3}),
+        ({"JOB_GPUS": "0,1"}, {0, 1}),  # of an external launcher
+        ({}, set()),
+    ],
+)
+def test_a_step_on_another_node_inherits_the_gpus_of_the_script(environ, expected):
+    host = node(4)
+    job(host, f"{SCOPE}/job_9", 50, JOB_ID="9")
+    host.calls["owner.environ(50)"] |= {f"SLURM_{name}": text for name, text in environ.items()}
+    looked = PolledTenancy(host)
+    began = looked.poll()
+    assert {event.entity.key[0] for event in began} == {uuid(number) for number in expected}
+    assert looked.poll() == []
+
+
+def test_a_component_of_a_heterogeneous_job_has_its_own_number():
+    """Its processes have the number of the first one: src/slurmd/slurmstepd/task.c, het_job_id."""
+    host = node()
+    job(host, f"{SCOPE}/job_102", 50, JOB_ID="101", JOB_ACCOUNT="astro", STEP_GPUS="1")
+    looked = PolledTenancy(host)
+    assert looked.poll() == [], "this may be the environment of any other job"
+    host.calls["owner.environ(50)"] |= {
+        "SLURM_JOB_ID_HET_GROUP_0": "101",
+        "SLURM_JOB_ID_HET_GROUP_1": "102",
+        "SLURM_JOB_ACCOUNT_HET_GROUP_0": "astro",
+        "SLURM_JOB_ACCOUNT_HET_GROUP_1": "bio",
+    }
+    (began,) = looked.poll()
+    assert event_summaries([began]) == [("claim_start", "slurm", "102", uuid(1))]
+    assert began.facts["owner"] == "bio"
 
 
 def test_a_job_without_gpus_is_read_again_when_it_has_another_step():
