@@ -45,8 +45,12 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Variables with the rank, in order of precedence: one launcher may start another."""
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Variables with the rank, those of the innermost launcher first.
+
+torchrun starts processes below all others. What mpirun starts in a job of Slurm inherits SLURM_PROCID from the batch script
+(0) or from the daemon of MPI on its node.
+"""
 JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 MAX_RANK_DIGITS, MAX_JOB_NAME = 7, 128
 _START_FIELD = 22 - 3
