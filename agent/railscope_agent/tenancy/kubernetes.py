@@ -39,9 +39,11 @@ ALLOCATABLE_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
 _GPU_RESOURCE = re.compile(r"(?:^|[./_-])(?:[pv]?gpus?|mig)(?:$|[./_-])")
 _NETWORK = re.compile(
-    r"rdma|hca|roce|infiniband|ipoib|sriov|hostdev|nic|mlx|connectx|bluefield|dpu|(?:^|[./_-])(?:cx|bf)[0-9]"
+    r"(?:^|[./_-])(?:rdma|infiniband|ipoib|sriov|hostdev|mln?x|connectx|bluefield|(?:cx|bf)[0-9]"
+    r"|(?:hca|roce|nic|dpu)s?(?:$|[0-9./_-]))"
 )
-"""Resources of NVIDIA's network operator, and devices of them."""
+"""Resources of NVIDIA's network operator, and devices of them: by words, which may be parts of a site's domain."""
+_UUIDS = ("GPU-", "MIG-")
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
 _PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
@@ -326,7 +328,7 @@ class KubernetesProvider:
             for text in entry.ids
         }
         for text, resource in resources.items():
-            is_of_vendor = resource.startswith(_VENDOR) and not _NETWORK.search(resource + text)
+            is_of_vendor = resource.startswith(_VENDOR) and not _is_of_network(resource, text)
             virtual = is_of_vendor and self._passed_through_gpus(host, text, resource, devices)
             if virtual:
                 # The id of a virtual function is not that of its GPU, of which it is a share.
@@ -364,7 +366,7 @@ class KubernetesProvider:
         self, host: Host, text: str, resource: str, devices: NodeDevices
     ) -> list[ClaimableDevice]:
         """Return the GPUs that a virtual machine in a pod has (KubeVirt), by an id of its plugin."""
-        if _GPU_RESOURCE.search(resource) or text.startswith(("GPU-", "MIG-")):
+        if _GPU_RESOURCE.search(resource) or text.startswith(_UUIDS):
             return []
         self._passed.scan(host)
         return self._passed.find_by_plugin_id(host, text, devices)
@@ -452,6 +454,13 @@ class KubernetesProvider:
             yield ProbeFinding.absent(
                 SUBJECT, detail, "enable GetAllocatableResources of the kubelet"
             )
+
+
+def _is_of_network(resource: str, text: str) -> bool:
+    """True for a device of a NIC, by its resource or its id; the digits of a UUID are no word."""
+    return bool(
+        _NETWORK.search(resource) or (not text.startswith(_UUIDS) and _NETWORK.search(text))
+    )
 
 
 def _reserved_gpus(

@@ -118,6 +118,36 @@ def test_shares_of_a_gpu():
     assert host.asked[ALLOCATABLE] == 1, "the number of devices is not requested at each poll"
 
 
+@pytest.mark.parametrize(
+    ("resource", "is_gpu"),
+    [
+        ("munich.example/gpu", True),
+        ("processing.example/gpu", True),
+        ("clinic.example/a100-gpus", True),
+        ("example.com/roce", False),
+        ("rdma/hca_shared_devices_a", False),
+        ("openshift.io/mlxnics", False),
+        ("nvidia.com/mlnxnics", False),
+        ("nvidia.com/cx7_gpu_rail", False),
+        ("intel.com/gpu-nic", False),
+    ],
+)
+def test_words_of_networks_are_whole_words(resource, is_gpu):
+    host = node()
+    host.calls[LISTED] = [pod("train", "0", resource=resource)]
+    host.calls[ALLOCATABLE] = DENIED
+    began = event_summaries(PolledTenancy(host).poll())
+    assert began == ([("claim_start", "kubernetes", "research/train", uuid(0))] if is_gpu else [])
+
+
+def test_the_digits_of_a_uuid_are_no_word():
+    host = node()
+    host.calls[LISTED] = [pod("train", "GPU-00000000-bf31-4000-8000-000000000009")]
+    looked = PolledTenancy(host)
+    looked.poll()
+    assert "broken" in {verdict for verdict, _, _ in looked.findings_about("Kubernetes")}
+
+
 def test_a_gpu_that_its_plugin_lost_keeps_the_shares_of_its_pods():
     """The plugin starts again after the loss, and registers the other devices only."""
     host = node(2)
