@@ -175,10 +175,11 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         jobs, account_tenants.CLAIM_PROVIDERS[form], scheduler_options.read_tenants(tenants_path)
     )
     try:
-        shown, imported = _import(jobs, form, order, by)
+        jobs, imported = _import(jobs, form, order, by)
     except (imported_lists.JobLedgerError, database.UnusableLedgerError) as error:
         raise click.ClickException(str(error)) from error
-    metered = job_metering.meter_jobs(shown.jobs, period)
+    metered = job_metering.meter_jobs(jobs.jobs, period)
+    shown = jobs if period is None else job_list.clip_jobs(jobs, period.start_ns, period.end_ns)
     if not metered.balances:
         message = (
             f"{metered.held_ns} ns held and {metered.free_ns} ns free: expected a sum of "
@@ -201,7 +202,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 def _import(
     jobs: job_list.JobList, form: str, order: _ImportOptions, by: record_draft.TimedActor
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
-    """The jobs to print, and the result of the import. Raises JobLedgerError, UnusableLedgerError."""
+    """The jobs of the period, and the result of the import. Raises JobLedgerError, UnusableLedgerError."""
     cluster = f":{jobs.cluster}" if jobs.cluster else ""
     period, source = (
         order.period,
@@ -243,8 +244,6 @@ def _import(
             imported = job_list_import.import_list(ledger, listed, by)
         finally:
             ledger.close()
-    if order.period is not None:
-        jobs = job_list.clip_jobs(jobs, order.period.start_ns, order.period.end_ns)
     return jobs, imported
 
 

@@ -120,7 +120,10 @@ def timeline_entries(gpu_evidence: evidence.Evidence) -> list[tiling.TilingEntry
 
 
 def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
-    """The GPU time of every tenant; with a period, of jobs within it."""
+    """The GPU time of every tenant, within a period if there is one.
+
+    Jobs have their own start, also before the period: of two jobs on one GPU the later one holds it.
+    """
     evidence_by_gpu = job_evidence(jobs, period)
     tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
     unplaced: dict[str, Fraction] = defaultdict(Fraction)
@@ -138,7 +141,7 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
                 free += entry.quantity
     for job in jobs:
         if job.unplaced:
-            unplaced[job.tenant] += job.duration_ns * sum(
+            unplaced[job.tenant] += _duration_ns(job, period) * sum(
                 (part.capacity for part in job.unplaced), Fraction(0)
             )
     return MeteredJobs(
@@ -154,6 +157,13 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
             if overlap.tiling is units.Tiling.COMPUTE and overlap.kind is OverlapKind.CONFLICT
         ),
     )
+
+
+def _duration_ns(job: ListedJob, period: units.Period | None) -> int:
+    """Time for which a job had its GPUs, within a period."""
+    if period is None:
+        return job.duration_ns
+    return max(min(job.end_ns, period.end_ns) - max(job.start_ns, period.start_ns), 0)
 
 
 def _gpu_ns(quantity: Fraction) -> Fraction:

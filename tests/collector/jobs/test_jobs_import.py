@@ -253,6 +253,19 @@ def test_the_report_of_a_period_is_what_the_ledger_has_of_it(place):
     assert place.held() == {"p": 3}
 
 
+def test_of_two_jobs_from_before_a_period_the_later_one_holds_in_the_report_too(place):
+    """Not the one with the larger number: both would begin with the period."""
+    jobs_ = [
+        clustercockpit(9, -48, "n1", GPU_1, duration=100 * 3600, project="earlier"),
+        clustercockpit(1, -24, "n1", GPU_1, duration=34 * 3600, project="later"),
+    ]
+    found = place.run("\n".join(map(json.dumps, jobs_)), *OCTOBER, "--json")
+    document = json.loads(found.stdout)
+    hours_ = {each["tenant"]: each["gpu_hours"] for each in document["tenants"]}
+    assert hours_ == {"earlier": "42:00:00", "later": "10:00:00"}
+    assert place.held() == {"earlier": 42, "later": 10}
+
+
 def test_models_of_a_cluster_are_read_from_an_inventory(place):
     inventory = place.directory / "models.csv"
     inventory.write_text(f"node,gpu,model\nn1,,a40\nn1,{GPU_2},a100\n")
