@@ -17,15 +17,14 @@ from chain_support import debian_server, wait_until
 from railscope.settings import SettingsError
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.console import PageProblemError, group_curves
-from railscope_collector.console.curves import (
+from railscope_collector.console.curves import HistoryCurve, TimeRange
+from railscope_collector.console.device_figures import (
     GPU_FIGURES,
     NIC_FIGURES,
-    HistoryCurve,
     NamedFigure,
-    TimeRange,
+    node_figures,
 )
 from railscope_collector.console.history_server import HistoryServer, device_queries, quoted
-from railscope_collector.console.node_history import node_figures
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_simulator.demo.process import free_port
 

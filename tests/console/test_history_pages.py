@@ -52,7 +52,7 @@ from railscope_collector.console.history_pages import (
     shown_period,
 )
 from railscope_collector.console.history_server import SOURCE, CurveQuery
-from railscope_collector.console.node_history import MAX_RECORDS, TOO_MANY, NodeHistory
+from railscope_collector.console.node_history import TOO_MANY
 from railscope_collector.console.page_table import (
     PAGES_BY_NAME,
     HistoryQuery,
@@ -60,6 +60,7 @@ from railscope_collector.console.page_table import (
     PageRequest,
     parse_query,
 )
+from railscope_collector.console.stored_frames import MAX_RECORDS, StoredFrames
 from railscope_collector.fleet.fleet import FleetNode
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.http.read_pool import MAX_READS_PER_REQUESTER, ReadPool
@@ -324,14 +325,14 @@ async def test_a_page_reads_few_nodes_of_a_rail(tmp_path: Path, count: int, sour
 @pytest.mark.asyncio(loop_scope="session")
 async def test_nodes_share_the_envelopes_of_a_page(site: RunningCollector) -> None:
     """Those beyond the bound are missing, and the curve states it."""
-    history = HistoryPages.from_api(site.collector.api, ReadPool()).nodes
+    frames = HistoryPages.from_api(site.collector.api, ReadPool()).frames
     now_ns = time.time_ns()
     period = TimeRange(now_ns - 600 * SECOND_NS, now_ns)
     member = GroupNode("n1", {"gpu": frozenset({("gpu", "GPU-n1-1")})}, 0)
-    _, whole_curves = read_nodes(history, [member], period)
+    _, whole_curves = read_nodes(frames, [member], period)
     assert any(np.isfinite(curve.values).any() for curve in whole_curves.values())
     # So many nodes that none has an envelope left.
-    _, found = read_nodes(history, [member] * (MAX_RECORDS + 1), period)
+    _, found = read_nodes(frames, [member] * (MAX_RECORDS + 1), period)
     assert {curve.gaps[-1].reason for curve in found.values()} == {TOO_MANY}
 
 
@@ -424,8 +425,8 @@ def pages_of_groups(
     find_members: Callable[[GroupKey], GroupMembers] = lambda _: {},
 ) -> HistoryPages:
     core = CollectorState(StoredSchemas(directory))
-    nodes = NodeHistory.from_directory(directory, core.schemas.read)
-    return HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, find_members, server=server)
+    frames = StoredFrames.from_directory(directory, core.schemas.read)
+    return HistoryPages(core, frames, ReadPool(), lambda: NOW_NS, find_members, server=server)
 
 
 def job_request(credential: Credential, **query: str) -> PageRequest:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from railscope import envelopes, reading, wire
+from railscope import reading, wire
 from railscope.timestamps import SECOND_NS
 from railscope_collector.console.curves import TimeRange
-from railscope_collector.console.node_history import (
-    MAX_BYTES,
-    MAX_LATE_NS,
-    MAX_RECORDS,
-    NodeHistory,
-)
-from railscope_collector.fleet import schema_columns, sheets
+from railscope_collector.console.stored_frames import StoredFrames
+from railscope_collector.fleet import schema_columns
 
 CounterKey: TypeAlias = tuple[str, tuple[str, ...]]
 """Metric, and key of the entity."""
@@ -80,30 +73,29 @@ def _nearest(found: Sequence[CounterSample], timestamp_ns: int) -> int:
 
 
 def read_counters(
-    history: NodeHistory,
+    frames: StoredFrames,
     node: str,
     metrics: Collection[str],
     period: TimeRange,
     selects: Callable[[tuple[str, ...]], bool],
 ) -> StoredCounters:
     """Return the readings of counters of a node in a period: of entities with selected keys. Blocking; raises OSError."""
-    found = history.records.find(node, period.from_ns, period.to_ns + MAX_LATE_NS, MAX_RECORDS)
-    columns: dict[bytes, _CounterColumns] = {}
+
+    def choose(schema: wire.WireSchema) -> Iterator[tuple[int, CounterKey]]:
+        for column, group, member in schema_columns.columns_of(schema):
+            key = schema.entities[member].key
+            if group.metric in metrics and selects(key):
+                yield column, (group.metric, key)
+
     readings: dict[CounterKey, dict[int, int]] = defaultdict(dict)
-    for record in found.records:
-        envelope = envelopes.open_body(record.body, MAX_BYTES).decode_envelope()
-        # By the clock since the boot, which is never set, unless the node was restarted before the frames were sent.
-        is_same_boot = envelope.boot_id == record.sent.boot_id != ""
-        sent_ns = record.sent.boot_ns if is_same_boot else record.sent.wall_ns
-        for batch in envelope.batches:
-            if batch.schema not in columns:
-                columns[batch.schema] = _CounterColumns.find(
-                    history, batch.schema, metrics, selects
-                )
-            clocks_ns = batch.boot_ns if is_same_boot else batch.wall_ns
-            times_ns = [record.received_wall_ns - max(sent_ns - clock, 0) for clock in clocks_ns]
-            for key, row, value in columns[batch.schema].values(batch):
-                readings[key][times_ns[row]] = value
+    for batch in frames.read(node, period, choose).batches:
+        rows = zip(
+            batch.times_ns.tolist(), batch.values.tolist(), batch.codes.tolist(), strict=True
+        )
+        for timestamp_ns, values, codes in rows:
+            for key, value, code in zip(batch.columns, values, codes, strict=True):
+                if code == reading.PRESENT:
+                    readings[key][timestamp_ns] = reading.from_stored(value, counter=True)
     within = {
         key: [
             CounterSample(*each)
@@ -113,46 +105,3 @@ def read_counters(
         for key, values in readings.items()
     }
     return StoredCounters({key: found for key, found in within.items() if found})
-
-
-class _CounterColumns(NamedTuple):
-    """The columns of a schema with these counters."""
-
-    width: int
-    positions: sheets.Integers
-    keys: Sequence[CounterKey]
-
-    @classmethod
-    def find(
-        cls,
-        history: NodeHistory,
-        digest: bytes,
-        metrics: Collection[str],
-        selects: Callable[[tuple[str, ...]], bool],
-    ) -> _CounterColumns:
-        try:
-            schema = history.find_schema(digest)
-        except OSError:  # no longer stored: its frames have no reading of any counter
-            return cls(0, np.zeros(0, np.int64), ())
-        found = [
-            (column, (group.metric, schema.entities[member].key))
-            for column, group, member in schema_columns.columns_of(schema)
-            if group.metric in metrics and selects(schema.entities[member].key)
-        ]
-        width = sum(len(group.entities) for group in schema.groups)
-        positions = np.array([column for column, _ in found], np.int64)
-        return cls(width, positions, [key for _, key in found])
-
-    def values(self, batch: wire.Batch) -> list[tuple[CounterKey, int, int]]:
-        """Return key, row and value of each present reading of a batch."""
-        if not self.keys:
-            return []
-        rows = sheets.rows_at(batch, range(batch.rows), self.positions, self.width).tolist()
-        codes = sheets.reasons(batch, self.width)[:, self.positions]
-        codes = np.broadcast_to(codes, (batch.rows, len(self.keys))).tolist()
-        return [
-            (key, row, reading.from_stored(values[column], counter=True))
-            for row, values in enumerate(rows)
-            for column, key in enumerate(self.keys)
-            if codes[row][column] == reading.PRESENT
-        ]

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from railscope import figures
-from railscope.catalog import METRICS, MetricKind
 from railscope.timestamps import format_timestamp
 
 Times: TypeAlias = NDArray[np.int64]
@@ -262,141 +260,3 @@ def table_rows(curve: HistoryCurve, period: TimeRange, rows: int = TABLE_ROWS) -
         low, high = (values.min(), values.max()) if len(values) else (np.nan, np.nan)
         found.append(TableRow(begin, float(low), float(high)))
     return found
-
-
-# Curves of devices: metrics of the catalog in order of preference, by figures.
-
-CombinedBy = Literal["sum", "max", "mean", "min"]
-
-
-@dataclass(frozen=True, slots=True)
-class CurveSource:
-    """Columns of one metric; `parts` are patterns (fnmatch) of what distinguishes parts of a device, such as a reason."""
-
-    metric: str
-    parts: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> CurveSource:
-        """Parse `metric` or `metric{pattern,pattern}`, without the prefix of all metrics."""
-        metric, _, parts = text.rstrip("}").partition("{")
-        return cls(f"railscope_{metric}", tuple(filter(None, parts.split(","))))
-
-    @property
-    def is_counter(self) -> bool:
-        """True if the rate is shown."""
-        return METRICS[self.metric].kind is MetricKind.COUNTER
-
-    def selects(self, part: str) -> bool:
-        """True if the curve includes a part of the device."""
-        return not self.parts or any(fnmatchcase(part, pattern) for pattern in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedCurve:
-    """A curve of a device."""
-
-    name: str
-    label: str
-    device: str
-    """`gpu`, `nic`, `node`, or the NICs of a rail, such as `rail 0`."""
-    sources: tuple[CurveSource, ...]
-    combine: CombinedBy
-    """Combination of the parts of a device: shares of time are not added."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFigure:
-    """A figure with curves of one unit."""
-
-    name: str
-    title: str
-    unit: str
-    curves: tuple[NamedCurve, ...]
-
-
-def make_figure(
-    name: str,
-    title: str,
-    unit: str,
-    device: str,
-    curves: dict[str, tuple[str, str]],
-    **combine: CombinedBy,
-) -> NamedFigure:
-    """Return a figure; each curve has a label, and its metrics in order of preference."""
-    return NamedFigure(
-        name,
-        title,
-        unit,
-        tuple(
-            NamedCurve(
-                curve,
-                label,
-                device,
-                tuple(map(CurveSource.parse, metrics.split())),
-                combine.get(curve, "max" if unit == "ratio" else "sum"),
-            )
-            for curve, (label, metrics) in curves.items()
-        ),
-    )
-
-
-_THROTTLE = "gpu_throttle_seconds_total{%s} gpu_throttle_active{%s}"
-GPU_FIGURES = (
-    make_figure("gpu_activity", "GPU activity", "ratio", "gpu", {
-        "utilization": ("Utilization", "gpu_utilization_ratio"),
-        "sm_activity": ("SM activity", "gpu_sm_activity_ratio"),
-        "tensor_activity": ("Tensor activity", "gpu_tensor_activity_ratio"),
-    }),
-    make_figure("gpu_power", "GPU power", "watts", "gpu", {
-        "power": ("Power", "gpu_power_watts gpu_power_average_watts"),
-        "power_limit": ("Power limit", "gpu_power_limit_watts"),
-    }),
-    make_figure("gpu_temperature", "GPU temperature", "celsius", "gpu", {
-        "temperature": ("GPU", "gpu_temperature_celsius"),
-        "memory_temperature": ("Memory", "gpu_memory_temperature_celsius"),
-    }),
-    make_figure("gpu_clocks", "GPU clocks", "hertz", "gpu", {
-        "sm_clock": ("Multiprocessors", "gpu_clock_hertz{sm} gpu_clock_hertz{graphics}"),
-        "memory_clock": ("Memory", "gpu_clock_hertz{memory}"),
-    }),
-    make_figure("gpu_throttle", "Share of time in which the GPU's clocks are limited", "ratio", "gpu", {
-        "thermal": ("Heat", _THROTTLE % ("*thermal", "*thermal")),
-        "power_cap": ("Power limit", _THROTTLE % ("software_power_cap", "software_power_cap")),
-        "power_brake": ("Power brake", _THROTTLE % ("hardware_power_brake", "hardware_power_brake")),
-        "hardware_slowdown": ("Hardware slowdown", _THROTTLE % ("hardware_slowdown", "hardware_slowdown")),
-    }),
-    make_figure("gpu_pcie", "PCIe traffic of the GPU", "bytes per second", "gpu", {
-        "pcie_sent": ("Sent", "gpu_pcie_transmitted_bytes_total gpu_pcie_transmit_bytes_per_second"),
-        "pcie_received": ("Received", "gpu_pcie_received_bytes_total gpu_pcie_receive_bytes_per_second"),
-    }),
-)  # fmt: skip
-NIC_FIGURES = (
-    make_figure("nic_traffic", "NIC traffic", "bytes per second", "nic", {
-        "nic_sent": ("Sent", "nic_transmit_rdma_bytes_total rdma_transmit_bytes_total"),
-        "nic_received": ("Received", "nic_receive_rdma_bytes_total rdma_receive_bytes_total"),
-    }),
-    make_figure("nic_pauses", "Share of time in which a priority is paused", "ratio", "nic", {
-        "paused": ("NIC paused by the switch", "nic_receive_pfc_pause_seconds_total nic_receive_global_pause_seconds_total"),
-        "pausing": ("Switch paused by the NIC", "nic_transmit_pfc_pause_seconds_total nic_transmit_global_pause_seconds_total"),
-    }),
-    make_figure("nic_pause_frames", "Pause frames", "per second", "nic", {
-        "pause_received": ("Received", "nic_receive_pfc_pause_frames_total nic_receive_pause_frames_total"),
-        "pause_sent": ("Sent", "nic_transmit_pfc_pause_frames_total nic_transmit_pause_frames_total"),
-    }),
-    make_figure("nic_congestion", "Congestion marks and notifications", "per second", "nic", {
-        "marked": ("Marked packets received (ECN)", "rdma_ecn_marked_packets_total"),
-        "cnp_sent": ("Notifications sent (CNP)", "rdma_congestion_notifications_sent_total"),
-        "cnp_handled": ("Notifications handled (CNP)", "rdma_congestion_notifications_handled_total"),
-    }),
-    make_figure("nic_retransmissions", "Lost and repeated packets", "per second", "nic", {
-        "out_of_sequence": ("Out of sequence", "rdma_out_of_sequence_packets_total"),
-        "sequence_errors": ("Reported missing by the receiver", "rdma_packet_sequence_errors_total"),
-        "ack_timeouts": ("Acknowledgement timeouts", "rdma_ack_timeouts_total"),
-        "adaptive_retransmissions": ("Adaptive retransmissions", "rdma_adaptive_retransmissions_total"),
-    }),
-    make_figure("nic_pcie", "Share of time in which PCIe stalls the NIC", "ratio", "nic", {
-        "write_stall": ("Writes to memory", "nic_pcie_write_stalled_seconds_total nic_pcie_write_stall_ratio"),
-        "read_stall": ("Reads from memory", "nic_pcie_read_stalled_seconds_total nic_pcie_read_stall_ratio"),
-    }),
-)  # fmt: skip

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from railscope.catalog import Rollup, derived_metric, rollups
 from railscope.catalog.incidents import JOB_STEP
 from railscope.device_names import DeviceKey, Names
-from railscope_collector.console import curves, node_history
+from railscope_collector.console import curves, device_figures, node_history, stored_frames
 from railscope_collector.console.history_server import CurveQuery, quoted
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.workloads.job_roster import JobKey
@@ -163,35 +163,39 @@ def group_node(node: str, names: Mapping[DeviceKey, Names], devices: GroupDevice
     return GroupNode(node, keys, devices.since_ns)
 
 
-def named_figures(figures: GroupFigures) -> list[curves.NamedFigure]:
+def named_figures(figures: GroupFigures) -> list[device_figures.NamedFigure]:
     """Return figures of roll-ups, which have no devices."""
     return [
-        curves.NamedFigure(
+        device_figures.NamedFigure(
             name,
             title,
             CURVES[of[0]].unit,
-            tuple(curves.NamedCurve(each, CURVES[each].label, "", (), "sum") for each in of),
+            tuple(
+                device_figures.NamedCurve(each, CURVES[each].label, "", (), "sum") for each in of
+            ),
         )
         for name, (title, of) in figures.items()
     ]
 
 
 def read_nodes(
-    history: node_history.NodeHistory,
+    frames: stored_frames.StoredFrames,
     nodes: Sequence[GroupNode],
     period: curves.TimeRange,
-) -> tuple[list[curves.NamedFigure], dict[str, curves.HistoryCurve]]:
+) -> tuple[list[device_figures.NamedFigure], dict[str, curves.HistoryCurve]]:
     """Return figures with a curve per node, and these curves. Blocking; raises OSError."""
     shown = [each for each in nodes if any(each.keys.values()) and each.since_ns < period.to_ns]
-    max_records = node_history.MAX_RECORDS // max(len(shown), 1)
+    max_records = stored_frames.MAX_RECORDS // max(len(shown), 1)
     kinds = {kind for each in shown for kind, keys in each.keys.items() if keys}
-    bases = [each for each in node_history.GROUP_FIGURES if each.curves[0].device in kinds]
+    bases = [each for each in device_figures.GROUP_FIGURES if each.curves[0].device in kinds]
     found: dict[str, curves.HistoryCurve] = {}
     for number, member in enumerate(shown):
         since_ns = max(period.from_ns, member.since_ns)
         own = curves.TimeRange(since_ns, period.to_ns)
         before = curves.CurveGap(period.from_ns, since_ns, BEFORE_JOB)
-        read = history.read(member.node, member.keys, bases, own, max_records).curves
+        read = node_history.read_curves(
+            frames, member.node, member.keys, bases, own, max_records
+        ).curves
         for name, curve in read.items():
             found[f"{name}_{number}"] = replace(
                 curve,
@@ -200,7 +204,7 @@ def read_nodes(
                 gaps=(*((before,) if since_ns > period.from_ns else ()), *curve.gaps),
             )
     figures = [
-        curves.NamedFigure(
+        device_figures.NamedFigure(
             base.name,
             base.title,
             base.unit,

@@ -22,10 +22,12 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.console import (
     PageProblemError,
     curves,
+    device_figures,
     group_curves,
     history_server,
     node_history,
     page_table,
+    stored_frames,
 )
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import IncidentTable
@@ -123,8 +125,6 @@ SERVER_FAILED = "the server with history cannot be read now"
 NO_SERVER = "curves of a job need a server with history: ask the operator of the cluster"
 SHARED_GPUS = "the job shares its GPUs, whose readings are not its own"
 MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
-COVERED_NS = 30 * SECOND_NS
-"""Time by which the first value may be later than the period."""
 
 
 ServerHistory = Callable[
@@ -195,7 +195,7 @@ def figure_model(
 
 
 def figure_models(
-    figures: Sequence[curves.NamedFigure],
+    figures: Sequence[device_figures.NamedFigure],
     found: Mapping[str, curves.HistoryCurve],
     period: curves.TimeRange,
     width: int,
@@ -233,7 +233,7 @@ class HistoryPages:
     """Models of the pages with curves."""
 
     core: CollectorState
-    nodes: node_history.NodeHistory
+    frames: stored_frames.StoredFrames
     reading: ReadPool
     wall_ns: Callable[[], int]
     find_members: Callable[[group_curves.GroupKey], group_curves.GroupMembers] = lambda _: {}
@@ -250,11 +250,11 @@ class HistoryPages:
     def from_api(cls, api: ViewApi, reading: ReadPool) -> HistoryPages:
         """Return the pages of a collector, with the frame log that its API has the size of."""
         directory = api.metrics.log.directory
-        nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
+        frames = stored_frames.StoredFrames.from_directory(directory, api.core.schemas.read)
         has_server = bool(api.console.history_url)
         return cls(
             api.core,
-            nodes,
+            frames,
             reading,
             api.wall_ns,
             partial(group_curves.find_members, api),
@@ -320,7 +320,7 @@ class HistoryPages:
         if model is None:
 
             def read() -> tuple[FigureModel, ...]:
-                named, found = group_curves.read_nodes(self.nodes, nodes, period.range)
+                named, found = group_curves.read_nodes(self.frames, nodes, period.range)
                 return figure_models(named, found, period.range, width)
 
             models = await self.reading.read(request.credential, read)
@@ -352,7 +352,7 @@ class HistoryPages:
     async def _gpu(self, request: page_table.PageRequest) -> page_table.PageContent:
         node, index = request.parts["node"], request.parts["index"]
         pair = self.find_pair(node, index)
-        figures = [*curves.GPU_FIGURES, *(curves.NIC_FIGURES if pair.nics else ())]
+        figures = [*device_figures.GPU_FIGURES, *(device_figures.NIC_FIGURES if pair.nics else ())]
         history = await self._device_curves(request, pair, figures)
         nics = tuple(map(dict, pair.nics))
         uuid, names = pair.gpu["uuid"], (pair.gpu["index"], pair.gpu["pci_address"])
@@ -388,14 +388,14 @@ class HistoryPages:
             },
         }
         devices = node_history.PairDevices({}, (), None, keys, labels)
-        figures = node_history.node_figures(rails)
+        figures = device_figures.node_figures(rails)
         return NodeHistoryModel(node, await self._device_curves(request, devices, figures))
 
     async def _device_curves(
         self,
         request: page_table.PageRequest,
         devices: node_history.PairDevices,
-        figures: Sequence[curves.NamedFigure],
+        figures: Sequence[device_figures.NamedFigure],
     ) -> CurvesModel:
         """Return the curves of devices of a node, read once for all readers of a period."""
         max_ns = MAX_SERVER_PERIOD_NS if self.server else node_history.MAX_PERIOD_NS
@@ -414,7 +414,7 @@ class HistoryPages:
         self,
         request: page_table.PageRequest,
         devices: node_history.PairDevices,
-        figures: Sequence[curves.NamedFigure],
+        figures: Sequence[device_figures.NamedFigure],
         period: ShownPeriod,
     ) -> CurvesModel:
         node, width = request.parts["node"], request.query.width
@@ -431,7 +431,9 @@ class HistoryPages:
             if period.to_ns - period.from_ns <= node_history.MAX_PERIOD_NS:
                 read = await self.reading.read(
                     request.credential,
-                    lambda: self.nodes.read(node, devices.keys, figures, period.range),
+                    lambda: node_history.read_curves(
+                        self.frames, node, devices.keys, figures, period.range
+                    ),
                 )
                 found, problem = read.curves, problem or _missing_period(read.oldest_ns, period)
         models = await self.reading.read(

@@ -26,7 +26,7 @@ from railscope.timestamps import SECOND_NS
 from railscope.tls_contexts import client_tls
 from railscope.untrusted_text import printable
 from railscope_collector.config import ConsoleSettings
-from railscope_collector.console import PageProblemError, curves, node_history
+from railscope_collector.console import PageProblemError, curves, device_figures, node_history
 
 SOURCE = "the server with history"
 MAX_POINTS = 480
@@ -74,7 +74,7 @@ DeviceLabels: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 def device_queries(
-    figures: Sequence[curves.NamedFigure], node: str, labels: DeviceLabels
+    figures: Sequence[device_figures.NamedFigure], node: str, labels: DeviceLabels
 ) -> list[CurveQuery]:
     """Return the queries of curves of devices of a node."""
     return [
@@ -84,7 +84,7 @@ def device_queries(
     ]
 
 
-def _device_query(curve: curves.NamedCurve, node: str, labels: DeviceLabels) -> str:
+def _device_query(curve: device_figures.NamedCurve, node: str, labels: DeviceLabels) -> str:
     found = []
     for source in curve.sources:
         about = METRICS[source.metric].about

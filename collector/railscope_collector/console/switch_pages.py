@@ -28,7 +28,7 @@ from railscope_collector.console.counter_increases import (
 )
 from railscope_collector.console.curves import TimeRange
 from railscope_collector.console.history_pages import USUAL_PERIOD_NS
-from railscope_collector.console.node_history import NodeHistory
+from railscope_collector.console.stored_frames import StoredFrames
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from railscope_collector.http import list_query, read_api
 from railscope_collector.http.json_responses import json_error, tagged_response
@@ -238,7 +238,7 @@ class SwitchPages:
     """Handlers of the routes of switches, and models of their pages: the same documents."""
 
     api: read_api.ViewApi
-    history: NodeHistory
+    frames: StoredFrames
     reading: ReadPool
 
     def models(self) -> page_table.PageModels:
@@ -386,7 +386,7 @@ class SwitchPages:
             stored, ports = StoredCounters(), set(choose(values.ports()))
             if row.state == READ:
                 stored = read_counters(
-                    self.history,
+                    self.frames,
                     SWITCH_PREFIX + name,
                     counters,
                     period,
@@ -505,7 +505,7 @@ class SwitchPages:
                 period = TimeRange(interval.from_ns - TOLERANCE_NS, interval.to_ns + TOLERANCE_NS)
                 interface = row.link.interface
                 nic_counters = read_counters(
-                    self.history, row.link.node, counters, period, lambda key: key[0] == interface
+                    self.frames, row.link.node, counters, period, lambda key: key[0] == interface
                 )
             absent = read.interval.absent
             if not absent and not nic_counters.readings:

@@ -15,14 +15,9 @@ from railscope.frame import Frame, Schema
 from railscope.reading import Absent
 from railscope.wire import WireSchema, schema_identity, to_wire_schema
 from railscope_collector.console import node_history
-from railscope_collector.console.curves import (
-    GPU_FIGURES,
-    NIC_FIGURES,
-    HistoryCurve,
-    NamedFigure,
-    TimeRange,
-)
-from railscope_collector.console.node_history import NodeHistory
+from railscope_collector.console.curves import HistoryCurve, TimeRange
+from railscope_collector.console.device_figures import GPU_FIGURES, NIC_FIGURES, NamedFigure
+from railscope_collector.console.stored_frames import StoredFrames
 from railscope_collector.framelog.record_index import RecordIndex
 from railscope_collector.framelog.segment_files import (
     FrameRecord,
@@ -47,7 +42,7 @@ class LogOfFrames:
         descriptor, self._marker = start_segment(directory, 1)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self.schemas: dict[bytes, WireSchema] = {}
-        self.history = NodeHistory(RecordIndex(directory), self._find)
+        self.frames = StoredFrames(RecordIndex(directory), self._find)
 
     def _find(self, digest: bytes) -> WireSchema:
         if digest not in self.schemas:
@@ -77,7 +72,7 @@ class LogOfFrames:
         self, last: int, figures: Iterable[NamedFigure] = FIGURES, first: int = 0
     ) -> dict[str, HistoryCurve]:
         period = TimeRange(START_WALL_NS + first * SECOND, START_WALL_NS + last * SECOND)
-        return self.history.read("n1", KEYS, figures, period).curves
+        return node_history.read_curves(self.frames, "n1", KEYS, figures, period).curves
 
     def close(self) -> None:
         self._file.close()
