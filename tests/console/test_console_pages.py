@@ -862,6 +862,8 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
          "GPU health: healthy → failed (fatal Xid, new_rule)", "error"),
         ("gpu_health", ("gpu", "G"), {"before": "failed", "after": "healthy", "reasons": ""},
          "GPU health: failed → healthy", "info"),
+        ("claim_start", ("claim", "0", "c"), {"source": "command", "tenant": "vision", "start_ns": "1"},
+         "Job started: unnamed of vision (command)", "info"),
         ("gpu_event", ("gpu_event", "0000:9d:00.0", "single_bit_ecc_error"), {"data": "4"},
          "Driver event: single bit ecc error", "warning"),
         ("link_change", ("link_change", "eth0", "up"), {"message": "mlx5_core 0000:18:00.0 eth0: Link up"}, "Link: up", "info"),

@@ -144,7 +144,8 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
     if name.startswith(OF_COLLECTIVES):
         stated = [(fact.replace("_", " "), facts.get(fact)) for fact in _COLLECTIVE_FACTS]
         return ", ".join(f"{words} {text}" for words, text in stated if text)
-    if workload := facts.get("workload"):
+    if name.startswith("claim_") or facts.get("workload"):
+        workload = facts.get("workload") or "unnamed"
         owner = facts.get("tenant") or facts.get("owner") or "no tenant"
         source = f" ({facts['source']})" if facts.get("source") else ""
         return f"{workload} of {owner}{source}"
