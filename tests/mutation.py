@@ -2,7 +2,7 @@
 
 `python tests/mutation.py --output FILE` appends a line per mutant: killed (by a test), survived, uncovered (no test
 executes it, in its own process or in one that imports the copy), imported (it is executed only when its module is
-imported), unjudged (only tests that fail without a mutant execute it), partial (its tests take longer than --seconds), or
+imported), unjudged (only tests that fail without a mutant, or in a fork, execute it), partial (its tests take longer than --seconds), or
 stopped (a test did not end). Mutants that FILE has are not run again.
 
 All mutants are in one copy of the tree, each with a switch. A process imports an area and its tests once and runs them
@@ -105,8 +105,11 @@ _ARITHMETIC: dict[type[ast.AST], tuple[str, str]] = {
 }  # fmt: skip
 _NOT_CODE = {"annotation", "returns", "decorator_list", "bases", "keywords"}
 """Fields of declarations; `keywords` of classes only."""
-MAX_TEST_SECONDS, MAX_WALL_SECONDS = 60, 1800
-"""Processor time in addition to --seconds in which the last test must end, and the wall time of all: more is a loop."""
+MAX_TEST_SECONDS, MAX_WALL_SECONDS = 60, 180
+"""Processor time in addition to --seconds in which the last test must end, and the wall time of a test: more is a loop.
+
+A test is ended after 120 seconds, except one that waits for a thread: that needs the longer time.
+"""
 
 
 @dataclass(frozen=True)
@@ -416,6 +419,8 @@ class Judge:
     ) -> None:
         self._mutants, self._executed, self._output = mutants, executed, output
         self._seconds, self._is_failed = seconds, False
+        self._forkable: dict[str, bool] = {}
+        """True for tests that pass in a child process without a mutant."""
         self._tree = tree
         (tree / _ACTIVE).write_text("-1")
         self._switch: Any = importlib.import_module(_SWITCH)
@@ -438,7 +443,7 @@ class Judge:
             beside = [name for name in items if name.partition("::")[0] in files]
             names = list(dict.fromkeys([*(name for _, name in found), *beside]))
             if found:
-                result, test, used = self._in_child(number, [items[name] for name in names])
+                result, test, used = self._judge(number, [items[name] for name in names])
             else:
                 is_unjudged, is_imported = number in executed_failing, number in imported
                 result = "unjudged" if is_unjudged else "imported" if is_imported else "uncovered"
@@ -483,6 +488,25 @@ class Judge:
                 found[number][item.nodeid] = seconds
         return found, failing
 
+    def _judge(self, number: int, items: list[pytest.Item]) -> tuple[str, str, float]:
+        """Return the result of a mutant, by tests that also pass in a child process without it."""
+        total, count = 0.0, len(items)
+        while items := [item for item in items if self._forkable.get(item.nodeid, True)]:
+            result, test, used = self._in_child(number, items)
+            total += used
+            if result == "imported" and len(items) < count:
+                result = "unjudged"
+            if not test:
+                return result, test, total
+            if test not in self._forkable:
+                # A library with threads of its own does not work in a fork.
+                item = [item for item in items if item.nodeid == test]
+                self._forkable[test] = not self._in_child(-1, item)[1]
+            if self._forkable[test]:
+                return result, test, total
+            sys.stdout.write(f"\nfails in a fork without a mutant: {test}")
+        return "unjudged", "", total
+
     def _in_child(self, number: int, items: list[pytest.Item]) -> tuple[str, str, float]:
         """Return the result of a mutant, the test that kills it, and the processor time."""
         reader, writer = os.pipe()
@@ -501,20 +525,19 @@ class Judge:
                 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
                 resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
                 _restart_executors()
-                os.write(writer, "\t".join(self._first_failure(items)).encode())
+                self._run_until_failure(items, writer)
             finally:
                 os._exit(0)
         os.close(writer)
-        is_answered = select.select([reader], [], [], MAX_WALL_SECONDS)[0]
-        if not is_answered:
+        result, test = _read_answer(reader)
+        if result == "stopped":
             os.kill(child, signal.SIGKILL)
-        with os.fdopen(reader, "rb") as answer:
-            result, _, test = answer.read().decode().partition("\t")
+        os.close(reader)
         usage = os.wait4(child, 0)[2]
         # A test of the first run imported the module: the child has it already, without the mutant.
         if result == "survived" and str(number) not in executed.read_text().split():
             result = "imported"
-        return result or "stopped", test, usage.ru_utime + usage.ru_stime
+        return result, test, usage.ru_utime + usage.ru_stime
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure."""
@@ -527,13 +550,37 @@ class Judge:
         )  # with its time limit
         return self._is_failed
 
-    def _first_failure(self, items: list[pytest.Item]) -> tuple[str, str]:
+    def _run_until_failure(self, items: list[pytest.Item], writer: int) -> None:
+        """Write the name of each test before it runs, and at the end a line with the result."""
+        result = "survived"
         for item, following in _with_next(items):
+            os.write(writer, f"{item.nodeid}\n".encode())
             if self._fails(item, following):
-                return "killed", item.nodeid
+                result = "killed"
+                break
             if _processor_seconds() > self._seconds:
-                return "partial", ""
-        return "survived", ""
+                result = "partial"
+                break
+        os.write(writer, f"{_RESULT}{result}\n".encode())
+
+
+_RESULT = "\t"
+"""Beginning of the line that no name of a test has."""
+
+
+def _read_answer(reader: int) -> tuple[str, str]:
+    """Return the result of a child process, and the test that failed or did not end."""
+    content = b""
+    while select.select([reader], [], [], MAX_WALL_SECONDS)[0]:
+        part = os.read(reader, 1 << 16)
+        content += part
+        if not part or _RESULT.encode() in part:
+            break
+    *tests, last = content.decode().splitlines() or [""]
+    if not last.startswith(_RESULT):
+        return "stopped", last
+    result = last.removeprefix(_RESULT)
+    return result, tests[-1] if result == "killed" else ""
 
 
 def _with_next(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:

@@ -9,17 +9,27 @@ from pathlib import Path
 
 import mutation
 
-NAMES = ("in_process", "in_process_and_equal", "in_program", "in_failing_test", "unused")
+NAMES = (
+    "in_process",
+    "in_process_and_equal",
+    "in_program",
+    "in_failing_test",
+    "in_test_of_a_thread",
+    "unused",
+)
 MODULE = "".join(f"def {name}(n):\n    return n > 2\n" for name in NAMES) + "LIMIT = 1 < 2\n"
 TESTS = """
-import subprocess, sys, module
+import subprocess, sys, threading, module
 from concurrent.futures import ThreadPoolExecutor
 threads = ThreadPoolExecutor(1)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 def test_fails():
     assert module.in_failing_test(3) is None
 def test_in_process():
     import imported_by_a_test
     assert threads.submit(module.in_process, 3).result(timeout=10)
+def test_in_a_fork():
+    assert module.in_test_of_a_thread(3) and threading.active_count() > 1
 def test_in_process_and_equal():
     assert not module.in_process_and_equal(2)
 def test_in_program():
@@ -55,6 +65,7 @@ def test_a_mutant_is_judged_by_tests_that_pass_without_it_also_in_programs(tmp_p
         "in_process_and_equal": "killed",
         "in_program": "killed",
         "in_failing_test": "unjudged",
+        "in_test_of_a_thread": "unjudged",
         "unused": "uncovered",
     }
     assert "\nfails without a mutant: test_module.py::test_fails" in done.stdout
