@@ -444,6 +444,8 @@ class Judge:
             names = list(dict.fromkeys([*(name for _, name in found), *beside]))
             if found:
                 result, test, used = self._judge(number, [items[name] for name in names])
+                if result == "imported" and not all(self._forkable.get(n, True) for _, n in found):
+                    result = "unjudged"
             else:
                 is_unjudged, is_imported = number in executed_failing, number in imported
                 result = "unjudged" if is_unjudged else "imported" if is_imported else "uncovered"
@@ -490,12 +492,10 @@ class Judge:
 
     def _judge(self, number: int, items: list[pytest.Item]) -> tuple[str, str, float]:
         """Return the result of a mutant, by tests that also pass in a child process without it."""
-        total, count = 0.0, len(items)
+        total = 0.0
         while items := [item for item in items if self._forkable.get(item.nodeid, True)]:
             result, test, used = self._in_child(number, items)
             total += used
-            if result == "imported" and len(items) < count:
-                result = "unjudged"
             if not test:
                 return result, test, total
             if test not in self._forkable:
