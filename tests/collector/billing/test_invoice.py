@@ -60,8 +60,9 @@ def test_credits_and_adjustments_are_lines():
         adjustment_charge("team-a", Fraction(1, 10), MONTH, "Reading by hand"),
     ]
     assert draft_invoice(charges, "team-a", MONTH, "EUR").total_minor == 100 - 25 + 10
-    with pytest.raises(ValueError, match="expected a positive amount"):
-        credit_charge("team-a", Fraction(-1), MONTH, "Backwards")
+    for amount, reason in ((-1, "Backwards"), (0, "Nothing"), (1, "")):
+        with pytest.raises(ValueError, match="expected a positive amount and a reason"):
+            credit_charge("team-a", Fraction(amount), MONTH, reason)
     with pytest.raises(ValueError, match="expected a reason"):
         adjustment_charge("team-a", Fraction(1), MONTH, "")
 
