@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
-from support.sampling import WITHOUT_NETWORK
+from support.sampling import read_collectives
 
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
@@ -54,13 +54,11 @@ class Node:
         step_ns = END_NS // (len(later) + 1)
         moments = [CaptureMoment((n + 1) * step_ns, calls=change) for n, change in enumerate(later)]
         walk = CaptureWalk(Capture(CAPTURE.about, (first, *moments)))
-        settings = AgentSettings(
-            collectives=CollectiveSettings(late_seconds=late), metrics=WITHOUT_NETWORK
-        )
+        settings = AgentSettings(collectives=CollectiveSettings(late_seconds=late))
         agent = Agent(settings, walk.host, CAPTURE.about.node)
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
-        asyncio.run(walk.read(agent))
+        asyncio.run(read_collectives(walk, agent))
 
     def last(self, name: str) -> Frame:
         return [frame for frame in self.frames if frame.schema.stream == name][-1]

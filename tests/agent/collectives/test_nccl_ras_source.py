@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from support import ras_servers as ras
 from support.cases import capture_of
-from support.sampling import WITHOUT_NETWORK
+from support.sampling import read_collectives
 
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
@@ -95,14 +95,11 @@ class Node:
         about = dataclasses.replace(HANG.about, duration_ns=len(moments) * STEP_NS)
         walk = CaptureWalk(Capture(about, (start, *later)))
         self.queried: list[str] = []
-        settings = AgentSettings(
-            collectives=CollectiveSettings(ras=mode, **changes),  # type: ignore[arg-type]
-            metrics=WITHOUT_NETWORK,
-        )
+        settings = AgentSettings(collectives=CollectiveSettings(ras=mode, **changes))  # type: ignore[arg-type]
         agent = Agent(settings, ObservedHost(walk.host, self.queried), about.node)
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
-        asyncio.run(walk.read(agent))
+        asyncio.run(read_collectives(walk, agent))
 
     def _counts(self, metric: Any) -> dict[str, int]:
         frame = [f for f in self.frames if f.schema.stream == "nccl_ras"][-1]
@@ -499,7 +496,7 @@ def test_queries_end_before_the_period_does() -> None:
     agent = Agent(settings, SlowHost(walk.host, queried), about.node)
     frames: list[Frame] = []
     agent.on_frame = frames.append
-    asyncio.run(walk.read(agent))
+    asyncio.run(read_collectives(walk, agent))
     frame = [f for f in frames if f.schema.stream == "nccl_ras"][-1]
     states = {e.key[0]: v for m, e, v in frame.readings() if m is c.NCCL_PROCESSES and v}
     assert (queried, states) == (["query"], {"timeout": 1, "excess": 3})
@@ -535,7 +532,7 @@ def test_a_recording_replays_what_the_agent_reported(redactor: Redactor | None) 
         frames: list[Frame] = []
         agent = Agent(settings, host, about.node)
         agent.on_frame = frames.append
-        asyncio.run(walked.read(agent))
+        asyncio.run(read_collectives(walked, agent))
         return frames
 
     with server.running():

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, pickled
-from support.sampling import WITHOUT_NETWORK
+from support.sampling import read_collectives
 from support.worker_servers import NCCL, SUMMARY, PytorchServer, http_answer
 
 from railscope.capture import Capture, CaptureMoment
@@ -133,14 +133,14 @@ class Node:
         self.asked: list[str] = []
         settings = CollectiveSettings(**{"worker_servers": True} | changes)
         agent = Agent(
-            AgentSettings(collectives=settings, metrics=WITHOUT_NETWORK),
+            AgentSettings(collectives=settings),
             AskedHost(walk.host, self.asked),
             about.node,
         )
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
         with capture_logs() as logs:
-            asyncio.run(walk.read(agent))
+            asyncio.run(read_collectives(walk, agent))
         self.logs = [log for log in logs if log["event"].startswith("worker_server")]
 
     def _by_state(self, stream: str, wanted: Any) -> dict[str, int]:
@@ -449,7 +449,7 @@ def test_a_recording_of_real_servers_replays_what_the_agent_reported(tmp_path: P
         frames: list[Frame] = []
         agent = Agent(settings, host, about.node)
         agent.on_frame = frames.append
-        asyncio.run(walked.read(agent))
+        asyncio.run(read_collectives(walked, agent))
         return Counter(
             (event.event_class.name, event.entity.key[3], event.facts["sequence"])
             for found in frames
