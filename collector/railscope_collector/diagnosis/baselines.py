@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import SignalTable
-from railscope_collector.diagnosis.slot_sums import Floats, compress, decompress
+from railscope_collector.diagnosis.slot_sums import Floats, PackedValues, compress, decompress
 
 _Flags: TypeAlias = NDArray[np.bool_]
 
@@ -53,7 +53,7 @@ class Baselines:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[DeviceKind, str], deque[bytes]] = defaultdict(
+        self._rows: dict[tuple[DeviceKind, str], deque[PackedValues]] = defaultdict(
             lambda: deque(maxlen=_MAX_MINUTES)
         )
         self._usual: dict[tuple[DeviceKind, str, int, float], Floats] = {}

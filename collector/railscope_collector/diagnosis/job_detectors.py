@@ -94,7 +94,7 @@ def _readings(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
     has_means = sums.weight("graphics_activity", slot, slots)[job.gpus] > 0
     counts = sums.weight("utilization", slot, slots)[job.gpus]
-    return float(np.median(np.where(has_means, np.inf, counts)))
+    return slot_sums.median(np.where(has_means, np.inf, counts))
 
 
 PROGRESS_SHARE = 0.5

@@ -157,9 +157,10 @@ def exchange_changes(
         (DeviceKind.GPU, "nvlink", job.gpus),
     ):
         table = view.signals.table(kind, slots, before)
-        past = np.nansum(view.base(kind, name)[positions])
-        if past > 0 and not np.isnan(table[name][positions]).all():
-            yield float(np.nansum(table[name][positions]) / past)
+        past = slot_sums.sum_known(view.base(kind, name)[positions])
+        now = table[name][positions]
+        if past > 0 and not np.isnan(now).all():
+            yield slot_sums.sum_known(now) / past
 
 
 PAUSES, MIN_USUAL_SLOTS = 2, 6
@@ -285,18 +286,18 @@ def medians_of_others(values: Floats) -> Floats:
 
     Values have the shape (…, devices).
     """
-    rows = np.arange(values.shape[-1])
-    order = np.argsort(values, axis=-1)  # NaN last
-    ordered, ranks = np.take_along_axis(values, order, -1), np.empty_like(order)
-    np.put_along_axis(ranks, order, np.broadcast_to(rows, order.shape), -1)
-    are_known = ~np.isnan(values)
+    rows = values.reshape(-1, values.shape[-1])
+    # Explicit numbers of rows: `take_along_axis` takes longer to compute them than to take a few values.
+    numbers, last = np.arange(len(rows))[:, None], rows.shape[-1] - 1
+    order = np.argsort(rows, axis=-1)  # NaN last
+    ordered, ranks = rows[numbers, order], np.empty_like(order)
+    ranks[numbers, order] = np.arange(rows.shape[-1])
+    are_known = ~np.isnan(rows)
     # Without a value itself, where it is known, the values above it have the next lower rank.
     other_counts = are_known.sum(axis=-1, keepdims=True) - are_known
     places = (np.maximum(other_counts - 1, 0) // 2, other_counts // 2)
-    last = values.shape[-1] - 1
-    middle = [
-        np.take_along_axis(ordered, np.minimum(place + (are_known & (ranks <= place)), last), -1)
+    low, high = (
+        ordered[numbers, np.minimum(place + (are_known & (ranks <= place)), last)]
         for place in places
-    ]
-    found: Floats = np.where(other_counts > 0, (middle[0] + middle[1]) / 2, np.nan)
-    return found
+    )
+    return np.where(other_counts > 0, (low + high) / 2, np.nan).reshape(values.shape)

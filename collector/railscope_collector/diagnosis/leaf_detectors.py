@@ -50,13 +50,13 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     nic_losses = _NicLosses.read(view)
     losses = _means(view, nic_losses.rates, use)
     paused = _means(view, nic["paused_share"], use)
-    lossy: dict[int, findings.Finding] = {}
+    lossy, all_leaves = dict[int, findings.Finding](), np.arange(len(frames))
     exchange = _exchanging_leaves(view) if (losses > 0).any() else None
     for leaf, members in enumerate(view.groups.leaves):
         positions = members[use[members]]
         if len(positions) < MIN_MEMBERS:
             continue
-        other_leaves = np.delete(np.arange(len(frames)), leaf)
+        other_leaves = all_leaves[all_leaves != leaf]
         cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
         usual = np.fmax(
             or_zero(median_known(frames[other_leaves])) * PAUSE_FACTOR,
@@ -174,7 +174,6 @@ def _losses(
     nic = view.signals.nic
     order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
     leaf = cause.position
-    other_leaves = np.delete(np.arange(len(paused)), leaf)
     evidence = (
         findings.FindingEvidence(
             "out_of_order", mean_known(order), MIN_OUT_OF_ORDER, "limit", cause.name
@@ -186,7 +185,7 @@ def _losses(
     limits = np.fmax(MIN_LOSSES, LOSS_FACTOR * losses.usual)
     lossy = mean_known(order) > float(limits[positions].mean())
     lossy |= mean_known(timeouts) > MIN_TIMEOUTS
-    if paused[leaf] == 0 and lossy and (paused[other_leaves] > 0).any():
+    if paused[leaf] == 0 and lossy and (paused > 0).any():
         yield findings.Finding("lossless_broken", cause, evidence)
         return
     hit = findings.above(losses.rates, limits) & losses.clean

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ class NodeContact:
         A delay of a receipt makes a clock appear behind: the second highest offset has the least delay, except one.
         """
         seconds = [offset.seconds for offset in self.offsets]
-        offset = float(np.median(seconds if len(seconds) == _MAX_OFFSETS else seconds[-3:]))
+        offset = median(seconds if len(seconds) == _MAX_OFFSETS else seconds[-3:])
         return max(offset, min(sorted(seconds)[-2], 0.0))
 
     @property
@@ -406,8 +407,8 @@ def wrong_clocks(
     if not recent:
         return
     offsets = {name: contact.offset_seconds for name, contact in recent.items()}
-    usual = float(np.median(list(offsets.values()))) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
-    usual_delay = float(np.median([contact.delay_seconds for contact in recent.values()]))
+    usual = median(offsets.values()) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
+    usual_delay = median(contact.delay_seconds for contact in recent.values())
     limit = thresholds.max_clock_offset_seconds
     for name, offset in offsets.items():
         contact, error = recent[name], abs(offset - usual)

@@ -20,7 +20,14 @@ from railscope_collector.diagnosis import findings, job_steps
 from railscope_collector.diagnosis.jobs import MAD_SCALE, connected_pods
 from railscope_collector.diagnosis.network_detectors import MIN_PAUSED
 from railscope_collector.diagnosis.quantities import DeviceKind
-from railscope_collector.diagnosis.slot_sums import Floats, Positions, median_known, or_zero
+from railscope_collector.diagnosis.slot_sums import (
+    Floats,
+    Positions,
+    mean_known,
+    median,
+    median_known,
+    or_zero,
+)
 from railscope_collector.workloads.job_roster import JobKey
 
 PAST_SLOTS = 90
@@ -109,7 +116,7 @@ class Uplinks:
         crossing, slow = (np.zeros(len(send), np.bool_) for _ in range(2))
         talking = []
         for job in view.jobs:
-            mean = float(np.nanmean(send[job.nics])) if np.isfinite(send[job.nics]).any() else 0.0
+            mean = float(or_zero(mean_known(send[job.nics])))
             self._highest[job.key] = max(self._highest.get(job.key, 0.0), mean)
             if mean <= max(MIN_TALK * self._highest[job.key], findings.MIN_EXCHANGE):
                 continue
@@ -190,7 +197,7 @@ def _differences(view: findings.DiagnosisView, values: Floats) -> Floats:
         for number, row in enumerate(rows):
             known = row[~np.isnan(row)]
             if len(known) > MIN_MEMBERS:
-                found[number, job.nics] = row - np.median(known)
+                found[number, job.nics] = row - median(known)
     return found
 
 
