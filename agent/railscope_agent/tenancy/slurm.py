@@ -69,7 +69,8 @@ class SlurmProvider:
             for name, environment in groups
             if environment.job is not None and not name.startswith("job_")
         }
-        written = self._file_claims(host, devices, in_force)
+        jobs = {environment.job for _, environment in groups if environment.job is not None}
+        written = self._file_claims(host, devices, in_force, jobs)
         grouped = _GroupedClaims(list(written.claims), written.unsized)
         for name, environment in groups:
             job = str(environment.job) if environment.job is not None else name
@@ -128,14 +129,18 @@ class SlurmProvider:
         return [_claim_of_job(job, device, environment) for device in dict.fromkeys(used)]
 
     def _file_claims(
-        self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+        self,
+        host: Host,
+        devices: NodeDevices,
+        in_force: tuple[claims.NodeClaim, ...],
+        jobs: set[int],
     ) -> slurm_files.SlurmFileClaims:
-        """Return the claims in files; if they cannot be read, those in force from them."""
+        """Return the claims in files; if they cannot be read, those in force from them. `jobs` have control groups."""
         gpu_files, merged = self.settings.slurm_gpu_directory, slurm_files.SlurmFileClaims()
         try:
             if self.settings.slurm_job_directory:
                 nodes = {self.node(), *self._groups.node_names}
-                merged = self._files.read(host, nodes, devices, self.clock())
+                merged = self._files.read(host, nodes, devices, self.clock(), jobs)
         except OSError as error:
             _carry_over(merged, error, in_force)
         try:

@@ -94,9 +94,17 @@ class SlurmJobFiles:
     _parsed: dict[str, tuple[bytes, tuple[SlurmJob, ...]]] = field(default_factory=dict)
 
     def read(
-        self, host: Host, nodes: Collection[str], devices: NodeDevices, clock: ClockHistory
+        self,
+        host: Host,
+        nodes: Collection[str],
+        devices: NodeDevices,
+        clock: ClockHistory,
+        running: Collection[int],
     ) -> SlurmFileClaims:
-        """Return the claims of jobs that run on this node, by its names. Raises OSError for the directory."""
+        """Return the claims of jobs that run on this node, by its names. Raises OSError for the directory.
+
+        `running` are jobs that are certain to run.
+        """
         written, names = SlurmFileClaims(), host.names(self.directory)
         bad: list[str] = []
         unclear: list[str] = []
@@ -104,7 +112,7 @@ class SlurmJobFiles:
         self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
         named: dict[str, SlurmDevices] = {}
         elsewhere: set[str] = set()
-        for job in self._running_jobs(host, names, clock, bad):
+        for job in self._running_jobs(host, names, clock, running, bad):
             job_nodes = {*job.nodes, *(each.node for each in job.allocations or ())}
             here = [n for n in job_nodes if any(is_same_node(n, node) for node in nodes)]
             elsewhere |= set(() if here else job_nodes)
@@ -139,12 +147,18 @@ class SlurmJobFiles:
         return written
 
     def _running_jobs(
-        self, host: Host, names: list[str], clock: ClockHistory, bad: list[str]
+        self,
+        host: Host,
+        names: list[str],
+        clock: ClockHistory,
+        running: Collection[int],
+        bad: list[str],
     ) -> Iterator[SlurmJob]:
         """Yield the jobs that have started and not ended; add files that cannot be parsed to `bad`.
 
         No job survives a reboot, and the epilog does not run on a node that crashed: its file stays
-        (slurm.schedmd.com/prolog_epilog.html; slurm.conf(5), JobRequeue).
+        (slurm.schedmd.com/prolog_epilog.html; slurm.conf(5), JobRequeue). A job may have been allocated before its
+        node was started for it (sbatch(1), --reboot): such a one has a control group now.
         """
         for name in names:
             try:
@@ -157,7 +171,7 @@ class SlurmJobFiles:
                 for job in jobs
                 if job.start_seconds is not None
                 and job.end_seconds is None
-                and not clock.is_before_boot(job.start_seconds * SECOND_NS)
+                and (job.id in running or not clock.is_before_boot(job.start_seconds * SECOND_NS))
             )
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:

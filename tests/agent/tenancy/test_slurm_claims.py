@@ -313,6 +313,12 @@ def test_a_file_that_a_crash_left_behind_is_about_no_running_job():
     host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)")
     looked = PolledTenancy(host, JOBS)
     assert looked.poll() == []
+    job(host, f"{SCOPE}/job_211", 50, JOB_ID="211")
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(0))], (
+        "the node was rebooted for the job"
+    )
+    remove_job(host, f"{SCOPE}/job_211")
+    assert event_summaries(looked.poll()) == [("claim_end", "slurm", "211", uuid(0))]
     host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)", start=1_790_000_001)
     assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(0))]
     for step in range(300):
