@@ -130,14 +130,22 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
     ]
     addresses += [match["pci"].lower() for match in named if match["pci"]]
     mediated = (match["mediated"].lower() for match in named if match["mediated"])
-    name = options.get("-name", "")
-    guest = re.search(r"(?:^|,)guest=([^,]*)", name)
     return LibvirtDomain(
-        name=guest[1] if guest else name.partition(",")[0],
+        name=_machine_name(options.get("-name", "")),
         uuid=options.get("-uuid", ""),
         pci_addresses=tuple(dict.fromkeys(addresses)),
         mediated=tuple(dict.fromkeys(mediated)),
     )
+
+
+def _machine_name(option: str) -> str:
+    """Return the name in the value of -name: that of `guest=`, or the first part.
+
+    QEMU reads a doubled comma as one (qemu:util/qemu-option.c, get_opt_value).
+    """
+    parts = [part.replace("\0", ",") for part in option.replace(",,", "\0").split(",")]
+    named = (part.removeprefix("guest=") for part in parts if part.startswith("guest="))
+    return next(named, parts[0])
 
 
 def _address(source: ET.Element) -> str:

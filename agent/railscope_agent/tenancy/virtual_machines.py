@@ -49,12 +49,12 @@ class VirtualMachineProvider:
             return claim_provider.absent_report(SUBJECT, "no GPU is passed through")
         try:
             domains = list(_read_running_domains(host))
-            domain_names = {domain.name for domain in domains}
+            known = {name for domain in domains for name in (domain.name, domain.uuid) if name}
             domains += [
                 machine
                 for machine in self._scan_processes(host)
                 # libvirt's machines are QEMU processes too.
-                if machine.name not in domain_names
+                if known.isdisjoint((machine.name, machine.uuid))
             ]
             node_claims = [
                 claim

@@ -125,6 +125,34 @@ def test_devices_of_a_command_line(device, addresses, mediated):
     assert found == LibvirtDomain("web", "", addresses, mediated)
 
 
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("guest=web,debug-threads=on", "web"),
+        ("guest=web,,a,debug-threads=on", "web,a"),
+        ("debug-threads=on,guest=web", "web"),
+        ("web,debug-threads=on", "web"),
+        ("web,,b", "web,b"),
+        ("a,,guest=b", "a,guest=b"),
+        ("a,,,guest=b", "b"),
+        ("", ""),
+    ],
+)
+def test_commas_in_the_name_of_a_machine_are_doubled(option, name):
+    found = parse_qemu_command(f"/usr/bin/kvm\0-name\0{option}".encode())
+    assert found is not None
+    assert found.name == name
+
+
+def test_a_machine_of_libvirt_is_one_by_its_uuid():
+    host = handed_over()
+    identity = "4b20d080-1b54-4048-85b3-a6a62d165c01"
+    host.files |= {f"{RUNNING}/web.xml": "", "/proc/77/comm": "qemu-kvm\n"}
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer(name="web", uuid=identity)
+    host.calls["owner.machine(77)"] = answer(name="renamed", uuid=identity)
+    assert [each[2] for each in event_summaries(PolledTenancy(host).poll())] == ["web"]
+
+
 def test_a_machine_has_its_gpu_while_it_runs():
     host = handed_over()
     looked = PolledTenancy(host)
