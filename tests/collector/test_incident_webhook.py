@@ -196,6 +196,22 @@ async def test_what_is_no_longer_true_is_not_sent() -> None:
     assert pair.receiver.states == [("a", "firing")]
 
 
+async def test_an_incident_whose_state_was_lost_is_resolved() -> None:
+    async with connected() as pair:
+        assert await pair.send(incident("a"), incident("b", ended="2026-01-01T01:00:00Z"))
+        pair.table = IncidentTable()
+        assert await pair.webhook.deliver(pair.session), "nothing is known before an evaluation"
+        pair.table, pair.receiver.status = IncidentTable(2 * SECOND_NS), 503
+        assert not await pair.send()
+        pair.receiver.status = 200
+        assert await pair.send()
+        assert await pair.send()
+    assert pair.receiver.states == [("a", "firing"), ("a", "resolved")]
+    first, last = (each["alerts"][0] for each in pair.receiver.notifications)
+    assert first["fingerprint"] == last["fingerprint"] == "a"
+    assert (last["status"], last["endsAt"]) == ("resolved", "1970-01-01T00:00:02Z")
+
+
 async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
     async with connected() as pair:
         await pair.session.close()

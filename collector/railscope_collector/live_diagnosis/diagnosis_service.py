@@ -68,6 +68,8 @@ RECORD_BYTES = 512
 MAX_CHANGES = 10_000
 """Changes that wait for the audit log, and those that are recognized if they are sent again."""
 DECISIONS_FILE = "decisions"
+RESOLVED = "resolved"
+"""State of which the webhook is notified at the end of an incident."""
 
 _RECORD_TYPES = {
     "opened": "evidence.incident_open",
@@ -372,7 +374,9 @@ class DiagnosisService:
         )
         if state.timestamp_ns:
             for name in self.decisions.notified.keys() - self._incidents.keys():
-                del self.decisions.notified[name]
+                # The receiver of any other one still takes it for open.
+                if self.decisions.notified[name] == RESOLVED:
+                    del self.decisions.notified[name]
 
     def _add_change(self, change: ChangeRecord) -> None:
         """Add a change to the events, which have each once, and to what is to be recorded."""

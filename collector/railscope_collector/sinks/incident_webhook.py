@@ -32,12 +32,13 @@ from railscope_collector.diagnosis.incident_table import (
     cause_labels,
 )
 from railscope_collector.fleet.view_cells import ViewCell
+from railscope_collector.live_diagnosis.diagnosis_service import RESOLVED
 
 log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS, MAX_PERIOD_SECONDS = 5.0, 300.0
 TIMEOUT_SECONDS = 10.0
-FIRING, RESOLVED = "firing", "resolved"
+FIRING = "firing"
 _NOT_ENDED = "0001-01-01T00:00:00Z"
 """Time that Alertmanager sends for an alert that has not ended."""
 _LABELS = ("kind", "node", "device", "rail")
@@ -108,20 +109,38 @@ class IncidentWebhook:
             # Computed again after each attempt: the table changes while one waits for the receiver.
             incident, status = max(due, key=_severity)
             attempted.add(incident.document.id)
-            now = format_timestamp(self.table().timestamp_ns)
-            url = self.settings.cluster.advertised_url.rstrip("/")
-            problem = await self._post(session, notification(incident, status, now, url))
-            if problem:
-                self._failed.add(incident.document.id)
-                self.failures += 1
-                if problem != self._problem:
-                    url = self.settings.diagnosis.webhook_url
-                    log.warning("incident_notification_failed", url=url, problem=problem)
-            else:
-                # After the receiver has accepted it: a crash before repeats the notification rather than losing it.
+            # After the receiver has accepted it: a crash before repeats the notification rather than losing it.
+            if await self._send(session, notification(incident, status, *self._context())):
                 self.delivered()[incident.document.id] = _state(incident, status)
-            self._problem = problem
+        for number in sorted(self._forgotten() - attempted):
+            if await self._send(session, end_of_forgotten(number, *self._context())):
+                self.delivered().pop(number, None)
         return not self._failed
+
+    def _context(self) -> tuple[str, str]:
+        """Return the time of the table, and the URL of the collector."""
+        url = self.settings.cluster.advertised_url.rstrip("/")
+        return format_timestamp(self.table().timestamp_ns), url
+
+    async def _send(self, session: aiohttp.ClientSession, content: Mapping[str, Any]) -> bool:
+        """Send a notification; a failure is counted, and logged if it is another one than before."""
+        problem = await self._post(session, content)
+        if problem:
+            self._failed.add(content["groupLabels"]["incident"])
+            self.failures += 1
+            if problem != self._problem:
+                url = self.settings.diagnosis.webhook_url
+                log.warning("incident_notification_failed", url=url, problem=problem)
+        self._problem = problem
+        return not problem
+
+    def _forgotten(self) -> set[str]:
+        """Return the incidents that the receiver takes for open, and the diagnosis no longer knows: its state was lost."""
+        table, delivered = self.table(), self.delivered()
+        if not table.timestamp_ns:  # nothing has been evaluated
+            return set()
+        known = {incident.document.id for incident in table.incidents}
+        return {name for name in delivered.keys() - known if delivered[name].startswith(FIRING)}
 
     def _due(self) -> Iterator[tuple[ReportedIncident, str]]:
         """Yield incidents whose state differs from the delivered one; a resolved one only after its opening."""
@@ -156,6 +175,16 @@ def _severity(due: tuple[ReportedIncident, str]) -> int:
     return list(Severity).index(Severity(due[0].document.severity))
 
 
+def end_of_forgotten(number: str, now: str, collector_url: str) -> dict[str, Any]:
+    """Return the payload for the end of an incident of which only its identity is known."""
+    return _payload(
+        {"alertname": INCIDENT_RUNBOOK, "incident": number},
+        {"summary": "The state of the diagnosis was lost: an incident that lasts is opened again."},
+        {"status": RESOLVED, "startsAt": now, "endsAt": now},
+        collector_url,
+    )
+
+
 def notification(
     incident: ReportedIncident, status: str, now: str, collector_url: str
 ) -> dict[str, Any]:
@@ -178,22 +207,36 @@ def notification(
         "action": document.action,
         "runbook_url": collector_url + document.runbook,
     }
-    alert = {
+    times = {
         "status": status,
-        "labels": labels,
-        "annotations": annotations,
         "startsAt": document.onset,
         "endsAt": _NOT_ENDED if status == FIRING else document.ended or now,
-        "generatorURL": f"{collector_url}/incidents/{document.id}" if collector_url else "",
-        "fingerprint": document.id,
+    }
+    return _payload(labels, annotations, times, collector_url)
+
+
+def _payload(
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    times: Mapping[str, str],
+    collector_url: str,
+) -> dict[str, Any]:
+    """Return a payload of one alert; `times` are its status, start and end."""
+    number = labels["incident"]
+    alert = {
+        "labels": labels,
+        "annotations": annotations,
+        **times,
+        "generatorURL": f"{collector_url}/incidents/{number}" if collector_url else "",
+        "fingerprint": number,
     }
     return {
         "version": "4",
-        "groupKey": f"railscope/incident/{document.id}",
+        "groupKey": f"railscope/incident/{number}",
         "truncatedAlerts": 0,
-        "status": status,
+        "status": times["status"],
         "receiver": "railscope",
-        "groupLabels": {"incident": document.id},
+        "groupLabels": {"incident": number},
         "commonLabels": labels,
         "commonAnnotations": annotations,
         "externalURL": collector_url,
