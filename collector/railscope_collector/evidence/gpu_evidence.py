@@ -105,6 +105,28 @@ def collect_facts(
     )
 
 
+def _find_profiles(
+    reported: Iterable[claim_events.ReportedClaim], claims: Iterable[usage_evidence.MeteredClaim]
+) -> dict[str, str]:
+    """Return the MIG profiles of claims that have one, each as its own node reported it first.
+
+    An administrator's claim has none, whatever names nodes give to their claims.
+    """
+    profiles: dict[str, dict[str, str]] = {}
+    # In reverse, so that the dictionary keeps the profile of the first report, which is the one that counts.
+    for report in sorted(reported, key=claim_events.first_report_key, reverse=True):
+        profiles.setdefault(report.node, {})[report.id] = report.profile
+    if not any(any(of_node.values()) for of_node in profiles.values()):
+        return {}
+    found: dict[str, str] = {}
+    for claim in claims:
+        if claim.authority is not claim_terms.ClaimAuthority.ADMINISTRATOR:
+            of_node = profiles.get(claim.node, {})
+            if profile := of_node.get(node_claims.reported_id(claim.id, of_node)):
+                found[claim.id] = profile
+    return found
+
+
 def build_evidence(
     facts: node_claims.GpuFacts, files: AdministratorInputs
 ) -> tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory]:
@@ -202,22 +224,12 @@ def assemble_gpu(
 ) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
     evidence, history = placed or build_evidence(facts, files)
-    profiles = {
-        claim.id: claim.profile
-        # In reverse, so that the dictionary keeps the profile of the first report, which is the one that counts.
-        for claim in sorted(facts.claims, key=claim_events.first_report_key, reverse=True)
-    }
-    known_profiles = {name: profile for name, profile in profiles.items() if profile}
-    mig_profiles: dict[str, str] = {}
-    for claim in evidence.claims if known_profiles else ():
-        if reported := node_claims.reported_id(claim.id, known_profiles):
-            mig_profiles[claim.id] = known_profiles[reported]
     doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, history.stays))))
     return AssembledGpu(
         evidence,
         gpu_counters.counter_increments(facts.gpu, intervals, history.stays),
         tuple(gpu_node_history.find_skus(facts.gpu, intervals, history.stays)),
-        mig_profiles,
+        _find_profiles(facts.claims, evidence.claims),
         history,
         doubts,
     )

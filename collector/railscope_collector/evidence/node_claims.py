@@ -7,6 +7,7 @@ the other node are under review too: either of them may be invented.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from railscope_collector.evidence.boot_starts import BootStart
 from railscope_collector.files.tenants_file import TenantMappings
 from railscope_collector.metering import evidence, timeline, units
 
+_PART = re.compile(r"(?:#-?[0-9]+)+\Z")
+"""End of the name of a part of a claim: the start of the part."""
 MAX_BEFORE_NS = 62 * DAY_NS
 """Maximum time that a claim under review holds before the first contact with its GPU."""
 
@@ -117,14 +120,15 @@ def _add_disputed(
 
 
 class ClaimNames:
-    """Unique names of claims on one GPU."""
+    """Unique names of claims on one GPU; `reserved` are those of other claims, which may be divided into parts."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
-        self._names = set(reserved)
+        self._reserved = frozenset(reserved)
+        self._names: set[str] = set()
 
     def free(self, name: str, node: str) -> str:
         """Return an unused name: `name`, with the node appended as often as necessary."""
-        while name in self._names:
+        while name in self._names or _PART.sub("", name) in self._reserved:
             name = f"{name}@{node}"
         self._names.add(name)
         return name

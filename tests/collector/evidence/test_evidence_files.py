@@ -9,6 +9,7 @@ from support.story import (
     accept,
     account_at,
     at,
+    claim_ended,
     claim_started,
     gpus_of,
     known_of,
@@ -17,6 +18,7 @@ from support.story import (
 
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 from railscope_collector.files import calendar_file, claims_file, tenants_file, watched_file
+from railscope_collector.files.retirements_file import RetiredGpus, Retirement
 from railscope_collector.metering.evidence import Evidence, NodeStay
 from railscope_collector.metering.tiling import GpuTimeline
 from railscope_collector.metering.units import Tiling
@@ -75,6 +77,38 @@ def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     assert compute_states(
         core, 100, files=AdministratorInputs(claims=claims_file.parse_claims(text))
     ) == [("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100)]
+
+
+@pytest.mark.parametrize("suffix", ["", "@train"])
+def test_a_node_gives_no_profile_to_an_administrators_claim(core: CollectorState, suffix: str):
+    """A profile has a price of its own."""
+    name = f"file/GPU-0/bob/{at(0)}"
+    events = {10: [claim_started("GPU-0", name, 0, profile="1g.10gb", tenant="bob")]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    workload = suffix.removeprefix("@")
+    text = f"tenant,holds,from,to,workload\nbob,GPU-0,{story_time(0)},,{workload}\n"
+    files = AdministratorInputs(claims=claims_file.parse_claims(text))
+    known = known_of(core, "GPU-0", files)
+    assert {claim.id for claim in known.evidence.claims} >= {f"{name}{suffix}"}
+    assert f"{name}{suffix}" not in known.profiles
+    assert set(known.profiles.values()) == {"1g.10gb"}, "the node's own claim has it"
+
+
+def test_a_node_ends_no_part_of_an_administrators_claim(core: CollectorState):
+    """The part after a retirement has a name of its own."""
+    name = f"file/GPU-0/bob/{at(0)}#{at(60)}"
+    events = {
+        70: [claim_started("GPU-0", name, 0, tenant="bob")],
+        80: [claim_ended("GPU-0", name, 65)],
+    }
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    claims = claims_file.parse_claims(f"tenant,holds,from,to\nbob,GPU-0,{story_time(0)},\n")
+    retired = RetiredGpus.from_rows([Retirement(at(40), at(60), "GPU-0")])
+    files = AdministratorInputs(claims=claims, retired=retired)
+    assert compute_states(core, 100, files=files) == [
+        ("observed", "bob", 0, 40),
+        ("observed", "bob", 60, 100),
+    ]
 
 
 async def test_a_calendar_has_maintenance_outages_and_reservations(core: CollectorState):
