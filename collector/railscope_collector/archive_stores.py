@@ -150,7 +150,7 @@ class BucketStore:
                 )
                 raise settings.SettingsError(message)
             options["access_key_id"], options["secret_access_key"] = keys
-        is_plain = archive.endpoint.startswith("http://")
+        is_plain = urlsplit(archive.endpoint).scheme == "http"
         client_options = {"timeout": _TIMEOUT, "allow_http": is_plain}
         self._bucket = stores.S3Store(parts.netloc, client_options=client_options, **options)
 

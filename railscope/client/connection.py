@@ -294,7 +294,7 @@ def read_token(file: str) -> str:
 
 
 def _tls_context(address: ServerAddress) -> ssl.SSLContext | None:
-    if not address.url.startswith("https://"):
+    if parse_url(address.url).scheme != "https":
         if address.ca_file or address.certificate_file:
             message = f"invalid URL {untrusted_text.quote_text(address.url)} with --ca-file or --certificate-file: expected https://"
             raise ClientError(message)

@@ -126,6 +126,10 @@ def test_tls_is_verified(tmp_path: Path):
         assert "the certificate is not trusted" in failure(ServerAddress(server.url)).message
         client = ReadClient(ServerAddress(server.url, ca_file=str(certificate)))
         assert client.get_as(dict[str, int], PATH)[0] == {"a": 1}
+        # Schemes of URLs have no case: a token is never sent without TLS to HTTPS://HOST.
+        capitals = server.url.replace("https", "HTTPS")
+        client = ReadClient(ServerAddress(capitals, ca_file=str(certificate)))
+        assert client.get_as(dict[str, int], PATH)[0] == {"a": 1}
         plain = server.url.replace("https", "http")
         assert "https:// if it uses TLS" in failure(ServerAddress(plain)).message
     with scripted_server(lambda _: json_response({})) as server:

@@ -90,7 +90,9 @@ def otlp_targets(configured: OtlpSettings, environment: Mapping[str, str]) -> di
             protocol,
             url,
             _headers(configured, environment, signal),
-            _tls_files(configured, environment, signal) if url.startswith("https:") else None,
+            _tls_files(configured, environment, signal)
+            if urlsplit(url).scheme == "https"
+            else None,
             _timeout_seconds(configured, environment, signal),
             _is_compressed(configured, environment, signal),
         )

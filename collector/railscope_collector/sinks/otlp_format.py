@@ -99,7 +99,7 @@ async def grpc_connection(
     # gRPC sets its own user agent, and rejects another one in the metadata.
     metadata = {name: text for name, text in headers.items() if name.lower() != "user-agent"}
     pem = None
-    if url.startswith("https:"):
+    if urlsplit(url).scheme == "https":
         pem = await run_in_thread(tls_contexts.client_pem, configured.ca_file, "", "")
     names = "railscope-collector", "remote_write"
     calls = otlp_calls.OtlpCalls(signal, url, pem, metadata, timeout_seconds, *names)

@@ -38,6 +38,12 @@ def test_a_base_url_gets_the_path_of_each_signal_and_others_are_used_as_they_are
     assert urls(OtlpSettings(), logs) == {LOGS: "http://l/x?y=z"}
 
 
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+def test_a_url_of_https_has_tls_in_any_case(scheme: str) -> None:
+    targets = otlp_targets(OtlpSettings(endpoint=f"{scheme}://h:4318"), {})
+    assert all(target.tls_files for target in targets.values())
+
+
 @pytest.mark.parametrize(
     ("chosen", "variable", "protocol"),
     [
