@@ -216,7 +216,8 @@ def _symptoms() -> Iterator[tuple[str, ...]]:
         yield (
             ", ".join(f"`{name}`" for name in source.get("class", "").split("|") if name),
             (alerts + limits).replace("|", "\\|"),
-            ", ".join(equal),
+            # Every rule compares the cluster.
+            ", ".join(label for label in equal if label != "cluster"),
             _SCOPES[source["scope"]] + whole,
         )
 

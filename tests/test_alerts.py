@@ -147,7 +147,8 @@ def test_an_alert_states_the_detail_that_it_needs(rule: dict[str, Any]):
 
 def test_alertmanager_names_only_alerts_and_labels_that_exist():
     example = yaml.safe_load(ALERTMANAGER.read_text())
-    known = {*(label for rule in ALERTS for label in rule["labels"]), "alertname"}
+    # `cluster` is an external label of Prometheus.
+    known = {*(label for rule in ALERTS for label in rule["labels"]), "alertname", "cluster"}
     for rule in ALERTS:
         known |= labels_in(rule["expr"])
     for inhibition in example["inhibit_rules"]:

@@ -1,4 +1,4 @@
-"""Alerts that an incident inhibits: its symptoms, and nothing else."""
+"""Alerts that an incident or another alert inhibits: its symptoms, and nothing else."""
 
 from __future__ import annotations
 
@@ -152,9 +152,38 @@ def test_a_label_that_both_alerts_lack_is_not_equal() -> None:
     """Alertmanager regards it as equal: both alerts must have each label that identifies a device or job."""
     assert len(BY_INCIDENTS) > 30
     for rule in BY_INCIDENTS:
-        for label in set(rule.equal) - {"tenant", "source"}:
+        for label in set(rule.equal) - {"cluster", "tenant", "source"}:
             assert f'{label}!=""' in rule.source
             assert f'{label}!=""' in rule.target
+
+
+def test_no_alert_is_inhibited_by_one_of_another_cluster() -> None:
+    """The Prometheus of several clusters may share an Alertmanager, and their nodes may have the same names."""
+    assert [rule for rule in inhibitions() if "cluster" not in rule.equal] == []
+    conflict = alert("AuditCheckpointConflict critical cluster=a instance=head:9470")
+    assert is_sent("AuditUnsigned critical cluster=b instance=head:9470", conflict)
+    assert not is_sent("AuditUnsigned critical cluster=a instance=head:9470", conflict)
+
+
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [
+        ("GpuHealth warning node=n1 gpu=GPU-1 problem=unknown", "SourceFailing warning node=n1 source=SOURCE"),
+        ("SourceFailing warning node=n1 source=SOURCE", "GpuLost critical node=n1 gpu=GPU-1"),
+    ],
+)  # fmt: skip
+def test_a_source_that_no_gpu_depends_on_explains_nothing_of_gpus(text: str, by: str) -> None:
+    for source in ("gpu_health", "nvlink"):
+        assert not is_sent(text.replace("SOURCE", source), alert(by.replace("SOURCE", source)))
+    for source in ("lldp", "nfs"):
+        assert is_sent(text.replace("SOURCE", source), alert(by.replace("SOURCE", source)))
+
+
+def test_alerts_of_others_inhibit_nothing() -> None:
+    """Rules of others know other labels: an alert on one file system inhibits none on another server."""
+    by = {"alertname": "NodeFilesystemAlmostOutOfSpace", "severity": "critical", "instance": "a"}
+    other = {**by, "severity": "warning", "instance": "b"}
+    assert not [rule for rule in inhibitions() if rule.silences(other, by)]
 
 
 def test_each_matcher_of_a_class_names_a_class() -> None:
