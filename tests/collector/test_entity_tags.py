@@ -19,7 +19,7 @@ from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import DiagnosisSettings
 from railscope_collector.diagnosis.incident_table import IncidentTable
 
-VIEWS = {"cluster", "rails", "nodes", "jobs", "tenants", "account", "gpus"}
+VIEWS = {"cluster", "rails", "nodes", "jobs", "tenants", "gpus"}
 """Documents that are new after each refresh of the views."""
 SAME = {"inventory", "events", "incidents"}
 ROWS = [[50, 60, 1000, 2000, 10, 20]] * 3
