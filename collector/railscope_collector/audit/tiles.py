@@ -281,7 +281,7 @@ class Tiles:
             self._write("entries", index, len(bundle), encode_bundle(bundle))
         added = [merkle.leaf_hash(record) for record in records]
         level = 0
-        while added or level == 0:
+        while added:
             begins = old >> (LEVELS * level)
             full, partial = divmod(begins, WIDTH)
             row = _hashes(self._tile(level, full)[: partial * merkle.HASH_BYTES]) if partial else []

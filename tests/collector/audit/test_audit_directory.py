@@ -241,7 +241,7 @@ def test_one_torn_frame_behind_the_journal_is_not_damage(
     log.close()
 
 
-@pytest.mark.parametrize("more", [b"hidden", b"\0\0hidden", b"two", b"long"])
+@pytest.mark.parametrize("more", [b"hidden", b"\0\0hidden", b"two", b"long", b"large"])
 def test_anything_else_behind_the_journal_is_found(good: Path, tmp_path: Path, more: bytes) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     path = newest_journal(directory)
@@ -251,6 +251,8 @@ def test_anything_else_behind_the_journal_is_found(good: Path, tmp_path: Path, m
         more = torn + torn
     elif more == b"long":
         more = torn + b"x"
+    elif more == b"large":
+        more = marker + struct.pack("<II", 1 << 31, 7)
     path.write_bytes(path.read_bytes() + more)
     assert outcome(directory)[0] == VerifyOutcome.ALTERED
 

@@ -331,6 +331,24 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
     assert (namespace.data["owner"], namespace.pii) == ("team-ns", {})
 
 
+async def test_events_wait_while_no_salt_can_be_stored_and_are_recorded_once(
+    tmp_path: Path,
+) -> None:
+    teller = AgentEvents()
+    (tmp_path / "personal").write_bytes(b"")
+    async with run_observers(tmp_path) as observed:
+        observed.retry_seconds = 0.001
+        for seen in (teller.claimed("a", owner="zoe"), teller.claimed("b", gpu="GPU-2")):
+            observed.queue_event(seen)
+        while not observed.problem:  # noqa: ASYNC110 - no event for tests
+            await asyncio.sleep(0.001)
+        assert (observed.waiting_items, observed.audit.size) == (2, 1)
+        (tmp_path / "personal").unlink()
+        found = await wait_for_records(observed)
+        assert observed.problem == ""
+    assert [record.data["claim"] for record in found] == ["a", "b"]
+
+
 async def test_a_copy_that_is_damaged_or_of_another_log_is_not_used(tmp_path: Path) -> None:
     teller = AgentEvents()
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
