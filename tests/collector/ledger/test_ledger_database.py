@@ -12,10 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from days import DAY, START, held, metered
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, inspect, make_url, text
 from support.metered import revision_of
 
+from railscope.settings import SettingsError
 from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database_location import check_file
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.row_conversion import GpuDay
 from railscope_collector.metering.evidence import ClockDoubt
@@ -28,6 +30,23 @@ def refused() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("sqlite:///{}/new", ""),
+        ("sqlite:///{}/sub", "is a directory: expected"),
+        ("sqlite:///{}/gone/new", "gone does not exist: expected"),
+        ("sqlite:///file:{}/gone/new?uri=true", ""),
+        ("postgresql+psycopg://host/{}/gone/new", ""),
+    ],
+)
+def test_only_a_file_of_sqlite_must_be_writable(tmp_path: Path, url: str, problem: str) -> None:
+    (tmp_path / "sub").mkdir()
+    rejected = pytest.raises(SettingsError, match=problem) if problem else contextlib.nullcontext()
+    with rejected:
+        check_file(make_url(url.format(tmp_path)))
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password(refused):
