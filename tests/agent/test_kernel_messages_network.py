@@ -89,6 +89,7 @@ def test_a_device_that_the_kernel_declares_failed_is_an_event(line: str) -> None
         "pcieport 0000:3b:00.0: DPC: error containment capabilities: Int Msg #0",
         "nvidia_peermem: module license 'unspecified' taints kernel.",
         "nvidia-peermem: loaded",
+        "nv_peer_mem: module verification failed: signature and/or required key missing - tainting kernel",
         "peer reset the connection: error 104",
         "pcieport 0000:3a:01.0: PCIe slot 3 hotplug",
         "other_core 0000:3b:00.0: Port module event: module 0, Cable unplugged",

@@ -72,6 +72,13 @@ async def test_records_from_before_the_agent_started_are_reported_as_well() -> N
         assert counted(run.frames[0], RECORDS) == 2
 
 
+def test_the_name_of_a_process_may_contain_parentheses() -> None:
+    line = "Memory cgroup out of memory: Killed process 2345 ((sd-pam)) total-vm:1kB, anon-rss:1kB"
+    message = parse_kernel_message(line)
+    assert message is not None
+    assert (message.facts["process"], message.facts["process_name"]) == ("2345", "(sd-pam)")
+
+
 @pytest.mark.parametrize("lag_seconds", [36_000, 20, 0, -20])
 async def test_a_record_was_written_since_the_poll_before_it_was_read(lag_seconds: int) -> None:
     """The clock of printk stands still in suspend, and NTP does not correct it.

@@ -77,7 +77,7 @@ _AER = re.compile(
 )
 _OOM = re.compile(
     r"(?:Out of memory|Memory cgroup out of memory)(?: \(oom_kill_allocating_task\))?"
-    r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
+    r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>.{0,15}?)\)(?= |,|$)"
 )
 # drivers/net/ethernet/mellanox/mlx5/core/events.c: port_module and pcie_core.
 _MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.[0-7])\b.*?"
@@ -99,7 +99,9 @@ _DEVICE_FAILURE = re.compile(
 )
 _PEER_MEMORY = re.compile(r"(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
 _PEER_ERROR = re.compile(
-    r"\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
+    # An unsigned module taints the kernel, and works (kernel/module/main.c).
+    r"(?!.*: module verification failed)"
+    r".*?\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
 )
 _UNKNOWN = "unknown"
 _NAMELESS = ("<unknown>", "'<unknown>'")
@@ -223,7 +225,7 @@ def _port_module(match: re.Match[str]) -> KernelMessage:
 
 def _peer_memory(match: re.Match[str]) -> KernelMessage | None:
     """Return errors only: loading of the module, or that it taints the kernel, is not relevant."""
-    if not _PEER_ERROR.search(match[0]):
+    if not _PEER_ERROR.match(match[0]):
         return None
     return _message(c.PEER_MEMORY_EVENT, Entity(entities.NODE), {"message": match[0].strip(" :")})
 
