@@ -14,15 +14,8 @@ from dataclasses import dataclass, field
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope_agent.topology.pci import DEVICES, gpu_functions, is_address
+from railscope_agent.topology.pci import DEVICES, PASSTHROUGH_DRIVERS, gpu_functions, is_address
 
-_PASSTHROUGH_DRIVERS = {
-    "vfio-pci",
-    "nvgrace_gpu_vfio_pci",
-    "nvgrace-gpu-vfio-pci",
-    "xen-pciback",
-    "pci-stub",
-}
 _IOMMU_GROUPS = "/sys/kernel/iommu_groups"
 
 
@@ -50,7 +43,7 @@ class PassedThroughGpus:
             address
             for address in self._gpus
             if fact_readers.read_link_name(host, f"{DEVICES}/{address}/driver")
-            in _PASSTHROUGH_DRIVERS
+            in PASSTHROUGH_DRIVERS
         )
 
     def find(self, address: str, devices: NodeDevices) -> ClaimableDevice | None:

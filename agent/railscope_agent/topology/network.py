@@ -37,13 +37,10 @@ _BRIDGE_MODELS = {"15b3:1021"}
 _STORAGE_MEGABITS = 40_000
 IN_OTHER_NAMESPACE = "no interface in this network namespace"
 """Reason of a NIC with a driver and without any name: an interface is in one namespace (network_namespaces(7))."""
-_DRIVERS_WITHOUT_INTERFACE = {
-    "vfio-pci",
+_DRIVERS_WITHOUT_INTERFACE = pci.PASSTHROUGH_DRIVERS | {
     "mlx5_vfio_pci",
-    "pci-stub",
     "uio_pci_generic",
     "igb_uio",
-    "pciback",
 }
 _GIDS = 16
 """Number of GID table entries that are read: those of the bond itself come first."""

@@ -33,6 +33,10 @@ _ROLES_BY_VENDOR = {
 }  # fmt: skip
 """Classes that other vendors use as well: the display chip of a node's console is not a GPU."""
 _CLASS_DIGITS = 6
+PASSTHROUGH_DRIVERS = frozenset(
+    ["vfio-pci", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci", "pciback", "pci-stub"]
+)
+"""Drivers that hold a function for a virtual machine; that of Xen is pciback (drivers/xen/xen-pciback/pci_stub.c)."""
 _VIRTIO = "virtio"
 _UUID = "GPU UUID:"
 

@@ -10,6 +10,8 @@ from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, p
 
 from railscope_agent.owners import OwnerFormatError
 from railscope_agent.owners.runtimes import LibvirtDomain, parse_domain, parse_qemu_command
+from railscope_agent.sampling.row_builder import RowBuilder
+from railscope_agent.sources.nvidia.bus_state import GpuDeviceSource
 
 ADDRESS = "0000:3b:00.0"
 RUNNING = "/run/libvirt/qemu"
@@ -61,12 +63,12 @@ def answer(**more: Any) -> dict[str, Any]:
     }
 
 
-def handed_over(gpus=1):
+def handed_over(gpus=1, driver="vfio-pci"):
     host = node(gpus)
     directory = f"/sys/bus/pci/devices/{ADDRESS}"
     host.files |= {f"{directory}/vendor": "0x10de\n", f"{directory}/class": "0x030200\n"}
-    host.links[f"{directory}/driver"] = "/sys/bus/pci/drivers/vfio-pci"
-    host.files["/sys/bus/pci/drivers/vfio-pci/bind"] = ""
+    host.links[f"{directory}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+    host.files[f"/sys/bus/pci/drivers/{driver}/bind"] = ""
     return host
 
 
@@ -167,6 +169,20 @@ def test_a_machine_has_its_gpu_while_it_runs():
     assert looked.poll() == []
     del host.files[f"{RUNNING}/web.xml"]
     assert event_summaries(looked.poll()) == [("claim_end", "libvirt", "web", f"pci:{ADDRESS}")]
+
+
+def test_a_gpu_that_xen_passes_through():
+    """The module is xen-pciback, its driver pciback: drivers/xen/xen-pciback/pci_stub.c."""
+    host = handed_over(driver="pciback")
+    host.files[f"{RUNNING}/web.xml"] = ""
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer()
+    (began,) = PolledTenancy(host).poll()
+    assert event_summaries([began]) == [("claim_start", "libvirt", "web", f"pci:{ADDRESS}")]
+    source = GpuDeviceSource()
+    (column,) = source.probe(host).columns
+    table = RowBuilder(1)
+    source.read(host, table)
+    assert column[0].states[table.values[0]] == "virtual_machine"
 
 
 def test_a_gpu_that_the_driver_had_keeps_its_name():

@@ -10,11 +10,10 @@ from railscope_agent.gpus.inventory import NVIDIA_DRIVER, GpuInventory
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.xid_matcher import XidMatcher
-from railscope_agent.topology.pci import gpu_addresses, read_gpu_uuid
+from railscope_agent.topology.pci import PASSTHROUGH_DRIVERS, gpu_addresses, read_gpu_uuid
 
 DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.states
 _SEE_HEALTH = "see the health of this GPU below"
-_PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
 
 
 class GpuDeviceSource(source.SourceWithoutResources):
@@ -76,7 +75,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
 
     def _state(self, host: Host, address: str) -> int:
         driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
-        if driver in _PASSED_ON:
+        if driver in PASSTHROUGH_DRIVERS:
             return VIRTUAL_MACHINE
         if not driver:
             return UNBOUND
