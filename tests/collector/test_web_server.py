@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from running_collector import RunningCollector, run_collector, settings_in
 from support.framing import FRAMINGS, SMUGGLED
 
 from railscope_collector.config import IngestLimits
+from railscope_collector.http.json_compression import accepts_gzip
 
 PATIENCE_SECONDS = 60
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n"
@@ -89,3 +91,16 @@ async def test_an_ambiguous_length_is_rejected_with_all_that_follows(
         answer = await respond(running, request)
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
         assert answer.count(b"HTTP/1.") == 1
+
+
+@pytest.mark.parametrize(
+    ("offered", "is_accepted"),
+    [
+        ("gzip", True), ("br, GZIP;q=0.5", True), ("gzip; q=1.000", True),
+        ("", False), ("gzip;q=0", False), ("gzip;q=0.000", False), ("identity, gzip; q=0.0", False), ("xgzip", False),
+        ("gzip;q=x", False),
+    ],
+)  # fmt: skip
+def test_a_coding_with_a_weight_of_zero_is_not_accepted(offered: str, is_accepted: bool):  # noqa: FBT001 - a case
+    request = make_mocked_request("GET", "/metrics", headers={"Accept-Encoding": offered})
+    assert accepts_gzip(request) is is_accepted

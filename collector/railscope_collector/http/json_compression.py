@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -16,6 +17,8 @@ MIN_GZIP_BYTES = 2048
 MAX_COMPRESSIONS = 2
 """Responses that are compressed at the same time; others wait."""
 _GZIP_LEVEL = 5
+_ACCEPTED = re.compile(r"gzip(?:;q=(?!0(?:\.0*)?\Z)[0-9.]+)?")
+"""The coding with a weight above zero (RFC 9110, 12.4.2)."""
 
 
 def gzip_body(body: bytes) -> bytes:
@@ -27,9 +30,7 @@ def gzip_body(body: bytes) -> bytes:
 def accepts_gzip(request: web.Request) -> bool:
     """True if a client accepts compressed responses."""
     offered = request.headers.get("Accept-Encoding", "").lower().replace(" ", "").split(",")
-    return any(
-        each.startswith("gzip") and not each.endswith((";q=0", ";q=0.0")) for each in offered
-    )
+    return any(_ACCEPTED.fullmatch(each) for each in offered)
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ from railscope_collector.http import (
     route_table,
 )
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
+from railscope_collector.http.json_compression import accepts_gzip
 from railscope_collector.http.write_probes import WriteProbe
 from railscope_collector.inventory.inventory_view import inventory_document
 from railscope_collector.metering.tiling import HELD_STATES, SlotState
@@ -255,7 +256,7 @@ class ViewApi:
         # In a thread: the text of a large fleet takes longer than an acknowledgement may wait.
         text = await service.run_in_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
+        if accepts_gzip(request):
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
