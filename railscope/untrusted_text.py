@@ -157,6 +157,8 @@ def _value_at(value: Any, field: str) -> Any:
     return value
 
 
+BYTE_ORDER_MARK = "\ufeff"
+"""First character of a text that editors and spreadsheets of Windows save as UTF-8; it is not a part of the text."""
 MAX_DEPTH = 32
 """Maximum nesting of tables and arrays; the files of Railscope need four."""
 MAX_BYTES = 16 << 20
@@ -177,7 +179,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         message = f"{len(text)} characters: expected at most {MAX_BYTES}"
         raise TomlError(message)
     try:
-        document = tomllib.loads(text)
+        document = tomllib.loads(text.removeprefix(BYTE_ORDER_MARK))
     except tomllib.TOMLDecodeError as error:
         raise TomlError(str(error)) from error
     except RecursionError as error:
@@ -250,7 +252,7 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
     if "\0" in text:
         message = "invalid file: expected no NUL characters"
         raise CsvError(message)
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").split("\n")
     reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
     while True:
         number = reader.line_num + 1
