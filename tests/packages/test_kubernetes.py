@@ -166,6 +166,9 @@ def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
         "other=1",
         "trial=yes",
         "image.pullPolicy=no",
+        "agent.nodeSelector.pool=true",  # labels are texts
+        "monitoring.labels.release=1",
+        "collector.storage=null",
     ],
 )
 def test_helm_rejects_an_unknown_value_and_a_wrong_type(packed: Path, given: str):
