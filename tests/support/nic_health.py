@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 from support.health import HealthFault, with_faults
+from support.sampling import read_sources
 
 from railscope.capture import Capture
 from railscope.catalog import cabling, host, nic as n, nic_settings as t, pcie, rdma
@@ -17,7 +17,7 @@ from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.health import judge, nic_signals as s
 from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
-from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
+from railscope_agent.health.node_facts import NIC_RULES, SOURCES, AbsentSources, NodeHealthFacts
 from railscope_agent.service import Agent
 
 Change: TypeAlias = Callable[[HealthFacts], HealthFacts]
@@ -143,7 +143,7 @@ def reasons_of_nics(capture: Capture) -> Mapping[str, list[str]]:
     """Return the reasons against each NIC of a capture, as `agent check` finds them."""
     walk, facts = CaptureWalk(capture), NodeHealthFacts()
     agent = Agent(AgentSettings(), walk.host, walk.host.node, on_frame=facts.add)
-    asyncio.run(walk.read(agent))
+    read_sources(walk, agent, SOURCES)
     verdicts = {
         nic: judge(of_nic, NIC_RULES) for nic, of_nic in facts.nics(AbsentSources()).items()
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -99,7 +99,7 @@ def source_of(name: str) -> Source:
     return next(source for source in every if source.name == name)
 
 
-async def read_collectives(walk: CaptureWalk, agent: Agent) -> None:
-    """Have an agent read the sources of collectives at each moment: to probe all sources takes five times as long."""
-    agent.sampler.sources = [s for s in agent.sampler.sources if s.name in COLLECTIVE_SOURCES]
-    await walk.read(agent)
+def read_sources(walk: CaptureWalk, agent: Agent, names: Container[str]) -> None:
+    """Have an agent read some sources at each moment: to probe all of them takes most of the time of a test."""
+    agent.sampler.sources = [s for s in agent.sampler.sources if s.name in names]
+    asyncio.run(walk.read(agent))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
-from support.sampling import read_collectives
+from support.sampling import COLLECTIVE_SOURCES, read_sources
 
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
@@ -58,7 +57,7 @@ class Node:
         agent = Agent(settings, walk.host, CAPTURE.about.node)
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
-        asyncio.run(read_collectives(walk, agent))
+        read_sources(walk, agent, COLLECTIVE_SOURCES)
 
     def last(self, name: str) -> Frame:
         return [frame for frame in self.frames if frame.schema.stream == name][-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import dataclasses
 import os
@@ -15,7 +14,7 @@ import msgspec
 import pytest
 from support import ras_servers as ras
 from support.cases import capture_of
-from support.sampling import read_collectives
+from support.sampling import COLLECTIVE_SOURCES, read_sources
 
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
@@ -99,7 +98,7 @@ class Node:
         agent = Agent(settings, ObservedHost(walk.host, self.queried), about.node)
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
-        asyncio.run(read_collectives(walk, agent))
+        read_sources(walk, agent, COLLECTIVE_SOURCES)
 
     def _counts(self, metric: Any) -> dict[str, int]:
         frame = [f for f in self.frames if f.schema.stream == "nccl_ras"][-1]
@@ -496,7 +495,7 @@ def test_queries_end_before_the_period_does() -> None:
     agent = Agent(settings, SlowHost(walk.host, queried), about.node)
     frames: list[Frame] = []
     agent.on_frame = frames.append
-    asyncio.run(read_collectives(walk, agent))
+    read_sources(walk, agent, COLLECTIVE_SOURCES)
     frame = [f for f in frames if f.schema.stream == "nccl_ras"][-1]
     states = {e.key[0]: v for m, e, v in frame.readings() if m is c.NCCL_PROCESSES and v}
     assert (queried, states) == (["query"], {"timeout": 1, "excess": 3})
@@ -532,7 +531,7 @@ def test_a_recording_replays_what_the_agent_reported(redactor: Redactor | None) 
         frames: list[Frame] = []
         agent = Agent(settings, host, about.node)
         agent.on_frame = frames.append
-        asyncio.run(read_collectives(walked, agent))
+        read_sources(walked, agent, COLLECTIVE_SOURCES)
         return frames
 
     with server.running():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import dataclasses
 import errno
@@ -17,7 +16,7 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, pickled
-from support.sampling import read_collectives
+from support.sampling import COLLECTIVE_SOURCES, read_sources
 from support.worker_servers import NCCL, SUMMARY, PytorchServer, http_answer
 
 from railscope.capture import Capture, CaptureMoment
@@ -140,7 +139,7 @@ class Node:
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
         with capture_logs() as logs:
-            asyncio.run(read_collectives(walk, agent))
+            read_sources(walk, agent, COLLECTIVE_SOURCES)
         self.logs = [log for log in logs if log["event"].startswith("worker_server")]
 
     def _by_state(self, stream: str, wanted: Any) -> dict[str, int]:
@@ -449,7 +448,7 @@ def test_a_recording_of_real_servers_replays_what_the_agent_reported(tmp_path: P
         frames: list[Frame] = []
         agent = Agent(settings, host, about.node)
         agent.on_frame = frames.append
-        asyncio.run(read_collectives(walked, agent))
+        read_sources(walked, agent, COLLECTIVE_SOURCES)
         return Counter(
             (event.event_class.name, event.entity.key[3], event.facts["sequence"])
             for found in frames
