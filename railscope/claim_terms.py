@@ -15,6 +15,10 @@ from railscope import RailscopeError
 
 GPU_CAPACITY = 840
 """Slots of a GPU in claims, in events and in stored facts."""
+GPU_UUID_PREFIX = "GPU-"
+"""Beginning of the UUIDs of GPUs by the driver (nvml.h, nvmlDeviceGetUUID). What administrators' files name otherwise is a node,
+whatever name a node invents for a GPU.
+"""
 _SLOTS = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from railscope import convert_errors
+from railscope import claim_terms, convert_errors
 from railscope.untrusted_text import TomlError, parse_toml
 from railscope_collector.files.watched_file import (
     FileError,
@@ -52,9 +52,11 @@ class Calendar:
         self, gpu: str, stays: Iterable[tuple[int, int, str]]
     ) -> Iterator[timeline.TimePiece[CalendarEntry]]:
         """Entries on a GPU, each in its time: that of a node while the GPU was in it."""
-        places = list(stays)
+        places, whole = list(stays), {ALL_DEVICES}
+        if gpu.startswith(claim_terms.GPU_UUID_PREFIX):
+            whole.add(gpu)
         for entry in self.entries:
-            if entry.target in {gpu, ALL_DEVICES}:
+            if entry.target in whole:
                 yield timeline.TimePiece(entry.start_ns, entry.end_ns, entry)
                 continue
             for start, end, node in places:

@@ -88,8 +88,9 @@ class FileClaims:
 
     def claims_on_gpu(self, gpu: str, nodes: Iterable[str]) -> Iterator[evidence.MeteredClaim]:
         """Claims of the file on a GPU that was in these nodes."""
-        for claim in self.by_target.get(gpu, ()):
-            yield claim.metered_claim("")
+        if gpu.startswith(claim_terms.GPU_UUID_PREFIX):
+            for claim in self.by_target.get(gpu, ()):
+                yield claim.metered_claim("")
         for node in nodes:
             for claim in self.by_target.get(node, ()):
                 yield claim.metered_claim(node)

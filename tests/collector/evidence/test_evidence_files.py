@@ -94,6 +94,18 @@ def test_a_node_gives_no_profile_to_an_administrators_claim(core: CollectorState
     assert set(known.profiles.values()) == {"1g.10gb"}, "the node's own claim has it"
 
 
+def test_a_gpu_that_is_named_as_a_node_is_none_of_an_administrators(core: CollectorState):
+    """A node invents it: the holder of the other node would pay for it."""
+    accept(core, NodeReporter("n2").envelopes_of(gpus_of("n1"), range(0, 101, 10)))
+    claims = claims_file.parse_claims(f"tenant,holds,from,to\nbob,n1,{story_time(0)},\n")
+    reserved = (
+        f'[[reservation]]\nname = "r"\ntenant = "bob"\nholds = "n1"\nfrom = {story_time(0)}\n'
+    )
+    files = AdministratorInputs(claims=claims, calendar=calendar_file.parse_calendar(reserved))
+    evidence = known_of(core, "n1", files).evidence
+    assert (evidence.claims, evidence.reservations) == ((), ())
+
+
 def test_a_node_ends_no_part_of_an_administrators_claim(core: CollectorState):
     """The part after a retirement has a name of its own."""
     name = f"file/GPU-0/bob/{at(0)}#{at(60)}"
