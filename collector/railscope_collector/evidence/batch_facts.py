@@ -115,10 +115,8 @@ class BatchFacts:
         everywhere = self._build_presence(interval, rows)
         skus = self.schema.metered.skus
         for gpu in self.schema.gpus:
-            # The keys of claims without a device begin with a character of their own: a GPU of such a name would be
-            # mixed up with them.
-            if len(gpu.uuid) > claim_events.MAX_CHARACTERS or not claim_events.is_gpu(gpu.uuid):
-                continue
+            if not claim_events.is_gpu_name(gpu.uuid):
+                continue  # it would be mixed up with other keys
             presence = everywhere
             if self.batch.reasons:
                 reporting = self._rows_with_values(gpu, rows)

@@ -35,7 +35,7 @@ MAX_CHARACTERS = 400
 """Maximum length of a name: a database cannot index much longer ones."""
 
 
-_UNPLACED = "@"
+_UNPLACED, _LISTED = "@", "/"
 
 # Other facts are ignored and not an error: newer agents may add some.
 _READ = frozenset({
@@ -58,6 +58,14 @@ def node_of_key(key: str) -> str:
 def is_gpu(key: str) -> bool:
     """True for a GPU, false for a key from `unplaced_key`."""
     return not key.startswith(_UNPLACED)
+
+
+def is_gpu_name(text: str) -> bool:
+    """True for a name that a node may report a GPU by.
+
+    Other keys of evidence and ledger begin with a character of their own, or are GPUs of job lists, `node/address`.
+    """
+    return len(text) <= MAX_CHARACTERS and is_gpu(text) and _LISTED not in text
 
 
 class ClaimEventError(EvidenceError, ValueError):
@@ -213,7 +221,7 @@ def is_repetition(claim: ReportedClaim, other: ReportedClaim) -> bool:
 def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
     """Return the GPU (empty for none), the claim id and the supported facts. Raises ClaimEventError."""
     key = event.entity.key
-    if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
+    if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]) or _LISTED in key[0]:
         message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
         raise ClaimEventError(message)
     gpu, claim = key

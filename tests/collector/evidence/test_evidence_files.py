@@ -106,6 +106,15 @@ def test_a_gpu_that_is_named_as_a_node_is_none_of_an_administrators(core: Collec
     assert (evidence.claims, evidence.reservations) == ((), ())
 
 
+def test_a_node_reports_no_gpu_of_a_job_list(core: CollectorState):
+    """Its days would replace those of the list in the ledger."""
+    listed = "n1/00000000:3B:00.0"
+    events = {10: [claim_started(listed, "a", 0, tenant="bob"), claim_ended(listed, "a", 5)]}
+    schema = gpus_of(listed, "GPU-0")
+    accept(core, NodeReporter("n2").envelopes_of(schema, range(0, 101, 10), events=events))
+    assert set(core.evidence.gpus) == {"GPU-0"}
+
+
 def test_a_node_ends_no_part_of_an_administrators_claim(core: CollectorState):
     """The part after a retirement has a name of its own."""
     name = f"file/GPU-0/bob/{at(0)}#{at(60)}"
