@@ -39,10 +39,12 @@ ALLOCATABLE_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
 _GPU_RESOURCE = re.compile(r"(?:^|[./_-])(?:[pv]?gpus?|mig)(?:$|[./_-])")
 _NETWORK = re.compile(
-    r"(?:^|[./_-])(?:rdma|infiniband|ipoib|sriov|hostdev|mln?x|connectx|bluefield|(?:cx|bf)[0-9]"
-    r"|(?:hca|roce|nic|dpu)s?(?:$|[0-9./_-]))"
+    r"(?:^|[._-])(?:rdma|infiniband|ipoib|sriov|hostdev|mln?x|connectx|bluefield|(?:cx|bf)[0-9](?![0-9]))"
+    r"|(?:rdma|hca|roce(?:v[0-9])?|nic|dpu)s?[0-9]*(?:$|[._-])"
 )
-"""Resources of NVIDIA's network operator, and devices of them: by words, which may be parts of a site's domain."""
+"""Begin or end of a word in the names of network resources, and of their devices (supernic, mlxnics, hca_shared)."""
+_NETWORK_DOMAIN = "rdma"
+"""Domain of k8s-rdma-shared-dev-plugin, whatever the name of its resource."""
 _UUIDS = ("GPU-", "MIG-")
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
@@ -377,7 +379,7 @@ class KubernetesProvider:
         A resource that is not named after GPUs has all of them. If the kubelet does not list its devices, the
         name decides: that of a resource of NVIDIA, or one with `gpu` or `mig`.
         """
-        if _NETWORK.search(resource):
+        if _is_of_network(resource):
             return False
         # The number of a GPU that NVML does not list is no reason against a name that contains `gpu`.
         if _GPU_RESOURCE.search(resource):
@@ -397,7 +399,7 @@ class KubernetesProvider:
             for text in entry.ids:
                 name = kubernetes_devices.parse_device_id(text)
                 if isinstance(name, kubernetes_devices.GpuIndexId) and not (
-                    _NETWORK.search(entry.resource) or _GPU_RESOURCE.search(entry.resource)
+                    _is_of_network(entry.resource) or _GPU_RESOURCE.search(entry.resource)
                 ):
                     unclear.add(entry.resource)
                 if name is not None and name.replica is not None:
@@ -456,11 +458,11 @@ class KubernetesProvider:
             )
 
 
-def _is_of_network(resource: str, text: str) -> bool:
-    """True for a device of a NIC, by its resource or its id; the digits of a UUID are no word."""
-    return bool(
-        _NETWORK.search(resource) or (not text.startswith(_UUIDS) and _NETWORK.search(text))
-    )
+def _is_of_network(resource: str, text: str = "") -> bool:
+    """True for a device of a NIC, by its resource or its id; neither a site's domain nor the digits of a UUID count."""
+    domain, _, name = resource.rpartition("/")
+    words = (name,) if text.startswith(_UUIDS) else (name, text)
+    return domain == _NETWORK_DOMAIN or any(_NETWORK.search(each) for each in words)
 
 
 def _reserved_gpus(

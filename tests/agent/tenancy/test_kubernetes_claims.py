@@ -124,6 +124,14 @@ def test_shares_of_a_gpu():
         ("munich.example/gpu", True),
         ("processing.example/gpu", True),
         ("clinic.example/a100-gpus", True),
+        ("nic.example/gpu", True),
+        ("rdma-cluster.example/gpu", True),
+        ("example.com/bf16-gpu", True),
+        ("nvidia.com/supernic", False),
+        ("nvidia.com/smartnics", False),
+        ("nvidia.com/rocev2", False),
+        ("nvidia.com/eastwestnics", False),
+        ("nvidia.com/sharedhca", False),
         ("example.com/roce", False),
         ("rdma/hca_shared_devices_a", False),
         ("openshift.io/mlxnics", False),
@@ -132,7 +140,7 @@ def test_shares_of_a_gpu():
         ("intel.com/gpu-nic", False),
     ],
 )
-def test_words_of_networks_are_whole_words(resource, is_gpu):
+def test_words_of_networks_begin_or_end_a_word(resource, is_gpu):
     host = node()
     host.calls[LISTED] = [pod("train", "0", resource=resource)]
     host.calls[ALLOCATABLE] = DENIED
