@@ -13,14 +13,12 @@ import msgspec
 from railscope.api import audit as api
 from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
-from railscope_collector.audit import tiles
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.console import PageProblemError, page_table
 from railscope_collector.http import audit_api, read_pool, signed_entries
 
 PAGE_RECORDS = 50
 MAX_WITNESSES = 100
-UNREADABLE = "cannot read the audit log; fix: run `railscope audit verify` on the collector's state directory"
 _TREE_LINES = 3
 ResultT = TypeVar("ResultT")
 
@@ -95,15 +93,9 @@ class AuditPages:
         """Return the result of reading the log. Raises PageProblemError."""
         try:
             return await self.read_pool.read(request.credential, work)
-        except signed_entries.IndexBehindError as error:
-            text = f"{error}; try again"
-        except FileNotFoundError:
-            text = log_checkpoint.NOTHING_SIGNED
-        except (tiles.MissingEntriesError, tiles.ArchivedEntriesError):
-            text = audit_api.ARCHIVE_UNREADABLE
-        except (OSError, ValueError):
-            text = UNREADABLE
-        raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        except audit_api.READ_ERRORS as error:
+            text = audit_api.unreadable_reason(error)
+            raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, text) from error
 
     async def _audit(self, request: page_table.PageRequest) -> page_table.PageContent:
         tenant = request.tenant or request.query.tenant or None

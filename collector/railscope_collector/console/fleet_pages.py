@@ -21,7 +21,7 @@ from railscope_collector.access.credentials import ANYONE
 from railscope_collector.console import curves, incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.fleet.view_cells import ViewCell, label_names
+from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.http import gpus_api, incidents_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
@@ -101,14 +101,6 @@ class OverviewModel(msgspec.Struct, frozen=True):
     events: tuple[resources.Event, ...] = ()
 
 
-class OwnValue(msgspec.Struct, frozen=True):
-    """One value of Railscope's own metrics; labels in words."""
-
-    metric: str
-    labels: str
-    value: float
-
-
 class OwnModel(msgspec.Struct, frozen=True):
     """Self-monitoring: the cost of Railscope, the ages of its data, its gaps, and what the governors of agents did.
 
@@ -130,10 +122,10 @@ class OwnModel(msgspec.Struct, frozen=True):
     """Nodes with most missing frames."""
     oldest: tuple[tuple[str, float], ...]
     """Nodes with the oldest data: ages in seconds."""
-    rejected: tuple[OwnValue, ...]
+    rejected: tuple[resources.MetricValue, ...]
     """Rejected envelopes by reason."""
     governor: tuple[resources.Event, ...]
-    values: tuple[OwnValue, ...]
+    values: tuple[resources.MetricValue, ...]
     omitted: int
     """Values beyond the largest number."""
 
@@ -258,7 +250,7 @@ class FleetPages:
     ) -> OwnModel:
         core = self.api.core
         agents = [cell for cell in views.cluster.cells if "_agent_" in cell.metric.name]
-        values = [_own_value(cell) for cell in (*agents, *cells)]
+        values = [cell.to_value() for cell in (*agents, *cells)]
         plain = {each.metric: each.value for each in values if not each.labels}
         rejected = (each for each in values if each.metric == catalog.REJECTED.name)
         ages = [
@@ -308,12 +300,6 @@ def _spark(
     known = np.array([math.nan if each is None else each for each in values], np.float64)
     curve = curves.HistoryCurve(name, "", "", times_ns, known)
     return curves.thin_curve(curve, period, _SPARK_WIDTH)
-
-
-def _own_value(cell: ViewCell) -> OwnValue:
-    labels = zip(label_names(cell.metric), cell.labels, strict=True)
-    text = ", ".join(f"{name} {value}" for name, value in labels)
-    return OwnValue(cell.metric.name, text, cell.value)
 
 
 def _data_state(

@@ -21,7 +21,6 @@ from railscope_collector.console import (
     page_table,
 )
 from railscope_collector.diagnosis import (
-    diagnosis_curves,
     entity_states,
     evidence_words,
     incident_table,
@@ -110,9 +109,7 @@ class EvidenceFigure(NamedTuple):
         return min(max((self.onset_ns - from_ns) / max(to_ns - from_ns, 1), 0.0), 1.0)
 
 
-def evidence_figure(
-    curve: diagnosis_curves.EvidenceCurve, number: int, onset_ns: int
-) -> EvidenceFigure:
+def evidence_figure(curve: resources.CurveDocument, number: int, onset_ns: int) -> EvidenceFigure:
     """Return the figure of one signal: the cause, and the median of all devices of its kind if the reader may see it."""
     times_ns = np.array([point.timestamp_ns for point in curve.points], np.int64)
     period = shapes.TimeRange(int(times_ns.min()), int(times_ns.max()))
@@ -122,7 +119,7 @@ def evidence_figure(
             ("cause", "Cause", [point.value for point in curve.points]),
             ("peers", "Median of all", [point.peers for point in curve.points]),
         )
-        if name == "cause" or curve.has_peers
+        if name == "cause" or any(value is not None for value in values)
     ]
     title = evidence_words.quantity_text(curve.signal)
     figure = history_pages.figure_model(
@@ -240,6 +237,8 @@ class IncidentPages:
         join: Callable[[], links.JoinedLinks],
     ) -> page_table.PageContent:
         document = incident.document
+        progress = self.api.listed_incidents.progress_for(request.credential)
+        detail = incidents_api.incident_detail(incident, table.timestamp_ns, progress)
         explained = [
             each
             for each in incidents_api.visible_incidents(table, request.credential)
@@ -254,16 +253,13 @@ class IncidentPages:
             "explained_count": len(explained),
             "figures": [
                 evidence_figure(curve, number, incident.onset_ns)
-                for number, curve in enumerate(incident.curves, start=1)
+                for number, curve in enumerate(detail.curves, start=1)
                 if curve.points
             ],
             "port": next((each.port for each in joined if each.nic == end), None),
             "timeline": self._timeline(request, incident),
         }
-        progress = self.api.listed_incidents.progress_for(request.credential)
-        return page_table.PageContent(
-            incidents_api.incident_detail(incident, table.timestamp_ns, progress), shown
-        )
+        return page_table.PageContent(detail, shown)
 
     def _timeline(
         self, request: page_table.PageRequest, incident: incident_table.ReportedIncident

@@ -25,6 +25,11 @@ class ViewCell(NamedTuple):
     labels: tuple[str, ...]
     value: float
 
+    def to_value(self) -> api.MetricValue:
+        """Return the cell as a value of the API."""
+        labels = dict(zip(label_names(self.metric), self.labels, strict=True))
+        return api.MetricValue(self.metric.name, labels, self.value)
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -36,11 +41,4 @@ class View:
 
     def rows(self) -> tuple[api.MetricValue, ...]:
         """Return the cells as values of the API."""
-        return tuple(
-            api.MetricValue(
-                cell.metric.name,
-                dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
-                cell.value,
-            )
-            for cell in self.cells
-        )
+        return tuple(cell.to_value() for cell in self.cells)

@@ -24,11 +24,9 @@ from railscope_collector.http.signed_entries import (
 )
 
 ARCHIVE_UNREADABLE = "these records are archived, and the archive cannot be read now; fix: try again, or see the collector's log"
-
-
+UNREADABLE = "cannot read the audit log; fix: run `railscope audit verify` on the collector's state directory"
+READ_ERRORS = (IndexBehindError, MissingEntriesError, ArchivedEntriesError, OSError, ValueError)
 ResponseT = TypeVar("ResponseT")
-
-_RETRY_HEADERS = {"Retry-After": "1"}
 
 
 @dataclass(slots=True)
@@ -84,19 +82,21 @@ class AuditApi:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
         try:
             return await self.read_pool.read(credential, reading)
-        except IndexBehindError as error:
-            raise _unavailable(str(error)) from error
-        except FileNotFoundError as error:
-            raise _unavailable(log_checkpoint.NOTHING_SIGNED) from error
-        except (MissingEntriesError, ArchivedEntriesError) as error:
-            raise _unavailable(ARCHIVE_UNREADABLE) from error
-        except (OSError, ValueError) as error:
-            text = "cannot read the audit log; fix: run `railscope audit verify` on the collector"
-            raise _unavailable(text) from error
+        except READ_ERRORS as error:
+            text = f"{unreadable_reason(error)}\n"
+            raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "1"}) from error
 
 
-def _unavailable(text: str) -> web.HTTPServiceUnavailable:
-    return web.HTTPServiceUnavailable(text=f"{text}\n", headers=_RETRY_HEADERS)
+def unreadable_reason(error: Exception) -> str:
+    """Return why the log cannot be read now, by one of the errors of reading it."""
+    match error:
+        case IndexBehindError():
+            return f"{error}; try again"
+        case FileNotFoundError():
+            return log_checkpoint.NOTHING_SIGNED
+        case MissingEntriesError() | ArchivedEntriesError():
+            return ARCHIVE_UNREADABLE
+    return UNREADABLE
 
 
 def _query_number(request: web.Request, name: str, default: int) -> int:

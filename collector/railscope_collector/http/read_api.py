@@ -123,7 +123,7 @@ class ViewApi:
             "healthy": self._healthy,
             "ready": self._ready,
             "metrics": self._metrics,
-            "cluster": self._view("cluster"),
+            "cluster": self._cluster,
             "rails": self._rails,
             "tenants": self._tenants,
             "nodes": self._node_list,
@@ -260,14 +260,13 @@ class ViewApi:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    def _view(self, name: str) -> route_table.RouteHandler:
-        async def respond(request: web.Request, _: Credential) -> web.Response:
-            view: view_cells.View = getattr(self.views(), name)
-            return await json_responses.tagged_response(
-                request, partial(_document, view), view.timestamp_ns
-            )
+    async def _cluster(self, request: web.Request, _: Credential) -> web.Response:
+        view = self.views().cluster
 
-        return respond
+        def make() -> api.MetricList:
+            return api.MetricList(view.timestamp_ns, view.rows(), view.name)
+
+        return await json_responses.tagged_response(request, make, view.timestamp_ns)
 
     def tenant_list(self, tenant: str | None, part: slice, sort: str = "") -> tenant_api.TenantList:
         """Return a part of the tenants, or one of them, those that hold most GPUs first. Blocking."""
@@ -422,7 +421,3 @@ def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
         for metric, part, rollup, value in node_rollups(filter(None, fresh))
         if math.isfinite(value)
     ]
-
-
-def _document(view: view_cells.View) -> api.MetricList:
-    return api.MetricList(view.timestamp_ns, view.rows(), view.name)
