@@ -225,10 +225,10 @@ class RailDetail(msgspec.Struct, frozen=True):
 class JobStep(msgspec.Struct, frozen=True):
     """Steps of a job in the last two minutes."""
 
-    period_seconds: float | None = None
-    jitter_seconds: float | None = None
+    period_seconds: float
+    jitter_seconds: float
     """Deviation of single steps from the period."""
-    exchange_share: float | None = None
+    exchange_share: float
     """Share of the step in which the job exchanges."""
 
 
@@ -279,7 +279,9 @@ class Job(msgspec.Struct, frozen=True):
     state: str = ""
     """Empty from a collector that does not decide on it."""
     reason: str = ""
+    """Reason of the state, in words; empty for `healthy`."""
     incidents: tuple[str, ...] = ()
+    """The first open incidents that touch the job, causes before symptoms."""
     stale_gpus: int = 0
     """GPUs of nodes without fresh data."""
     shared_gpus: int = 0

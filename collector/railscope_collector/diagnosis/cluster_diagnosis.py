@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from railscope import api
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch
 from railscope_collector.detector_thresholds import DetectorThresholds
@@ -141,7 +142,7 @@ class ClusterDiagnosis:
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
         """View of the last evaluation."""
-        self.steps: dict[JobKey, step_period.StepTiming] = {}
+        self.steps: dict[JobKey, api.JobStep] = {}
         """Steps of the jobs whose traffic shows them, as of the last minute."""
         self.groups: job_groups.PeerGroups | None = None
         """Groups of the devices as of the last evaluation."""
@@ -293,7 +294,7 @@ class ClusterDiagnosis:
 
     def _find_steps(
         self, jobs: Iterable[job_groups.ActiveJob], slot: int
-    ) -> dict[JobKey, step_period.StepTiming]:
+    ) -> dict[JobKey, api.JobStep]:
         end, traces = (slot + 1) * SLOT_SECONDS, self.readings.traces
         found = {
             job.key: step_period.find_step(traces.mean(job.nics, end, step_period.WINDOW_SECONDS))

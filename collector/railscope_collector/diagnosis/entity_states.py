@@ -272,16 +272,6 @@ def _cell_letter(facts: NodeFacts, marks: NodeMarks, rail: int, *, is_known: boo
     return LETTERS["victim" if state == HEALTHY and cell.victim_of else state]
 
 
-class DecidedJobState(msgspec.Struct, frozen=True):
-    """State of one running job, as the API has it."""
-
-    state: str
-    reason: str
-    """Reason of the state, in words; empty for `healthy`."""
-    incidents: tuple[str, ...]
-    """The first open incidents that touch the job, causes before symptoms."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobStates:
     """States of the running jobs by the incidents that one reader may see."""
@@ -302,8 +292,9 @@ class JobStates:
                     touching[_key(job)].append(incident)
         return cls(dict(touching), problem)
 
-    def find(self, key: JobKey, stale_gpus: int) -> DecidedJobState:
-        """Return the state of a job with a number of GPUs on stale nodes."""
+    def decide(self, row: api.Job) -> api.Job:
+        """Return a running job with its state."""
+        key = _key(row)
         touching = self.touching.get(key, ())
         state, reason = HEALTHY, ""
         if self.problem:
@@ -314,14 +305,13 @@ class JobStates:
             state = DEGRADED
             reason = f"{'cause' if is_cause else 'victim'} of {touching[0].document.title}"
             reason += f" and {len(touching) - 1} more" if len(touching) > 1 else ""
-        elif stale_gpus:
-            state, reason = UNKNOWN, f"{stale_gpus} of its GPUs are on stale nodes"
-        return DecidedJobState(
-            state, reason, tuple(each.document.id for each in touching[:_MAX_INCIDENTS])
-        )
+        elif row.stale_gpus:
+            state, reason = UNKNOWN, f"{row.stale_gpus} of its GPUs are on stale nodes"
+        numbers = tuple(each.document.id for each in touching[:_MAX_INCIDENTS])
+        return msgspec.structs.replace(row, state=state, reason=reason, incidents=numbers)
 
 
-def _key(job: api.JobDocument) -> JobKey:
+def _key(job: api.JobDocument | api.Job) -> JobKey:
     return JobKey(job.tenant, job.source, job.workload)
 
 

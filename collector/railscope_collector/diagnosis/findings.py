@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.baselines import WORK_QUANTILE, Baselines
@@ -134,17 +135,6 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedGain:
-    """Gain that is expected from following advice, and its derivation; NaN is unknown."""
-
-    text: str
-    derivation: str
-    share: float = np.nan
-    """Share of the time of the affected jobs."""
-    gpu_seconds_per_hour: float = np.nan
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """Conclusion of a detector at one evaluation."""
 
@@ -166,7 +156,7 @@ class Finding:
     """Identity of advice whose devices may change while it lasts; without it, the cause is the identity."""
     affected: tuple[Cause, ...] = ()
     """All entities that advice concerns."""
-    gain: ExpectedGain | None = None
+    gain: GainDocument | None = None
     min_evaluations: int = 0
     """Evaluations that must agree, where they are not those of the class."""
     queue: SwitchQueue | None = None

@@ -15,7 +15,6 @@ from railscope import figures
 from railscope.api import (
     EntityDocument,
     EvidenceDocument,
-    GainDocument,
     GpuDocument,
     IncidentDocument,
     JobDocument,
@@ -33,7 +32,6 @@ from railscope_collector.diagnosis.evidence_words import dated_text, is_count
 from railscope_collector.diagnosis.findings import (
     SLOT_NS,
     Cause,
-    ExpectedGain,
     FindingEvidence,
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES, part_kind
@@ -139,7 +137,7 @@ def incident_document(
         detail=incident.detail,
         limits=_limits_of(incident),
         explained_by=incident.explained_by or None,
-        gain=_gain(incident.gain) if incident.gain else None,
+        gain=incident.gain,
         last_evidence=format_timestamp(shown_ns),
     )
 
@@ -253,11 +251,6 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
 
 def _seconds(slots: int | None, usual_seconds: float) -> float:
     return usual_seconds if slots is None else slots * _SLOT_SECONDS
-
-
-def _gain(gain: ExpectedGain) -> GainDocument:
-    share, seconds = _finite(gain.share), _finite(gain.gpu_seconds_per_hour)
-    return GainDocument(gain.text, share, seconds, gain.derivation)
 
 
 def _finite(value: float) -> float | None:

@@ -17,7 +17,6 @@ from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.findings import OTHER_JOBS, SLOT_NS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
 from railscope_collector.diagnosis.ranking import Reach
-from railscope_collector.diagnosis.step_period import StepTiming
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -213,7 +212,7 @@ class DiagnosisState(msgspec.Struct, frozen=True, kw_only=True):
     opened: dict[str, int] = {}
     lost_seconds: list[tuple[str, str, float]] = []
     """Class, tenant and GPU-seconds lost."""
-    steps: list[tuple[JobKey, StepTiming]] = []
+    steps: list[tuple[JobKey, api.JobStep]] = []
 
 
 class DiagnosisLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -234,7 +233,7 @@ class IncidentTable:
     """Incidents opened since the first start of the collector, by class."""
     lost_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """GPU-seconds lost, by class and tenant."""
-    steps: Mapping[JobKey, StepTiming] = field(default_factory=dict)
+    steps: Mapping[JobKey, api.JobStep] = field(default_factory=dict)
     """Steps of the running jobs whose traffic shows them."""
 
     def find(self, number: str) -> ReportedIncident | None:

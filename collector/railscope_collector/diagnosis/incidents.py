@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis.findings import (
     Cause,
     DiagnosisView,
     Evidence,
-    ExpectedGain,
     Finding,
 )
 from railscope_collector.diagnosis.incident_classes import (
@@ -63,7 +63,7 @@ class Incident:
     alternatives: tuple[int, ...] = ()
     detail: str = ""
     affected: tuple[Cause, ...] = ()
-    gain: ExpectedGain | None = None
+    gain: GainDocument | None = None
     explained_by: str = ""
     symptoms: set[str] = field(default_factory=set)
     victim_nics: set[int] = field(default_factory=set)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from railscope.api import GainDocument
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.leaf_detectors import MIN_MEMBERS, USUAL_LOAD
@@ -150,8 +151,10 @@ def _late_marks(
 
 # Cabling -----------------------------------------------------------------------------------------
 
-_UNKNOWN_GAIN = findings.ExpectedGain(
+_UNKNOWN_GAIN = GainDocument(
     "unknown",
+    None,
+    None,
     "traffic between its rail and this NIC crosses the spines; hosts do not measure its path",
 )
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 from railscope_collector.diagnosis.devices import MAX_DEVICES_PER_NODE, MAX_FACT
@@ -22,7 +23,6 @@ from railscope_collector.diagnosis.findings import (
     SLOTS_PER_MINUTE,
     Cause,
     DiagnosisView,
-    ExpectedGain,
     Finding,
     FindingEvidence,
 )
@@ -389,10 +389,10 @@ def _count(devices: Sequence[DeviceKey]) -> str:
     return text if kind == "node" else f"{text} of {nodes} node{'s' if nodes > 1 else ''}"
 
 
-def _drift_gain(view: DiagnosisView, affected: Sequence[Cause]) -> ExpectedGain:
+def _drift_gain(view: DiagnosisView, affected: Sequence[Cause]) -> GainDocument:
     """Return the loss of devices against their peers, by the measure of their kind."""
     if affected[0].kind == "node":
-        return ExpectedGain("unknown", "hosts do not measure the effect of a kernel")
+        return GainDocument("unknown", None, None, "hosts do not measure the effect of a kernel")
     positions = np.array([each.position for each in affected], np.intp)
     is_nic = affected[0].kind == "nic"
     return stall_gain(view, positions) if is_nic else _clock_gain(view, positions)
@@ -410,14 +410,15 @@ def waiting_gpus(view: DiagnosisView, nics: Positions) -> int:
     return sum(len(view.jobs[number].gpus) for number in numbers)
 
 
-def gain_of(share: float, gpus: int, text: str, derivation: str) -> ExpectedGain:
+def gain_of(share: float, gpus: int, text: str, derivation: str) -> GainDocument:
     """Return the gain of a share of the time of jobs with this number of GPUs."""
     if not share >= MIN_GAIN or not gpus:
-        return ExpectedGain("no loss measured now; a difference less", derivation, 0.0, 0.0)
-    return ExpectedGain(text, derivation, share, share * gpus * 3600)
+        return GainDocument("no loss measured now; a difference less", 0.0, 0.0, derivation)
+    lost, seconds = (float(f"{each:.6g}") for each in (share, share * gpus * 3600))
+    return GainDocument(text, lost, seconds, derivation)
 
 
-def stall_gain(view: DiagnosisView, nics: Positions) -> ExpectedGain:
+def stall_gain(view: DiagnosisView, nics: Positions) -> GainDocument:
     """Return the gain if NICs were stopped by pause as rarely as their peers."""
     table = view.signals.table(DeviceKind.NIC, 5 * SLOTS_PER_MINUTE)
     stalled = np.fmax(table["pausing_share"], table["paused_share"])
@@ -433,7 +434,7 @@ def stall_gain(view: DiagnosisView, nics: Positions) -> ExpectedGain:
     return gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation)
 
 
-def _clock_gain(view: DiagnosisView, affected: Positions) -> ExpectedGain:
+def _clock_gain(view: DiagnosisView, affected: Positions) -> GainDocument:
     """Return the gain if GPUs had the clock of their peers: the others of their jobs wait for them."""
     gpu = view.signals.table(DeviceKind.GPU, 5 * SLOTS_PER_MINUTE)
     busy = gpu["utilization"] > 0.5  # noqa: PLR2004 - idle GPUs lower their clocks

@@ -8,11 +8,11 @@ first strong maximum of the autocorrelation, refined by its multiples. It is unk
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from railscope import api
 from railscope_collector.diagnosis.slot_sums import Floats, Positions
 
 WINDOW_SECONDS = 120
@@ -29,16 +29,6 @@ MIN_HALF_CORRELATION = 0.2
 """Correlation from which on half of a period is the period: a short one between two bins correlates less than twice it."""
 MIN_VARIATION = 0.1
 """Deviation relative to the mean, below which traffic is even."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """Steps of a job in the last two minutes. `jitter_seconds` is the deviation of single steps from the period."""
-
-    period_seconds: float
-    jitter_seconds: float
-    exchange_share: float
-    """Share of the step in which the job exchanges."""
 
 
 class TrafficTraces:
@@ -99,7 +89,7 @@ class TrafficTraces:
         return found
 
 
-def find_step(rates: Floats) -> StepTiming | None:
+def find_step(rates: Floats) -> api.JobStep | None:
     """Return the steps that rates per second show; None if they show none."""
     known_values = rates[~np.isnan(rates)]
     if len(known_values) < max(MIN_KNOWN_SHARE * len(rates), 3 * MIN_PERIOD_SECONDS):
@@ -122,7 +112,7 @@ def find_step(rates: Floats) -> StepTiming | None:
     ):
         period = half
     high = float(np.quantile(known_values, 0.95))
-    return StepTiming(
+    return api.JobStep(
         round(period, 2), round(_jitter(series, period), 2), round(float(min(mean / high, 1)), 3)
     )
 

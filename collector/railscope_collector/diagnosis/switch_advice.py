@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.network_detectors import MIN_PAUSING
@@ -91,7 +92,9 @@ def _differing_pauses(
             detail="; ".join(_difference(view, each) for each in found[:MAX_NAMED]),
             subject=f"pauses of {switch}",
             affected=tuple(findings.Cause("nic", nic) for nic in nics),
-            gain=findings.ExpectedGain("unknown", "a wrong counter hides pauses, it costs nothing"),
+            gain=GainDocument(
+                "unknown", None, None, "a wrong counter hides pauses, it costs nothing"
+            ),
         )
 
 
@@ -351,8 +354,11 @@ def _lost_headroom(
             findings.Cause("leaf", leaf, view.groups.leaf_names[leaf]),
             tuple(found[:MAX_NAMED]),
             subject=f"headroom of {name}",
-            gain=findings.ExpectedGain(
-                "unknown", "headroom costs nothing until it is full; then packets are lost"
+            gain=GainDocument(
+                "unknown",
+                None,
+                None,
+                "headroom costs nothing until it is full; then packets are lost",
             ),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
@@ -259,12 +259,7 @@ class JobsApi:
     def row(self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates) -> api.Job:
         """Return a job with its step and its state."""
         step, row = self.incidents().steps.get(job.key), view.to_job(job, self.names_of)
-        state = states.find(job.key, row.stale_gpus)
-        return msgspec.structs.replace(
-            row,
-            step=api.JobStep(**asdict(step)) if step else None,
-            **msgspec.structs.asdict(state),
-        )
+        return states.decide(msgspec.structs.replace(row, step=step))
 
     def job_document(
         self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
