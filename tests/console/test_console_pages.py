@@ -900,6 +900,20 @@ async def test_an_incident_links_to_its_device(
         assert links <= set(count_elements(text).links), name
 
 
+async def test_an_incident_shows_its_worst_evidence_and_that_it_recovers(tmp_path: Path) -> None:
+    evidence = {
+        "signal": "write_stall", "device": "a eth2", "value": 0.2, "threshold": 0.1, "comparison": "limit",
+        "window_seconds": 30.0, "worst_value": 0.6, "worst_at": "1970-01-01T00:00:05Z",
+    }  # fmt: skip
+    found = incident_at("a", 2, evidence=[evidence], last_evidence="1970-01-01T00:00:10Z")
+    recovering = replace(found, quiet_slots=4)
+    for name, parts in (("incident", {"incident": "I1"}), ("overview", {})):
+        text, _ = await page_of(fleet(tmp_path, ["a"], [recovering]), name, **parts)
+        assert "20 % (limit: 10 %); worst: 60 % <time" in text, name
+        assert ("Last evidence" in text) == (name == "incident")
+    assert "recovering: no evidence for 40 s" in text
+
+
 async def test_a_loss_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
     found = incident_at("a", 0, victims=["b"], lost_gpu_seconds=0, lost_gpu_time_seconds=None)
     for name, parts in (("incident", {"incident": "I1"}), ("overview", {}), ("incidents", {})):

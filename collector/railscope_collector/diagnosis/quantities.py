@@ -260,7 +260,7 @@ REMAP_STRENGTH = 0.7
 LIMITS = (
     Limit("row_remap", Quantity("remap_failure", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_failure"), 0.0, "1 or 0", "1 if a memory row could not be remapped.", severity="critical"),
     Limit("row_remap", Quantity("remap_pending", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_pending"), 0.0, "1 or 0", "1 if a memory row waits for its remapping.", strength=REMAP_STRENGTH),
-    Limit("ecc_uncorrectable", Quantity("uncorrected_errors", DeviceKind.GPU, QuantityKind.COUNTER, "railscope_gpu_ecc_errors_total", ("uncorrected/volatile",)), 0.0, "errors", "Memory errors beyond correction."),
+    Limit("ecc_uncorrectable", Quantity("uncorrected_errors", DeviceKind.GPU, QuantityKind.COUNTER, "railscope_gpu_ecc_errors_total", ("uncorrected/volatile",)), 0.0, "errors", "Uncorrectable memory errors."),
 )  # fmt: skip
 
 QUANTITIES = MappingProxyType(
