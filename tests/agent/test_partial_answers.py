@@ -23,6 +23,7 @@ from railscope.service import run_in_thread
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import NvmlError
 from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.answer_sizes import file_size
 
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]
@@ -207,6 +208,13 @@ async def check_change_and_recovery(
         assert not absent
         if now.keys() == before.keys():  # a name made of garbage stays known for ten minutes
             assert status.state == state
+
+
+@pytest.mark.parametrize("whole", [b"a 1\nb 2\n", b"a 1\nb 2"])
+@pytest.mark.parametrize("part", [b"a 1\n", b"a", b"\n", b""])
+def test_a_file_with_fewer_lines_is_smaller(whole: bytes, part: bytes) -> None:
+    assert file_size("/sys/a", part) < file_size("/sys/a", whole)
+    assert file_size("/sys/a", whole.rstrip()) <= file_size("/sys/a", whole)
 
 
 @pytest.mark.parametrize("bus", ["0000:1", "0000:18:00.", ":18:00.0", "text", "0000:ff:1f.7", ""])
