@@ -46,3 +46,16 @@ async def test_shares_of_many_claims_are_exact(tmp_path: Path, count: int) -> No
     held = account.held_units()
     assert sum(held.values()) == GPU_CAPACITY
     assert account.holders(GPU) == {"t0", "t1", "t2"}
+
+
+async def test_a_gpu_that_changes_its_holder_is_held_once(tmp_path: Path) -> None:
+    core = core_in(tmp_path)
+    account = LiveAccount(core.evidence, AdministratorInputs)
+    node = NodeReporter("n1")
+    held = []
+    for first, tenant in ((10, "red"), (40, "blue")):
+        events = {first: [claim_started(GPU, tenant, first, tenant=tenant)]}
+        accept(core, node.envelopes_of(gpus_of(GPU), range(first, first + 31, 10), events=events))
+        await account.refresh(at(first + 30), no_turns)
+        held.append(account.held_units())
+    assert held == [{"red": GPU_CAPACITY}, {"blue": GPU_CAPACITY}]
