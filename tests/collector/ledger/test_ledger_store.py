@@ -18,6 +18,7 @@ from support.metered import revision_of
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.day_tiling import TilingError, evidence_root, find_capacity_units
 from railscope_collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
 from railscope_collector.ledger.row_conversion import GpuDay
@@ -29,7 +30,7 @@ from railscope_collector.metering.counter_increments import (
 )
 from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from railscope_collector.metering.tiling import SlotState
-from railscope_collector.metering.units import Tiling
+from railscope_collector.metering.units import WHOLE, CapacityRange, Tiling
 from railscope_collector.tables import metadata
 
 gpu_numbers = count()
@@ -60,6 +61,28 @@ def test_slots_that_only_an_amount_has_are_whole_in_the_units_of_the_day():
     edges = [Fraction(row.share.slot_lo) * units / GPU_CAPACITY for row in day.shares]
     assert len(edges) == 2
     assert all(edge.denominator == 1 for edge in edges)
+
+
+@pytest.mark.parametrize(
+    ("compute", "exclusive", "share", "instance"),
+    [
+        (CapacityRange(0, 360), True, None, "3/7"),
+        (CapacityRange(0, 360), False, Fraction(1, 2), "3/7"),
+        (WHOLE, True, None, "1"),
+        (WHOLE, False, Fraction(1, 2), "1"),
+        (WHOLE, False, None, ""),
+    ],
+)
+def test_the_instance_of_a_claim_with_a_profile_is_its_part_of_the_gpu(
+    compute, exclusive, share, instance
+):
+    claim = MeteredClaim(
+        ClaimAuthority.SCHEDULER, START, "a", "red", compute=compute, exclusive=exclusive, share=share
+    )  # fmt: skip
+    evidence = Evidence("GPU-0", (NodeStay(0, "node1"),), (claim,))
+    gpu = MeteredGpu.compute(evidence, {}, [(0, "h100-sxm")], {"a": "3g.40gb"})
+    (held_claim,) = gpu.day(DAY, MeteringComputation("1", START + DAY_NS)).claims
+    assert (held_claim.mig_profile, held_claim.instance) == ("3g.40gb", instance)
 
 
 def renamed(tiling, gpu):
