@@ -158,6 +158,33 @@ def test_alertmanager_names_only_alerts_and_labels_that_exist():
             assert any(re.fullmatch(term, name) for name in NAMES), term
 
 
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_a_node_with_two_targets_disables_no_rule(cases: Path, tmp_path: Path):
+    """One duplicate on the unique side of a join fails a rule for all nodes, without an alert."""
+    content = yaml.load(cases.read_text(), yaml.CSafeLoader)
+    content["rule_files"] = [str(cases.parent / path) for path in content["rule_files"]]
+    for case in content["tests"]:
+        case["input_series"] = [
+            each | {"series": copy}
+            for each in case.get("input_series", [])
+            for copy in copies(each["series"])
+        ]
+        case["promql_expr_test"] = [
+            {"expr": "vector(1)", "eval_time": "20m", "exp_samples": [{"labels": "{}", "value": 1}]}
+        ]
+        case.pop("alert_rule_test", None)
+    changed = tmp_path / "two_targets.yml"
+    changed.write_text(json.dumps(content))
+    promtool("test", "rules", str(changed))
+
+
+def copies(series: str) -> list[str]:
+    """A series of an agent as of two targets; others, which name their instance, as they are."""
+    if "instance=" in series or "{" not in series:
+        return [series]
+    return [series.replace("{", f'{{instance="{name}:9469",', 1) for name in ("gpu-1", "10.0.0.1")]
+
+
 NAMES_OF_DEVICES = {
     "gpu": {"index", "pci_address"},
     "interface": {"rdma_device", "rail"},
