@@ -119,7 +119,8 @@ def test_an_agent_that_starts_again_gives_a_record_the_same_time(tmp_path: Path)
         times.append([event.boot_ns for frame in frames if frame for event in frame.events])
     assert times[0] == times[1]
     assert len(times[0]) == 300
-    steps = memory.load()
+    first, *steps = memory.load()
+    assert first.offset_ns == 0
     assert len(steps) == 1, "each step is written to the disk"
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import msgspec
 
+from railscope.timestamps import SECOND_NS
 from railscope_agent.host.boot_state import BootState, BootStateFile
 
-MAX_STEPS = 128
-"""Steps that are kept: a drift of 50 ppm takes some hours for one, a suspend is one."""
+TOLERANCE_NS = SECOND_NS
+"""A third of the time that may lie between both reports of an Xid (xid_matcher.SAME_NS); a drift of 50 ppm takes five hours for it."""
+MAX_STEPS = 1024
+"""Steps that are kept: those of 200 days at 50 ppm, and hardly a record of the ring is older."""
 
 
 class _LogClockStep(msgspec.Struct, frozen=True):
@@ -37,45 +40,51 @@ class LogClockFile:
     def load(self) -> tuple[_LogClockStep, ...]:
         """Return the saved steps."""
         saved = self._file.read(_SavedSteps)
-        return saved.steps[-MAX_STEPS:] if saved else ()
+        return saved.steps if saved else ()
 
     def save(self, steps: tuple[_LogClockStep, ...]) -> None:
         """Save the steps."""
         self._file.write(_SavedSteps(self._file.boot_id, steps))
 
 
+_EQUAL = (_LogClockStep(0, 0),)
+
+
 class KernelLogClock:
     """Conversion of the log's times, from the polls between which its records were written.
 
-    Records that were in the log before its first poll have no earliest time: for them the clocks count as equal.
+    A record keeps its time: a step applies to records that were not read before. Records that were in the log
+    before its first poll have no earliest time: for them the clocks count as equal.
     """
 
     def __init__(self) -> None:
         self._memory: LogClockFile | None = None
-        self._steps: tuple[_LogClockStep, ...] = ()
+        self._steps: tuple[_LogClockStep, ...] = _EQUAL
         self._read_to_end_ns: int | None = None
         """Time of the last poll that left no record: later records were written after it."""
+        self._newest_ns = -1
+        """Latest time of the log that was converted: records of several processors are not quite in order."""
 
     def remember(self, memory: LogClockFile) -> None:
         """Load the steps from before a restart, and store them from now on."""
-        self._memory, self._steps = memory, memory.load()
+        self._memory, self._steps = memory, memory.load() or _EQUAL
 
     def place(self, first_ns: int, last_ns: int, read_ns: int) -> None:
         """Compare the times of the first and last new record of a poll with those of the polls."""
+        offset_ns = self._steps[-1].offset_ns
         highest_ns = read_ns - last_ns
-        earliest_ns = self._read_to_end_ns
-        lowest_ns = None if earliest_ns is None else earliest_ns - first_ns
-        if self._offset_ns(last_ns) <= highest_ns and (
-            lowest_ns is None or lowest_ns <= self._offset_ns(first_ns)
-        ):
-            return
-        # In the middle of what is possible: the next step is due after half a poll's time of drift.
-        offset_ns = (
-            highest_ns if lowest_ns is None else (min(lowest_ns, highest_ns) + highest_ns) // 2
-        )
-        self._steps = (*self._steps, _LogClockStep(first_ns, offset_ns))[-MAX_STEPS:]
-        if self._memory:
-            self._memory.save(self._steps)
+        if self._read_to_end_ns is None:
+            # Records that an earlier run read are not later than this poll.
+            lowest_ns, since_ns = None, read_ns - offset_ns + TOLERANCE_NS
+        else:
+            lowest_ns, since_ns = self._read_to_end_ns - first_ns, first_ns
+        moved_ns = _nearest_offset(offset_ns, lowest_ns, highest_ns)
+        if abs(moved_ns - offset_ns) > TOLERANCE_NS:
+            step = _LogClockStep(max(since_ns, self._newest_ns + 1), moved_ns)
+            self._steps = (*self._steps, step)[-MAX_STEPS:]
+            if self._memory:
+                self._memory.save(self._steps)
+        self._newest_ns = max(self._newest_ns, last_ns)
 
     def end_poll(self, began_ns: int, *, is_at_end: bool) -> None:
         """Record the start of a poll, and whether it read all records."""
@@ -83,8 +92,17 @@ class KernelLogClock:
 
     def boot_ns(self, stamp_ns: int) -> int:
         """Convert a time of the log."""
-        return max(stamp_ns + self._offset_ns(stamp_ns), 0)
+        steps = (step for step in reversed(self._steps) if step.since_ns <= stamp_ns)
+        return max(stamp_ns + next(steps, self._steps[0]).offset_ns, 0)
 
-    def _offset_ns(self, stamp_ns: int) -> int:
-        steps = (step.offset_ns for step in reversed(self._steps) if step.since_ns <= stamp_ns)
-        return next(steps, 0)
+
+def _nearest_offset(offset_ns: int, lowest_ns: int | None, highest_ns: int) -> int:
+    """Return the possible offset nearest to the present one; after a suspend, the middle of the possible ones.
+
+    From the nearest one the next polls move it only in the direction of the drift.
+    """
+    if lowest_ns is None:
+        return min(offset_ns, highest_ns)
+    nearest_ns = min(max(offset_ns, lowest_ns), highest_ns)
+    is_suspend = abs(nearest_ns - offset_ns) > highest_ns - lowest_ns
+    return (lowest_ns + highest_ns) // 2 if is_suspend else nearest_ns
