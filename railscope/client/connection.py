@@ -249,7 +249,9 @@ _FIXES: Mapping[int, str] = {
     403: "use a token whose role permits this",
     404: "check that the URL is the base URL of a collector, or --agent for an agent, and that the name exists",
     429: "wait a minute; this address has sent too many invalid credentials",
+    502: "check the proxy of the URL, and that the server behind it runs",
     503: "wait until the server is ready; /-/ready states the reason",
+    504: "check the proxy of the URL, and that the server behind it runs",
 }  # fmt: skip
 
 

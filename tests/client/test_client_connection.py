@@ -66,6 +66,8 @@ def test_a_closed_port_is_named_with_its_fix():
         (json_response({"error": "for operators"}, "403 Forbidden"), 403, "for operators; fix: use a token whose role"),
         (json_response({"error": "gone"}, "404 Not Found"), 404, "base URL of a collector"),
         (response(b"not ready: reading\n", "503 Service Unavailable"), 503, "not ready: reading; fix: wait"),
+        (response(b"<html>oops</html>", "502 Bad Gateway"), 502, "status 502; fix: check the proxy"),
+        (response(b"", "504 Gateway Timeout"), 504, "status 504; fix: check the proxy"),
         (response(b"", "302 Found", "Location: http://elsewhere/"), 302, "redirects"),
         (response(b"<html>oops</html>", "500 Internal Server Error"), 500, "status 500"),
     ],
