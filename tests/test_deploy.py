@@ -490,3 +490,18 @@ def test_an_extra_that_has_all_others_has_them(of: str):
     others = set(extras) - {"all", "test"} - ({"site"} if of == "all" else set())
     found = {str(one) for one in declared(of)}
     assert {str(one) for one in declared(*others)} <= found
+
+
+def test_a_service_that_does_not_start_leaves_its_package_installed(tmp_path: Path) -> None:
+    script = (ROOT / "deploy/packages/service.postinst").read_text()
+    script = script.replace("@SERVICE@", "railscope-agent").replace(
+        "/run/systemd/system", str(tmp_path)
+    )
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text('#!/bin/sh\n[ "$1" != try-restart ]\n')
+    systemctl.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ("/bin/sh", "-c", script, "postinst", "configure", "0.3.0-1")
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "fix: journalctl -u railscope-agent" in result.stderr
