@@ -263,7 +263,7 @@ def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
             f"{row['severity']:8}  {age:>6}{ended}  {row['title']}  {row['id']}", width, " " * 18
         )
         facts = [", ".join(row["names"])] if row["names"] else []
-        facts += [f"victims: {row['victims']}"] if row["victims"] else []
+        facts += [f"{figures.count(row['victims'], 'device')} affected"] if row["victims"] else []
         facts += [f"jobs: {', '.join(row['jobs'])}"] if row["jobs"] else []
         facts += [f"an effect of incident {row['explained_by']}"] if row["explained_by"] else []
         facts += [row["action"]] if row["action"] else []

@@ -226,11 +226,11 @@ def test_the_screen_names_cause_and_action_within_80_columns():
 
 def test_tables_list_the_worst_first_and_filter():
     incident = with_incident(severity="warning")
-    touched = {"state": "degraded", "reason": "victim of link_down: NIC eth0 of n1"}
+    touched = {"state": "degraded", "reason": "affected by link_down: NIC eth0 of n1"}
     job = {"/api/v1/jobs": {"timestamp_ns": NOW_NS, "rows": [JOB | touched]}}
     degraded = {
         "state": "degraded",
-        "reason": "victim of link_down: NIC eth0 of n1",
+        "reason": "affected by link_down: NIC eth0 of n1",
         "incidents": ["abc"],
     }
     failed = degraded | {"state": "failed"}
@@ -249,13 +249,13 @@ def test_tables_list_the_worst_first_and_filter():
         ]  # fmt: skip
         assert table("nodes", "--state", "unknown", "--node", "N*").splitlines()[1].startswith("n2")
         assert table("nodes", "--state", "healthy", "--node", "n1") == "nodes: none of 4 matches\n"
-        assert "victim of link_down" in table("jobs", "--state", "degraded")
+        assert "affected by link_down" in table("jobs", "--state", "degraded")
         assert (
             table("jobs", "--tenant", "other")
             == "jobs: none of 1 matches\nno tenant matches 'other': vision\n"
         )
         assert table("jobs", "7").split("\n")[1:] == table("jobs").split("\n")[1:]
-        assert "victims: 1; jobs: vision/7; check cable" in table(
+        assert "1 device affected; jobs: vision/7; check cable" in table(
             "incidents", "--node", "n3", "--tenant", "vision"
         )
         assert table("incidents", "--severity", "critical") == "incidents: none of 1 matches\n"

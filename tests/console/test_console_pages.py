@@ -230,7 +230,7 @@ async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: P
     ]
     rows = pages.pages.api.node_rows()
     assert [row.node for row in rows] == ["b", "e", "d", "c", "a"]
-    victim = "victim of slow_receiver: NIC eth3 of b"
+    victim = "affected by slow_receiver: NIC eth3 of b"
     assert (rows[3].state, rows[3].rails, rows[3].reason) == ("healthy", "...v....", victim)
     states = {"failed": 1, "unknown": 1, "degraded": 1, "healthy": 2}
     assert (model.nodes.found, model.nodes.states, model.nodes.gpus) == (5, states, 40)
@@ -317,8 +317,8 @@ async def test_a_touched_job_that_ended_is_not_running(
     ("diagnosed_ns", "found", "states"),
     [
         (NOW_NS, [], {"7": "healthy", "8": "unknown: 1 of its GPUs are on stale nodes"}),
-        (NOW_NS, [{}], {"7": f"degraded: victim of {TITLE}", "8": "unknown: 1 of its GPUs are on stale nodes"}),
-        (NOW_NS, [{"severity": "critical", "number": "I2"}, {}], {"7": f"degraded: victim of {TITLE} and 1 more", "8": "unknown"}),
+        (NOW_NS, [{}], {"7": f"degraded: affected by {TITLE}", "8": "unknown: 1 of its GPUs are on stale nodes"}),
+        (NOW_NS, [{"severity": "critical", "number": "I2"}, {}], {"7": f"degraded: affected by {TITLE} and 1 more", "8": "unknown"}),
         (NOW_NS, [{"severity": "info"}, {"ended": "2026-09-21T14:13:19Z"}], {"7": "healthy", "8": "unknown"}),
         (NOW_NS - 181 * SECOND_NS, [{}], dict.fromkeys("78", "unknown: not diagnosed since 2026-09-21T14:10:19Z")),
         (0, [], dict.fromkeys("78", f"unknown: {entity_states.NOT_DIAGNOSED}")),

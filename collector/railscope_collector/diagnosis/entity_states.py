@@ -224,7 +224,7 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
             names = sorted(facts.names[key] for key, each in judged.items() if each == by_agent)
             reasons.insert(0, f"{', '.join(names)} {by_agent}")
     if state == HEALTHY:
-        reasons = [f"victim of {each.document.title}" for each in victim_of]
+        reasons = [f"affected by {each.document.title}" for each in victim_of]
     more = len(reasons) - shown
     reason = "; ".join(reasons[:shown])
     keys = [*facts.gpus, *(key for key in marks.cells if key >= 0)]
@@ -303,7 +303,7 @@ class JobStates:
             cause = touching[0].document.cause
             is_cause = isinstance(cause, api.JobDocument) and _key(cause) == key
             state = DEGRADED
-            reason = f"{'cause' if is_cause else 'victim'} of {touching[0].document.title}"
+            reason = f"{'cause of' if is_cause else 'affected by'} {touching[0].document.title}"
             reason += f" and {len(touching) - 1} more" if len(touching) > 1 else ""
         elif row.stale_gpus:
             state, reason = UNKNOWN, f"{row.stale_gpus} of its GPUs are on stale nodes"

@@ -248,16 +248,16 @@ def _count(number: int, noun: str) -> str:
 
 
 def incident_text(row: Mapping[str, Any], state: str) -> str:
-    """Return an incident with its cause, its victims and what to do."""
+    """Return an incident with its cause, its effect and what to do."""
     if state == "ended":
         return f"INCIDENT ENDS {row['title']}"
     if state == "explained":
         return f"EXPLAINED     {row['title']}: an effect of incident {row['explained_by']}"
     delay = (parse_timestamp(row["detected"]) - parse_timestamp(row["onset"])) // SECOND_NS
     jobs = ", ".join(f"job {job['workload']} of {job['tenant']}" for job in row["jobs"])
-    victims = jobs or f"{row['victim_count']} devices" if row["victim_count"] else "none"
+    affected = jobs or f"{row['victim_count']} devices" if row["victim_count"] else "none"
     return (
-        f"INCIDENT      {row['severity']}: {row['title']}; found {delay} s after its onset; victims: {victims};"
+        f"INCIDENT      {row['severity']}: {row['title']}; found {delay} s after its onset; affected: {affected};"
         f" {row['action']}"
     )
 
