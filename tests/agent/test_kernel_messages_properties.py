@@ -24,6 +24,13 @@ PREFIXES = st.sampled_from(
         "<4>[   12.1][  T171] ",
         "kern  :warn  : 2025-01-21T02:21:33,498559+00:00 ",
         "2025-01-17T17:39:30+0000 node.cluster kernel: ",
+        "Sat 2026-11-28 13:00:00 UTC node kernel: ",
+        "2026 Nov 29 13:00:00 node kernel: ",
+        "Sat Nov 28 13:00:00 2026 node kernel: ",
+        "1732860000.123456 node kernel: ",
+        "[ 1234.567890] node kernel: ",
+        "<4>1 2026-11-29T13:00:00.000000+00:00 node kernel - - - ",
+        "<4>1 2026-11-29T13:00:00Z node kernel - - - [   12.1] ",
     ]
 )
 HEX = "0123456789abcdefABCDEF"

@@ -170,6 +170,71 @@ def test_the_name_of_a_group_is_no_message_of_a_driver(line: str, words: str) ->
     assert frame.events == ()
 
 
+FAILURE_WORDS = [
+    "eth0: Link down",
+    "NVRM reset requ",
+    "NVRM must reset",
+    "NVRM: GPU lost",
+    "nv_peer_mem",
+    "nvidia_peermem",
+    "nvidia-peermem:",
+    "NVRM: x",
+    "NVRM: GPU0 abcd",
+    "nvidia: x",
+    "NVRM: Xid (PCI:",
+    "mlx5_core 0000:",
+    "x 0000:3b:00.0:",
+    r"NVRM: \x01\x02\x03\xc3\xa9\xff\x7f\x1b\x5c",
+]
+
+
+@pytest.mark.parametrize("words", FAILURE_WORDS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{words}[42]: segfault at 10 ip 00007f sp 00007f error 6 in {file}[400000+1000] likely on CPU 3",
+        "traps: {words}[42] general protection fault ip:4 sp:7 error:0 in {file}[400000+1000]",
+        "{words}[42] bad frame in rt_sigreturn frame:0 ip:4 sp:7 orax:f in {file}[400000+1000]",
+        "{words} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+        "{words}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), nodemask=(null),cpuset={file},mems_allowed=0",
+        "{words} cpuset={file} mems_allowed=0",
+    ],
+)
+@pytest.mark.parametrize(
+    "file",
+    [
+        "a",
+        "0000:01:00.0 fallen off the bus",
+        " NV_ERR_GPU_IS_LOST",
+        "x eth0: Link down",
+        "NV_ERR_RESET_REQUIRED",
+        "error, please reboot",
+        "RmInitAdapter failed",
+    ],
+)
+def test_the_name_of_a_process_or_file_is_no_message_of_a_driver(
+    words: str, line: str, file: str
+) -> None:
+    """An unprivileged user chooses both. The verdict of such a line would be that the node has to be rebooted."""
+    assert parse_kernel_message(line.format(words=words, file=file)) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: renamed from GPU_IS_LOST",
+        "NVRM: renamed from reset_required",
+        "NVRM: port 1(GPU_IS_LOST) entered blocking state",
+        "NVRM: (slave reset_required): Enslaving as a backup interface with a down link",
+        "nvidia-modeset: Port device resetrequired added",
+        "nv_peer_mem: renamed from error",
+    ],
+)
+def test_the_name_of_an_interface_is_no_message_of_a_driver(line: str) -> None:
+    """A user names the interfaces of a network namespace of its own."""
+    assert parse_kernel_message(line) is None
+
+
 REPORT = """{{{number}}}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 4
 {{{number}}}[Hardware Error]: event severity: {severity}
 {{{number}}}[Hardware Error]:  Error 0, type: {severity}
@@ -400,6 +465,9 @@ FAILED_CHECK = "nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_
         ("nvidia 0000:61:00.0: probe with driver nvidia failed with error -1", "gpu_init_failed", "0000:61:00.0"),
         (f"NVRM: {FAILED_CHECK}", "gpu_reset_required", "unknown"),
         (f"NVRM: GPU 00000000:61:00.0: {FAILED_CHECK}", "gpu_reset_required", "0000:61:00.0"),
+        ("nvidia-uvm: uvm_channel.c:1234 uvm_channel_check_errors[pid:42] channel error, status: GPU lost from the bus", "gpu_lost", "unknown"),
+        ("nvidia-modeset: ERROR: GPU:0: GPU is lost", "gpu_lost", "unknown"),
+        ("NVRM: GPU0 GspRmControl[12]: failed: status=GPU is lost", "gpu_lost", "unknown"),
         ("NVRM: GPU 0000:61:00.0: the node needs to be rebooted", "gpu_reset_required", "0000:61:00.0"),
     ],
 )  # fmt: skip

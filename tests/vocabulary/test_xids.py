@@ -18,7 +18,7 @@ from railscope.catalog.xids import (
     xid,
     xids,
 )
-from railscope_agent.streams.kernel_messages import parse_kernel_message
+from railscope_agent.streams.kernel_messages import parse_kernel_message, strip_log_prefix
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = {"fatal", "nonfatal", "unknown"}
@@ -236,7 +236,7 @@ def test_every_quoted_line_gets_a_judgement() -> None:
     assert head.startswith("kind\tcode\tclass\tline\t")
     found = Counter[tuple[int, str, tuple[str, ...]]]()
     for kind, code, _, line, _ in (row.split("\t") for row in rows):
-        message = parse_kernel_message(line)
+        message = parse_kernel_message(strip_log_prefix(line))
         if kind != "Xid":
             continue
         assert message is not None

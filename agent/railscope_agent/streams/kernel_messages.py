@@ -3,9 +3,10 @@
 Formats and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User Guide
 (SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
 
-A message starts with the name of its driver, or with its own words. Later parts of a line may be words of a
-user: the memory controller prints the paths of control groups (mm/memcontrol.c, mem_cgroup_print_oom_meminfo),
-and a user names the groups below a delegated one.
+A message starts with the name of its driver, or with its own words. Other parts of a line may be words of a
+user, who names control groups below a delegated one (mm/memcontrol.c, mem_cgroup_print_oom_meminfo), processes,
+and interfaces of a network namespace. The kernel prints the latter two first. A process has a name of at most 15
+bytes (TASK_COMM_LEN), an interface one word of at most 15 bytes (dev_valid_name): words of failures are longer.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
 _LOG_PREFIX = re.compile(
     r"(?:<[0-9]{1,3}>)?(?:kern *:[a-z]+ *: *)?"
     r"(?:(?:\[[^\]]{0,40}\]|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.,+-]{8,30}Z?) *){0,2}"
-    r"(?:(?:\S{1,255} +){0,4}?kernel: *)?(?:\[[^\]]{0,40}\] *){0,2}"
+    r"(?:(?:[^\s/]{1,255} +){0,6}?kernel(?:: *| - - - +))?(?:\[[^\]]{0,40}\] *){0,2}"
 )
-"""Level, time, host and `kernel:`, as dmesg and syslog print them before a message."""
+"""Level, time, host and `kernel:`, as dmesg, journalctl and syslog (RFC 3164, 5424) print them before a message."""
+_NAMED_BY_USER = re.compile(
+    r"(?:traps: )?(?:\\x[0-9a-f]{2}|[^\\]){1,15}"
+    r"(?:\[[0-9]{1,10}\]:? | invoked oom-killer: |: page allocation |: vmalloc | cpuset=|: renamed from )"
+)
+"""Lines that begin with the name of a process or interface. Some end with the name of a file, group or interface.
+
+Sources: torvalds/linux, arch/x86/mm/fault.c (show_signal_msg), arch/x86/kernel/traps.c, mm/oom_kill.c, mm/page_alloc.c
+(warn_alloc), kernel/cgroup/cpuset.c (older versions), net/core/dev.c. The kernel escapes other bytes and backslashes.
+"""
 # As the driver prints it in src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older drivers did. A name ends at
 # the first comma with a space: the rest of a name that contains one is in the message.
 _XID = re.compile(
@@ -44,13 +54,13 @@ _SXID = re.compile(
 _SXID_FOLLOW_UP = re.compile(r"Severity [0-9]|Data \{|$")
 # What the driver declares without an Xid. Sources: open-gpu-kernel-modules, kernel-open/nvidia/nv.c (a GPU that
 # fails to start), src/nvidia/arch/nvalloc/unix/src/osapi.c (RmInitAdapter, a lost GPU), nvstatuscodes.h
-# (GPU_IS_LOST, RESET_REQUIRED: printed by any failed check); torvalds/linux, drivers/base/dd.c (a failed probe).
+# (NV_ERR_GPU_IS_LOST, NV_ERR_RESET_REQUIRED: printed by any failed check); torvalds/linux, drivers/base/dd.c (a failed probe).
 _DRIVER_LINE = re.compile(
-    r"(?:NVRM|nvidia[\w-]*)\b[ :]+"
+    rf"(?:NVRM|nvidia[\w-]*)(?::| (?={_PCI}\.[0-7]: )) *"
     r"(?P<message>.*?(?P<failure>"
-    r"(?P<lost>fallen off the bus|GPU lost from the bus|GPU_IS_LOST|GPU is lost)"
+    r"(?P<lost>fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST|GPU is lost)"
     r"|(?P<init>RmInitAdapter failed|probe of \S+ failed|probe with driver nvidia failed)"
-    r"|(?P<reset>(?<!no )(?:reset|reboot)(?: is|_)? ?required"
+    r"|(?P<reset>(?<!no )(?:reset|reboot)(?: is)? required|NV_ERR_RESET_REQUIRED"
     r"|(?:requir(?:es|ing)|needs?|must|should|please)(?: an?| to| be| the| gpu| node| system| os)* re(?:set|boot)))"
     r".*)",
     re.IGNORECASE,
@@ -130,7 +140,7 @@ def parse_kernel_message(text: str) -> KernelMessage | None:
         # The marker first: nearly all lines of the log are irrelevant, and a search for a word is much
         # cheaper.
         if marker in text and (match := pattern.match(text)) and (message := build(match)):
-            return message
+            return None if _NAMED_BY_USER.match(text) else message
     return None
 
 
