@@ -63,7 +63,7 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     assert lines[1] == "next fault in 41 s: hot gpu on gpu-node-4; Ctrl-C ends"
     assert lines[2] == "critical  fault 1: reset"
     assert [line.split(" ")[0] for line in lines[3:]] == ["RAIL", "2", "3", "0", "1"]
-    links = [["a", "b", "c", "d", "e", "f", "g"]] * 9
+    links = [["a", "b", "c", "d", "e", "f"]] * 9
     many = status_lines(views(*map(incident, range(9))), links, NOTES)
     assert "and 6 more: railscope incidents" in many
     assert len(many) <= MAX_STATUS_LINES

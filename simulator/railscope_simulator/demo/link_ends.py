@@ -163,13 +163,12 @@ class ComparedLinks:
                 f"{last.second - first.second} s",
                 f"{last.nic - first.nic:,}",
                 f"{last.switch - first.switch:,}",
-                DIRECTIONS[key.quantity][1],
             ]
             for key, (first, last) in self.paused().items()
         ]
 
 
-TABLE_HEAD = ["PAUSED LINK", "switch port", "direction", "within", "at NIC", "at port", "meaning"]
+TABLE_HEAD = ["PAUSED LINK", "switch port", "direction", "within", "at NIC", "at port"]
 
 
 def _rate(first: EndCounts, last: EndCounts) -> float:

@@ -1,7 +1,6 @@
 """Output of the demo: a line for each change, the state of the cluster in a terminal, and the verdict on a run.
 
-A run succeeded if every
-node reported, no frame was lost and the account adds up.
+A run succeeded if every node reported, no frame was lost and the account adds up.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 
 import click
 
+from railscope.client import tables
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.demo import link_ends
 
@@ -229,7 +229,7 @@ class DemoScreen:
             lines = status_lines(views, links.rows(), notes)
             lines = lines[: max(size.lines - _LINES_OF_EVENTS, 3)]
             # A line that wraps would be more lines than are replaced.
-            self.print("\n".join(line[: size.columns - 1] for line in lines))
+            self.print("\n".join(tables.cut(line, size.columns - 1) for line in lines))
             self._drawn = len(lines)
 
     def _incident_changes(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
