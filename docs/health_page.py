@@ -48,7 +48,7 @@ An Xid counts until one of these:
 - the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
 
 [Xids and SXids](xids.md) lists the action for each number. A fatal SXid of the whole fabric is a fault of every GPU of the node. A line that names no GPU degrades
-every GPU of the node. A number that the tables lack is at least a warning.
+every GPU of the node, unless a GPU is named for the same fault. A number that the tables lack is at least a warning.
 
 The recommended action is the most severe action of all faults, in this order: {", ".join(ACTIONS_BY_SEVERITY[1:])}.
 `inspect` requires an operator: check slot, cooling, power, cables, fabric manager and driver.

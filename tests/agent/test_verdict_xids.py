@@ -56,6 +56,42 @@ def test_failed_accesses_to_a_lost_gpu_are_about_no_other(
     assert [run.state(0), run.state(1)] == states
 
 
+OS_REBOOT = "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover."
+RESET_GPU_0 = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+
+
+@pytest.mark.parametrize("lines", [[RESET_GPU_0, OS_REBOOT], [OS_REBOOT, RESET_GPU_0]])
+def test_a_reboot_of_the_node_is_no_reset_of_the_gpu_that_needs_one(lines: list[str]) -> None:
+    for gpus, expected in (
+        (1, [("failed", "reboot")]),
+        (2, [("failed", "reset_gpu"), ("degraded", "inspect")]),
+    ):
+        run = verdict_sources(gpus)
+        for gpu in range(gpus):
+            old_driver(run, gpu)
+        run.step()
+        for number, line in enumerate(lines, 1):
+            run.log(number, line)
+        run.step()
+        assert [(run.state(gpu), run.action(gpu)) for gpu in range(gpus)] == expected
+
+
+@pytest.mark.parametrize("lines", [[FALLEN, ACCESS], [ACCESS, FALLEN], [ACCESS, FALLEN, ACCESS]])
+def test_the_recovery_of_a_lost_gpu_makes_no_other_one_degraded(lines: list[str]) -> None:
+    run = verdict_sources(2)
+    for gpu in (0, 1):
+        old_driver(run, gpu)
+    run.step()
+    for number, line in enumerate(lines, 1):
+        run.log(number, line)
+        run.step()
+    set_field(run, ENERGY, 5)
+    for _ in range(3):
+        run.step()
+        assert run.state(1) == "healthy"
+    assert run.state(0) == "healthy"
+
+
 def test_an_xid_counts_until_the_energy_counter_shows_a_reset() -> None:
     run = verdict_sources()
     old_driver(run)

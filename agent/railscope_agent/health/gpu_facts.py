@@ -207,23 +207,9 @@ class FactCollector:
             )
 
     def _shared_xids(self) -> Iterable[ActionableXid]:
-        """Return what the driver reported about every GPU, and about one that it did not name: the only one, or any.
-
-        It names a lost GPU first, and then prints each failed access to it without a name
-        (open-gpu-kernel-modules, src/nvidia/arch/nvalloc/unix/src/osapi.c, NV_CHECK_OK of GPU_IS_LOST).
-        """
+        """Return what the driver reported about every GPU, and about one that it did not name: the only one, or any."""
         of_every_gpu = self._xids.actionable_xids(EVERY_GPU)
-        named = {
-            reported.number
-            for gpu in self._gpus.values()
-            for reported in self._xids.actionable_xids(gpu.address)
-            if reported.boot_ns > gpu.lifetime.cleared_ns
-        }
-        unnamed = tuple(
-            reported
-            for reported in self._xids.actionable_xids(UNNAMED_GPU)
-            if reported.number not in named
-        )
+        unnamed = self._xids.actionable_xids(UNNAMED_GPU)
         if len(self._gpus) != 1:
             unnamed = tuple(replace(each, judgement=_UNNAMED) for each in unnamed)
         return *of_every_gpu, *unnamed

@@ -26,6 +26,7 @@ UNNAMED_GPU = "unknown"
 """Address of a GPU that a line of the driver does not name."""
 EVERY_GPU = "every"
 """Address of a report about the fabric, and so about all GPUs of the node."""
+_OF_NO_GPU = (UNNAMED_GPU, EVERY_GPU)
 _RECOVERY_CHANGED = 154
 _ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
 _NO_DEMAND = {_ALL_CLEAR, xid(_RECOVERY_CHANGED).immediate}
@@ -124,6 +125,10 @@ class XidMatcher:
 
         A flood of one Xid displaces no other: the last of each number and judgement is kept, and the last of
         all numbers that the tables lack.
+
+        The driver names a GPU at its fault, and repeats the fault without a name at each failed access
+        (open-gpu-kernel-modules, src/nvidia/arch/nvalloc/unix/src/osapi.c, NV_CHECK_OK of GPU_IS_LOST). A report
+        without a name is about the GPU with the same fault, also after the recovery of this GPU.
         """
         changed = reported.number == _RECOVERY_CHANGED
         judgement = reported.judgement
@@ -131,6 +136,10 @@ class XidMatcher:
         if changed or not _is_listed(reported.number):
             kind = changed
         with self._lock:
+            if pci_address == UNNAMED_GPU and self._is_of_named_gpu(reported):
+                return
+            if pci_address not in _OF_NO_GPU:
+                self._drop_unnamed(reported)
             if pci_address not in self._judgements and len(self._judgements) >= MAX_GPUS:
                 return
             recorded = self._judgements.setdefault(pci_address, {})
@@ -144,6 +153,20 @@ class XidMatcher:
                 recorded[kind] = reported
             for oldest in list(islice(recorded, max(0, len(recorded) - MAX_REMEMBERED))):
                 del recorded[oldest]
+
+    def _is_of_named_gpu(self, reported: ActionableXid) -> bool:
+        return any(
+            _is_same_fault(reported, other)
+            for address, recorded in self._judgements.items()
+            if address not in _OF_NO_GPU
+            for other in recorded.values()
+        )
+
+    def _drop_unnamed(self, reported: ActionableXid) -> None:
+        unnamed = self._judgements.get(UNNAMED_GPU, {})
+        for kind, other in tuple(unnamed.items()):
+            if _is_same_fault(reported, other):
+                del unnamed[kind]
 
     def record_init_failure(self, pci_address: str, failure: InitFailure) -> None:
         """Record that the driver failed to start a GPU; a load of the driver does not clear that."""
@@ -168,6 +191,11 @@ class XidMatcher:
         """Return the Xids after which a GPU needs recovery, the latest last."""
         with self._lock:
             return tuple(self._judgements.get(pci_address, {}).values())
+
+
+def _is_same_fault(reported: ActionableXid, other: ActionableXid) -> bool:
+    """True if both require the same action: Xid 154 of a GPU to be reset differs from one of a node to be rebooted."""
+    return (reported.number, reported.judgement) == (other.number, other.judgement)
 
 
 def _is_listed(number: int) -> bool:
