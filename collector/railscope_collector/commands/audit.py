@@ -19,6 +19,7 @@ import click
 from railscope import convert_errors
 from railscope.audit import log_checkpoint, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.client import tables
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector import archive_stores
@@ -160,6 +161,7 @@ _ARCHIVE = click.option(
     callback=_open_archive,
     help="Archive of old records: directory, or s3://BUCKET/PREFIX with credentials as AWS tools find them.",
 )
+_WIDE = click.option("--wide", is_flag=True, help="Whole lines, also in a narrow terminal.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the bytes that were hashed.")
 
 
@@ -311,7 +313,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
     "--from", "first", type=click.IntRange(min=0), default=0, help="First sequence number."
 )
 @_JSON
-@click.option("--wide", is_flag=True, help="Whole lines, also in a narrow terminal.")
+@_WIDE
 @click.option("--person", help="Only records with a commitment to this name.")
 @_SALTS
 @_ARCHIVE
@@ -336,14 +338,14 @@ def show(  # noqa: PLR0913, PLR0917 - its options
         if commitment and commitment not in decode_shown_record(raw).pii.values():
             continue
         if is_selected(raw, kind, node):
-            line = format_record(raw, as_json=as_json)
-            click.echo(line if as_json or wide else _cut_line(line))
+            _print_record(raw, as_json=as_json, wide=wide)
 
 
-def _cut_line(line: str) -> str:
-    """Return a line that fits the terminal, if there is one."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(line)
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+def _print_record(raw: bytes, *, as_json: bool, wide: bool) -> None:
+    """Print a record as a line that fits the terminal, if there is one."""
+    line = format_record(raw, as_json=as_json)
+    fits = as_json or wide or not sys.stdout.isatty()
+    click.echo(line if fits else tables.cut(line, shutil.get_terminal_size().columns))
 
 
 @audit.command()
@@ -380,18 +382,20 @@ def _find_commitment(salts: Path, person: str) -> str:
 @_DIRECTORY
 @click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
 @_JSON
+@_WIDE
 @_ARCHIVE
 def tail(
     directory: Path,
     count: int,
     as_json: bool,  # noqa: FBT001 - a flag
+    wide: bool,  # noqa: FBT001 - a flag
     archive: archive_stores.ArchiveReader | None,
 ) -> None:
     """Print the newest records."""
     size, unsigned = read_extent(directory)
     first = max(0, size + len(unsigned) - count)
     for raw in read_records(directory, size, unsigned, first, archive):
-        click.echo(format_record(raw, as_json=as_json))
+        _print_record(raw, as_json=as_json, wide=wide)
 
 
 def _read_anchor(path: Path) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import shutil
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -248,6 +252,27 @@ def test_a_record_is_shown_to_be_read(good: Path) -> None:
         "     604  2026-09-21T14:13:20.000Z  tenancy.assign  done  scheduler slurm  node-1"
         "  number=604\n"
     )
+
+
+@pytest.mark.parametrize("command", ["show", "tail"])
+def test_records_fit_a_terminal_unless_whole_lines_are_requested(good: Path, command: str) -> None:
+    widths = {}
+    for option in ((), ("--wide",)):
+        reader, writer = pty.openpty()
+        program = (sys.executable, "-P", "-m", "railscope", "audit", command, str(good), *option)
+        with subprocess.Popen(program, stdout=writer, env=os.environ | {"COLUMNS": "60"}):
+            os.close(writer)
+            content = b"".join(iter(partial(_read_terminal, reader), b""))
+        os.close(reader)
+        widths[option] = max(map(len, content.decode().splitlines()))
+    assert widths[()] == 60 < widths["--wide",]
+
+
+def _read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # Linux: the program has closed its end
+        return b""
 
 
 def test_an_invalid_log_is_shown_as_an_error(good: Path, tmp_path: Path) -> None:
