@@ -67,6 +67,8 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     many = status_lines(views(*map(incident, range(9))), links, NOTES)
     assert "and 6 more: railscope incidents" in many
     assert len(many) <= MAX_STATUS_LINES
+    newer = status_lines(views(incident(1, severity="warning"), incident(2)), (), NOTES)
+    assert [line[:8] for line in newer[3:5]] == ["critical", "warning "]
     advice = views(incident(1, severity="info"))
     assert "HEALTHY  console" in status_lines(advice, (), NOTES)[1]
 

@@ -14,7 +14,8 @@ from railscope_collector.console import (
     page_table,
 )
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.http import gpus_api, incidents_api, read_api
+from railscope_collector.diagnosis.incident_table import worst_first
+from railscope_collector.http import gpus_api, read_api
 from railscope_collector.switches import link_ends
 
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_ROLLUPS = 20, 10, 200
@@ -106,7 +107,7 @@ class DevicePages:
             links = join().links.values()
             numbers = (*detail.incidents, *detail.victim_of)
             found = [each for each in map(table.find, numbers) if each]
-            urgent = incidents_api.worst_first(found)[:_MAX_INCIDENTS]
+            urgent = worst_first(found)[:_MAX_INCIDENTS]
             events = [each for each in core.events if each.node == name]
             ports: dict[str, link_ends.Port] = {
                 link.nic[1]: link.port for link in links if link.nic[0] == name
@@ -148,7 +149,7 @@ class DevicePages:
             if each.is_root
             and (text in each.reach.rails or _rail_of(each.document.cause) == rail.rail)
         ]
-        urgent = incidents_api.worst_first(touching)[:_MAX_INCIDENTS]
+        urgent = worst_first(touching)[:_MAX_INCIDENTS]
         rollups = tuple(each for each in listed.rows if each.labels.get("rail") == text)
         detail = resources.RailDetail(
             listed.timestamp_ns, rail, gpus, rollups=rollups[:_MAX_ROLLUPS]

@@ -20,9 +20,9 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE
 from railscope_collector.console import curves, incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.diagnosis.incident_table import IncidentTable, worst_first
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.http import gpus_api, incidents_api, read_api
+from railscope_collector.http import gpus_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews
@@ -180,7 +180,7 @@ class FleetPages:
             # Otherwise a touched job may run without being listed.
             if not views.jobs.suppressed:
                 ended = len(touched.difference(job.key for job in running))
-        shown = incident_pages.documents_of(incidents_api.worst_first(roots))
+        shown = incident_pages.documents_of(worst_first(roots))
         model = OverviewModel(
             timestamp_ns=views.timestamp_ns,
             summary="",

@@ -214,7 +214,7 @@ class IncidentPages:
             of_page = [each for each in stored if parts.get("node", each.node) == each.node]
             around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
             events = self.api.event_writer().newest(around, MAX_TIMELINE)
-        rows = documents_of(incidents_api.worst_first(found)[:MAX_TIMELINE])
+        rows = documents_of(incident_table.worst_first(found)[:MAX_TIMELINE])
         oldest_ns = self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
         is_stored = at_ns > oldest_ns or bool(self.api.console.history_url)
         has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_stored

@@ -59,7 +59,7 @@ class JobPages:
     ) -> page_table.PageContent:
         states = self.api.jobs_api.states(request.credential)
         document = self.api.jobs_api.job_document(view, job, states)
-        urgent = incidents_api.worst_first(states.touching.get(job.key, ()))[:_MAX_INCIDENTS]
+        urgent = states.touching.get(job.key, ())[:_MAX_INCIDENTS]
         shown = {
             "places": document.places[request.part],
             "open_incidents": incident_pages.documents_of(urgent),

@@ -26,7 +26,11 @@ from railscope import api
 from railscope.catalog import collector as catalog, incidents as incident_catalog
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.diagnosis.incident_classes import Severity
-from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.diagnosis.incident_table import (
+    IncidentTable,
+    ReportedIncident,
+    worst_first,
+)
 from railscope_collector.workloads.job_roster import JobKey
 
 FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = catalog.NODE_STATES
@@ -285,8 +289,7 @@ class JobStates:
     def from_incidents(cls, incidents: Iterable[ReportedIncident], problem: str) -> JobStates:
         """Return the states by these incidents."""
         touching = defaultdict(list)
-        open_incidents = (each for each in incidents if each.is_open)
-        for incident in sorted(open_incidents, key=_incident_urgency):
+        for incident in worst_first(each for each in incidents if each.is_open):
             if incident.document.severity != Severity.INFO:
                 for job in incident.jobs:
                     touching[_key(job)].append(incident)
@@ -313,7 +316,3 @@ class JobStates:
 
 def _key(job: api.JobDocument | api.Job) -> JobKey:
     return JobKey(job.tenant, job.source, job.workload)
-
-
-def _incident_urgency(incident: ReportedIncident) -> tuple[bool, str, int]:
-    return not incident.is_root, incident.document.severity, incident.onset_ns

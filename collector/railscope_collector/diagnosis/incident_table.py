@@ -257,12 +257,12 @@ class IncidentTable:
         counts = Counter((each.document.incident_class, each.document.severity) for each in roots)
         for labels, count in sorted(counts.items()):
             yield ViewCell(catalog.INCIDENTS, labels, count)
-        worst_first = sorted(roots, key=_urgency)
-        for each in worst_first[:MAX_INCIDENT_CELLS]:
+        roots = worst_first(roots)
+        for each in roots[:MAX_INCIDENT_CELLS]:
             yield _incident_cell(each)
             document = each.document
             yield ViewCell(catalog.TITLE, (document.id, document.title, document.action), 1)
-        touching = [each for each in worst_first if each.document.severity != Severity.INFO]
+        touching = [each for each in roots if each.document.severity != Severity.INFO]
         if tenant is None:
             yield from islice(_cause_cells(touching), MAX_INCIDENT_CELLS)
             yield from islice(_reach_cells(touching), MAX_REACH_CELLS)
@@ -282,11 +282,20 @@ def _loss_cells(lost: Mapping[tuple[str, str], float]) -> Iterator[ViewCell]:
         yield ViewCell(catalog.LOST_TIME, (tenant, name), round(seconds))
 
 
-_ORDER = {"critical": 0, "warning": 1, "info": 2}
+_RANKS = {"critical": 0, "warning": 1, "info": 2}
 
 
-def _urgency(incident: ReportedIncident) -> tuple[int, int]:
-    return _ORDER[incident.document.severity], incident.onset_ns
+def worst_first(incidents: Iterable[ReportedIncident]) -> list[ReportedIncident]:
+    """Return incidents by urgency: open ones first, causes before symptoms, then by severity, the newest first."""
+    return sorted(
+        incidents,
+        key=lambda each: (
+            not each.is_open,
+            not each.is_root,
+            _RANKS[each.document.severity],
+            -each.onset_ns,
+        ),
+    )
 
 
 def _incident_cell(incident: ReportedIncident) -> ViewCell:

@@ -18,7 +18,11 @@ from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
-from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.diagnosis.incident_table import (
+    IncidentTable,
+    ReportedIncident,
+    worst_first,
+)
 from railscope_collector.fleet.fleet import NamesOfGpu
 from railscope_collector.http import list_query
 from railscope_collector.http.json_responses import json_error, json_response, tagged_response
@@ -28,7 +32,6 @@ from railscope_collector.workloads.job_view import RunningJobs
 
 MAX_LISTED = 200
 """Incidents of one response, newest first."""
-_RANKS = {"critical": 0, "warning": 1, "info": 2}
 FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
 """Values of the query; without any, all."""
 
@@ -137,19 +140,6 @@ def incident_detail(
         timestamp_ns=timestamp_ns,
         diagnosis=progress,
         curves=tuple(map(_curve_document, incident.curves)),
-    )
-
-
-def worst_first(incidents: Iterable[ReportedIncident]) -> list[ReportedIncident]:
-    """Return incidents by urgency: open ones first, causes before symptoms, then by severity and onset."""
-    return sorted(
-        incidents,
-        key=lambda each: (
-            not each.is_open,
-            not each.is_root,
-            _RANKS[each.document.severity],
-            -each.onset_ns,
-        ),
     )
 
 

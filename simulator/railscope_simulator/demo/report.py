@@ -45,6 +45,7 @@ def status_lines(
         for row in views["incidents"]["rows"]
         if not (row["ended"] or row["explained_by"]) and row["severity"] != "info"
     ]
+    root_causes.sort(key=lambda row: row["severity"] != "critical")  # the newest first of each
     shown = [f"{row['severity']:8}  {row['title']}: {row['action']}" for row in root_causes]
     more = len(shown) - _MAX_INCIDENTS
     shown[_MAX_INCIDENTS:] = [f"and {more} more: railscope incidents"] if more > 0 else []
