@@ -75,8 +75,11 @@ _Column = tuple[str, Callable[[HealthRule], str]]
 
 
 def _name(rule: HealthRule) -> str:
-    words = h.REASONS.get(rule.reason, "")
-    return f"`{rule.reason}`" + (f": {words}" if words else "")
+    return f"`{rule.reason}`"
+
+
+def _name_in_words(rule: HealthRule) -> str:
+    return f"`{rule.reason}`: {h.REASONS[rule.reason]}"
 
 
 def _actions(rule: HealthRule) -> str:
@@ -99,7 +102,6 @@ def _readings(rule: HealthRule) -> str:
 
 
 _FIRST: tuple[_Column, ...] = (
-    ("reason", _name),
     ("state", lambda rule: h.GPU_HEALTH.states[rule.state]),
     ("condition", lambda rule: rule.condition),
     ("action", _actions),
@@ -109,9 +111,9 @@ _LAST: tuple[_Column, ...] = (
     ("required", lambda rule: "yes" if rule.is_needed else "no"),
     ("readings", _readings),
 )
-_GPU_COLUMNS = (*_FIRST, ("NVIDIA code", _nvidia_codes), *_LAST)
+_GPU_COLUMNS = (("reason", _name_in_words), *_FIRST, ("NVIDIA code", _nvidia_codes), *_LAST)
 _NIC_COLUMNS = (
-    *_FIRST, ("remedy", lambda rule: rule.remedy), ("runbook", _runbook), *_LAST,
+    ("reason", _name), *_FIRST, ("remedy", lambda rule: rule.remedy), ("runbook", _runbook), *_LAST,
 )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ REASONS = {
     "fabric_limited": "NVLink fabric with limited capacity",
     "fabric_condition": "fault of the NVLink fabric",
     "nvlink_down": "NVLink down",
-    "nvlink_recovering": "NVLink recovers repeatedly",
+    "nvlink_recovering": "NVLink replay or recovery",
     "nvlink_crc": "NVLink errors",
     "nvlink_crc_rate": "high rate of NVLink errors",
     "nvlink_bit_errors": "high NVLink bit error ratio",

@@ -1,7 +1,8 @@
 """PCIe errors that the firmware receives in place of the kernel, and reports to it (firmware first, ACPI APEI).
 
-On such a node the kernel prints no AER message, and its aer_dev_* files do not exist. A report has several lines of one
-number (drivers/acpi/apei/ghes.c, drivers/firmware/efi/cper.c):
+The kernel prints no line `AER: ... error received` for them. It counts those with AER information in the aer_dev_* files
+as well (drivers/acpi/apei/ghes.c, ghes_handle_aer; drivers/pci/pcie/aer.c, pci_print_aer), like any error that it prints.
+A report has several lines of one number (ghes.c; drivers/firmware/efi/cper.c):
 
   {7}[Hardware Error]:  Error 0, type: corrected
   {7}[Hardware Error]:   section_type: PCIe error
