@@ -85,13 +85,13 @@ class SlurmProvider:
                 # alone is no claim.
                 if claim.part not in others
             ]
-            # The environment cannot be read now and no process runs: what the job held before stays.
-            if not group_claims and environment.gpus is None:
-                group_claims = list(
-                    claim_provider.select_claims(
-                        in_force, workload=job, authority=ClaimAuthority.NODE_PLUGIN
-                    )
+            # A process or a step may have ended, also before the agent started: what the job held before stays.
+            if not environment.is_complete:
+                parts = {*others, *(claim.part for claim in group_claims)}
+                before = claim_provider.select_claims(
+                    in_force, workload=job, authority=ClaimAuthority.NODE_PLUGIN
                 )
+                group_claims += [claim for claim in before if claim.part not in parts]
             grouped.add_group(job, environment, group_claims)
         present_jobs = {name for name, _ in groups} | {
             f"job_{environment.job}" for _, environment in groups

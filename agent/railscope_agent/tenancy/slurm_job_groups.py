@@ -10,7 +10,7 @@ from railscope.slurm import SlurmFormatError
 from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import slurm
-from railscope_agent.sampling.fact_readers import list_names, read_text
+from railscope_agent.sampling.fact_readers import list_names
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
@@ -21,11 +21,15 @@ _V1 = re.compile(r"slurm(?:_(.+))?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(slurm.SLUID_PATTERN)
 """Slurm 26.05 and later names the directories of jobs by SLUID, unless CgroupJobIdPaths=yes."""
-_EMPTY = "populated 0"
+_EMPTY = b"populated 0"
 _JOB_STEPS = ("step_batch", "step_interactive")
+_EXTERNAL_STEP = "step_extern"
+"""It has a `sleep` of slurmstepd and adopted sessions (pam_slurm_adopt): none has the GPUs of the job."""
 _SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 # A few, in case the first ones end meanwhile or have changed their environment; a job may have hundreds.
 _MAX_PROCESSES = 8
+# Twice the devices of a node with 16 GPUs of 7 MIG devices each: users write the names of their environments.
+_MAX_NAMES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,16 @@ class JobEnvironment:
     is_shared: bool = False
     """True if the job has shares of GPUs (gres/shard, gres/mps), which other jobs may have as well."""
     is_denied: bool = False
+    is_complete: bool = False
+    """True if `gpus` are all GPUs of the job on the node, which the batch and the interactive step have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadSteps:
+    """Environment of a job, and those of its steps that it was read from."""
+
+    environment: JobEnvironment
+    steps: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -47,8 +61,8 @@ class JobControlGroups:
 
     node_names: frozenset[str] = frozenset()
     """Names that Slurm has for this node, where several slurmd run on it."""
-    _environments: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
-    """Environments by directory, with the steps that were read."""
+    _read: dict[str, _ReadSteps] = field(default_factory=dict)
+    """Environments by directory of a job."""
 
     def scan(self, host: Host) -> list[tuple[str, JobEnvironment]]:
         """Return the jobs of the node by the name of their group, which is a job id or a SLUID.
@@ -58,28 +72,28 @@ class JobControlGroups:
         names: set[str] = set()
         paths = [path for path in _find_job_groups(host, names) if _is_populated(host, path)]
         self.node_names = frozenset(names)
-        self._environments = {
-            path: cached for path, cached in self._environments.items() if path in paths
-        }
+        self._read = {path: read for path, read in self._read.items() if path in paths}
         return [(path.rpartition("/")[2], self._environment(host, path)) for path in paths]
 
     def _environment(self, host: Host, path: str) -> JobEnvironment:
-        """Return the environment of a job, not read again once it has GPUs: a job may change it."""
-        not_polled = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
-        polled, cached = self._environments.get(path, not_polled)
-        if cached.gpus or cached.is_denied:
-            return cached
-        steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))
-        # A new step may have GPUs that the earlier ones lacked.
-        if steps == polled and cached.gpus is not None:
-            return cached
-        job = cached.job
+        """Return the environment of a job. No step is read again: the job may change its environment.
+
+        A step may have a part of the GPUs. Without the batch step the job has the GPUs of all its steps so far: it
+        keeps them when a step ends.
+        """
+        unread = _ReadSteps(JobEnvironment(_job_number(path.rpartition("/")[2])))
+        read = self._read.get(path, unread)
+        if read.environment.is_complete or read.environment.is_denied:
+            return read.environment
+        steps = [name for name in list_names(host, path) if name.startswith("step_")]
+        if not steps:
+            return read.environment
+        job = read.environment.job
         for name in steps:
             if job is None:
                 job = _job_of_step(host, f"{path}/{name}")
-        environments = _read_environments(host, path, steps, job)
-        self._environments[path] = steps, environments
-        return environments
+        read = self._read[path] = _read_new_steps(host, path, steps, job, read)
+        return read.environment
 
 
 def _job_number(name: str) -> int | None:
@@ -87,28 +101,32 @@ def _job_number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _read_environments(
-    host: Host, path: str, steps: tuple[str, ...], job: int | None
-) -> JobEnvironment:
-    """Return the environment from the batch and interactive steps, or else from all other steps."""
-    job_steps = [name for name in _JOB_STEPS if name in steps]
-    # The batch step has all GPUs of the job on the node; other steps may have a part of them.
-    environments = [_read_environment(host, f"{path}/{name}", job) for name in job_steps]
-    if not any(environment.gpus for environment in environments):
-        environments += [
-            _read_environment(host, f"{path}/{name}", job)
-            for name in steps
-            if name not in job_steps
-        ]
-    with_gpus = [environment for environment in environments if environment.gpus is not None]
-    if not with_gpus:
-        return JobEnvironment(
-            job, is_denied=any(environment.is_denied for environment in environments)
-        )
-    gpus = tuple(dict.fromkeys(gpu for environment in with_gpus for gpu in environment.gpus or ()))
-    first = next((environment for environment in with_gpus if environment.gpus), with_gpus[0])
+def _read_new_steps(
+    host: Host, path: str, steps: list[str], job: int | None, read: _ReadSteps
+) -> _ReadSteps:
+    """Return the environment with the steps that were not read yet, from the batch step alone if that has GPUs."""
+    environment, known = replace(read.environment, job=job), read.steps.intersection(steps)
+    for name in sorted(steps, key=lambda name: name not in _JOB_STEPS):
+        if name in known or name == _EXTERNAL_STEP:
+            continue
+        found = _read_environment(host, f"{path}/{name}", job)
+        if found.is_denied:
+            return _ReadSteps(found if environment.gpus is None else environment, known)
+        # Without one, its first task has not started yet.
+        if found.gpus is None:
+            continue
+        known |= {name}
+        if name in _JOB_STEPS and found.gpus:
+            return _ReadSteps(replace(found, is_complete=True), known)
+        environment = _join_environments(environment, found)
+    return _ReadSteps(environment, known)
+
+
+def _join_environments(read: JobEnvironment, found: JobEnvironment) -> JobEnvironment:
+    """Return the environment of the first step that has GPUs, with the GPUs of both."""
+    gpus = tuple(dict.fromkeys((*(read.gpus or ()), *(found.gpus or ()))))[:_MAX_NAMES]
     return replace(
-        first, gpus=gpus, is_shared=any(environment.is_shared for environment in with_gpus)
+        read if read.gpus else found, gpus=gpus, is_shared=read.is_shared or found.is_shared
     )
 
 
@@ -144,20 +162,26 @@ def _is_populated(host: Host, path: str) -> bool:
     """True unless a job's group is certain to have no process: slurmd failed to remove it (rackslab/FireHPC#6, ceems-dev/ceems#380).
 
     v2 reports that for a group with all groups below it (cgroup-v2.rst, cgroup.events); v1 lists processes only.
+    A file that exists and cannot be read is no evidence.
     """
-    events = read_text(host, f"{path}/cgroup.events").splitlines()
-    if events:
-        return _EMPTY not in events
+    try:
+        return _EMPTY not in host.read(f"{path}/cgroup.events").splitlines()
+    except FileNotFoundError:
+        pass  # v1
+    except OSError:
+        return True
     groups, is_listed = [path], False
     while groups:
         group = groups.pop()
         try:
             if host.read(f"{group}/cgroup.procs").strip():
                 return True
+            names = host.names(group)
+        except FileNotFoundError:
+            continue  # it was removed since its parent was read
         except OSError:
-            continue
+            return True
         is_listed = True
-        names = list_names(host, group)
         groups += [f"{group}/{name}" for name in names if name.startswith(("step_", "task_"))]
     return not is_listed
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+from pathlib import Path
+from random import Random
 
 import pytest
 from support.clock import NS, START, ManualClock
@@ -114,6 +117,32 @@ def test_a_group_that_stays_behind_without_a_process_holds_nothing(directory, le
     assert event_summaries(looked.poll()) == [("claim_end", "slurm", "7", uuid(1))]
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENODEV, errno.EACCES])
+@pytest.mark.parametrize(
+    "unreadable", ["cgroup.events", "cgroup.procs", "step_0/task_0/cgroup.procs"]
+)
+def test_a_group_that_cannot_be_read_is_no_end_of_its_job(unreadable, number):
+    host = node()
+    directory = (
+        f"{SCOPE}/job_7"
+        if unreadable == "cgroup.events"
+        else "/sys/fs/cgroup/memory/slurm/uid_1000/job_7"
+    )
+    host.files |= {
+        f"{directory}/step_0/{name}cgroup.procs": "70\n" for name in ("task_0/", "user/task_0/")
+    }
+    host.files |= {f"{directory}/{name}": "" for name in ("cgroup.procs", "step_0/cgroup.procs")}
+    if unreadable == "cgroup.events":
+        host.files[f"{directory}/{unreadable}"] = "populated 1\n"
+    host.calls["owner.environ(70)"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1"}
+    looked = PolledTenancy(host)
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "7", uuid(1))]
+    if unreadable == "cgroup.events":
+        host.files[f"{directory}/step_0/task_0/cgroup.procs"] = ""  # v2 has its tasks below user
+    host.files[f"{directory}/{unreadable}"] = OSError(number, "cannot read")
+    assert looked.poll() == []
+
+
 def test_mig_devices_by_their_uuid():
     host = node(1)
     cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
@@ -165,6 +194,46 @@ def test_the_batch_step_represents_the_job_or_else_all_steps_together():
     host.files[f"{SCOPE}/job_9/step_batch/user/task_0/cgroup.procs"] = "52\n"
     host.calls["owner.environ(52)"] = {"SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "0,1,2"}
     assert len(PolledTenancy(host).poll()) == 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_its_script_a_job_holds_the_gpus_of_all_its_steps_so_far(seed, tmp_path):
+    """`srun --gpus=1 ... &` on the other nodes of a job: each step has its GPUs, and inherits those of the script's node."""
+    random = Random(seed)  # noqa: S311 - a repeatable test
+    host = node(4)
+    begun: list[int] = []
+    host.files[f"{SCOPE}/job_9/step_extern/user/task_special/cgroup.procs"] = "49\n"
+    looked = remembering(host, tmp_path)
+    for number in range(8):
+        directory = f"{SCOPE}/job_9/step_{number}"
+        host.files[f"{directory}/user/cgroup.procs"] = ""
+        looked.poll()  # its first task has not started yet
+        used = random.sample(range(4), random.randint(1, 2))
+        begun += used
+        job_gpus, step_gpus = "0,1,2,3", ",".join(map(str, used))
+        host.files[f"{directory}/user/task_0/cgroup.procs"] = f"{50 + number}\n"
+        host.calls[f"owner.environ({50 + number})"] = {
+            "SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": job_gpus, "SLURM_STEP_GPUS": step_gpus,
+        }  # fmt: skip
+        assert {kind for kind, *_ in event_summaries(looked.poll())} <= {"claim_start"}
+        assert held(looked)[0] == {("9", uuid(gpu), "") for gpu in begun}
+        if random.random() < 0.5:
+            remove_job(host, f"{SCOPE}/job_9/step_{random.randint(0, number)}")
+        if random.random() < 0.3:
+            looked = remembering(host, tmp_path)
+        looked.poll()
+        assert held(looked)[0] == {("9", uuid(gpu), "") for gpu in begun}
+    assert max(host.asked[f"owner.environ({50 + number})"] for number in range(8)) <= 8
+    remove_job(host, f"{SCOPE}/job_9")
+    looked.poll()
+    assert held(looked)[0] == set()
+
+
+def remembering(host: FakeHost, directory: Path) -> PolledTenancy:
+    """Return tenancy with the state that the last run stored in a directory."""
+    looked = PolledTenancy(host)
+    looked.tenancy.remember(directory, NODE)
+    return looked
 
 
 @pytest.mark.parametrize(
