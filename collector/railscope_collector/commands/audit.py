@@ -330,8 +330,8 @@ def show(  # noqa: PLR0913, PLR0917 - its options
 ) -> None:
     """Print records, one per line, both signed records and those that are not signed yet.
 
-    They are printed without verification: use `verify_log` to check them against the signatures. The
-    log does not contain names of persons: --person finds the records of a given name.
+    They are printed without verification: use `railscope audit verify` to check them against the
+    signatures. The log does not contain names of persons: --person finds the records of a given name.
     """
     commitment = _find_commitment(salts, person) if person else None
     for raw in read_records(directory, *read_extent(directory), first, archive):
