@@ -401,9 +401,11 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/dashboards.md": dashboards,
     "docs/xids.md": errors,
     "docs/health.md": lambda: _document(health_page.lines(MADE, _table)),
-    "docs/dcgm.md": _with_sections(
-        "docs/dcgm.md",
-        lambda: {"Names that are served": _table(dcgm_page.HEAD, dcgm_page.rows())},
+    "docs/integrations.md": _with_sections(
+        "docs/integrations.md",
+        lambda: {
+            "Names of dcgm-exporter that are served": _table(dcgm_page.HEAD, dcgm_page.rows())
+        },
     ),
     "docs/switches.md": _with_sections(
         "docs/switches.md",

@@ -34,7 +34,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Tenant": ("docs/tenant",),
     "Reference": (
         "docs/metrics/README", "docs/configuration", "docs/cli", "docs/alerts",
-        "docs/dashboards", "docs/diagnosis", "docs/health", "docs/xids", "docs/readings", "docs/dcgm",
+        "docs/dashboards", "docs/diagnosis", "docs/health", "docs/xids", "docs/readings",
     ),
     "Develop": ("docs/developer", "docs/architecture", "bench/README", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
 }  # fmt: skip

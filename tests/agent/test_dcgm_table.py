@@ -33,10 +33,10 @@ from railscope_agent.sources.nvidia import activity, health, mig_devices, value_
 from railscope_agent.sources.nvidia.call_table import CallTable
 from railscope_agent.sources.nvidia.nvlink import traffic_fields
 
-_PAGE = Path(__file__).parents[2] / "docs/dcgm.md"
+_PAGE = Path(__file__).parents[2] / "docs/integrations.md"
 _NOT_SERVED_ROWS = re.findall(
     r"^\| (`.*?`) \| (.*) \|$",
-    _PAGE.read_text().partition("\n## Names that are not served\n")[2],
+    _PAGE.read_text().partition("\n## Names of dcgm-exporter that are not served\n")[2],
     re.MULTILINE,
 )
 NOT_SERVED = {tuple(re.findall(r"`(.+?)`", names)): reason for names, reason in _NOT_SERVED_ROWS}
