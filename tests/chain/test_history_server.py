@@ -163,7 +163,7 @@ async def test_the_curves_of_hours_have_their_extremes_and_gaps(
     assert [points(short[f"nic_sent_{rail}"]) for rail in (0, 1)] == [{1e8}, {2e8}]
     assert points(short["gpu_mean"]) == {0.5, 0.9}
     assert points(other["utilization"]) == set()
-    assert [gap[:2] for gap in other["utilization"].gaps] == [tuple(part)]
+    assert [(gap.from_ns, gap.to_ns) for gap in other["utilization"].gaps] == [tuple(part)]
     assert points(job["step_period"]) == {2.5}
     assert points(rail["max_paused"]) == {0.5}
     assert points(rail["sent"]) == set()
