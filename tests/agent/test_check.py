@@ -210,17 +210,24 @@ async def test_many_reasons_of_an_unknown_gpu_are_counted() -> None:
 
 
 def test_equal_findings_about_several_devices_are_one_line() -> None:
-    def found(subject: str, detail: str = "not bound") -> ProbeFinding:
-        return ProbeFinding(subject, ProbeVerdict.ABSENT, detail, "bind it")
+    def found(subject: str, device: str = "", detail: str = "not bound") -> ProbeFinding:
+        return ProbeFinding(subject, ProbeVerdict.ABSENT, detail, "bind it", device)
 
-    findings = [found("GPU a"), found("gpu"), found("GPU b"), found("GPU b"), found("GPU c", "off")]
-    findings += [found("transceiver of eth0"), found("transceiver of eth1"), found("NIC a")]
-    assert [each.subject for each in fold_findings(findings)] == [
+    findings = [found("GPU", "a"), found("gpu"), found("GPU", "b"), found("GPU", "b")]
+    findings += [found("GPU", "c", "off"), found("transceiver of", "eth0"), found("NIC settings")]
+    findings += [found("transceiver of", "eth1"), found("NIC", "a"), found("cost of loads")]
+    findings += [found("NIC", "a", "off"), found("cost of gpu"), found("GPU paths")]
+    assert [each.title for each in fold_findings(findings)] == [
         "GPU a, b",
         "gpu",
         "GPU c",
         "transceiver of eth0, eth1",
+        "NIC settings",
         "NIC a",
+        "cost of loads",
+        "NIC a",
+        "cost of gpu",
+        "GPU paths",
     ]
 
 

@@ -76,7 +76,7 @@ def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
     inventory = GpuDeviceSource(gpus=gpus).probe(host)
     assert inventory.columnless_entities == (Entity(GPU, (name,), {"pci_address": "0000:05:00.0"}),)
     broken = [f for f in inventory.findings if f.verdict is ProbeVerdict.BROKEN]
-    assert [(f.subject, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
+    assert [(f.title, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
 
 
 def test_a_gpu_of_a_virtual_machine_is_not_a_problem_and_a_missing_one_is() -> None:
@@ -84,7 +84,7 @@ def test_a_gpu_of_a_virtual_machine_is_not_a_problem_and_a_missing_one_is() -> N
     add_gpus(host, 0)
     plug(host, "0000:02:00.0", "vfio-pci")
     plug(host, "0000:05:00.0", "nvidia")
-    findings = {f.subject: f for f in read_once(GpuDeviceSource(gpus=gpus), host).findings}
+    findings = {f.title: f for f in read_once(GpuDeviceSource(gpus=gpus), host).findings}
     assert findings["GPU 0000:02:00.0"].verdict is ProbeVerdict.SUPPORTED
     assert "virtual machine" in findings["GPU 0000:02:00.0"].detail
     assert findings["GPU 0000:05:00.0"].verdict is ProbeVerdict.BROKEN
@@ -115,7 +115,7 @@ def test_a_gpu_without_a_driver_is_a_fault_beside_gpus_of_nvidias(peer: str, ver
     host = FakeHost()
     plug(host, "0000:01:00.0", peer)
     plug(host, "0000:02:00.0", "")
-    findings = {f.subject: f for f in read_once(GpuDeviceSource(), host).findings}
+    findings = {f.title: f for f in read_once(GpuDeviceSource(), host).findings}
     assert findings["GPU 0000:02:00.0"].verdict is ProbeVerdict[verdict]
     assert "bind the GPU" in findings["GPU 0000:02:00.0"].remedy
 

@@ -161,7 +161,7 @@ def test_two_switches_at_one_interface_are_a_finding() -> None:
     host = rails(2)
     host.calls[CALL]["eth0"]["other_chassis"] = ["leaf-9"]
     first, *_ = read_once(NeighbourSource(), host).findings
-    assert (first.subject, first.verdict) == ("LLDP of eth0", ProbeVerdict.BROKEN)
+    assert (first.title, first.verdict) == ("LLDP of eth0", ProbeVerdict.BROKEN)
     assert first.detail == f"several switches: {MAC}, leaf-9: expected one"
 
 

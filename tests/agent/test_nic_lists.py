@@ -187,9 +187,7 @@ def test_entries_that_are_not_interfaces_are_not_reported_as_broken() -> None:
     set_statistics(host, {"rx_bytes_phy": 1})
     host.files["/sys/class/net/bonding_masters"] = "bond0"
     host.calls["ethtool.driver(bonding_masters)"] = OSError(errno.ENODEV, "No such device")
-    verdicts = {
-        finding.subject: finding.verdict for finding in read_once(NicSource(), host).findings
-    }
+    verdicts = {finding.title: finding.verdict for finding in read_once(NicSource(), host).findings}
     assert ProbeVerdict.BROKEN not in verdicts.values()
     assert verdicts["statistics of eth0"] is ProbeVerdict.SUPPORTED
 

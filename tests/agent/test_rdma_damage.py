@@ -178,7 +178,7 @@ def test_a_directory_that_fails_from_the_start_is_a_finding(directory: str, numb
     host = HostWithFailures(f"{PORT.partition('/ports')[0]}/{directory}", number)
     outcome = SourceReader(RdmaSource(), host, ORIGIN).run()
     (broken,) = [f for f in outcome.findings if f.verdict is ProbeVerdict.BROKEN]
-    assert (broken.subject, broken.detail) == ("counters of mlx5_0", f"{directory}: trouble")
+    assert (broken.title, broken.detail) == ("counters of mlx5_0", f"{directory}: trouble")
     usual = ("railscope_rdma_receive_bytes_total", KEY)
     assert (usual in readings(outcome.frame)) is directory.endswith("/counters")
 

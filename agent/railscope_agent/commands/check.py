@@ -95,7 +95,7 @@ async def check(
     for finding in sorted(
         fold_findings(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
-        text = printable(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}")
+        text = printable(f"{_MARKS[finding.verdict]} {finding.title}: {finding.detail}")
         write(names.spell_out(text))
         if finding.remedy:
             write(names.spell_out(printable(f"         -> {finding.remedy}")))
@@ -166,10 +166,11 @@ def _nics_without_driver(network: NodeNetwork) -> list[ProbeFinding]:
     remedy = "read the kernel log; load the driver again, or reseat or replace the NIC"
     return [
         ProbeFinding(
-            f"NIC {nic.address}",
+            "NIC",
             ProbeVerdict.BROKEN,
             f"no driver owns it, but {peer_count} NICs of its model ({nic.device.model}) are in use",
             remedy,
+            nic.address,
         )
         for nic in network.devices
         if not (nic.driver or nic.rdma or nic.interfaces or nic.role == VIRTUAL_FUNCTION)

@@ -192,10 +192,11 @@ def health_findings(
     detail = f"{format_count(len(facts), kind)} by {len(rules)} rules: {', '.join(states)}"
     return [ProbeFinding.supported(subject, detail)] + [
         ProbeFinding(
-            f"{kind} {name}",
+            kind,
             ProbeVerdict.ABSENT if verdict.state == UNKNOWN else ProbeVerdict.BROKEN,
             format_verdict(facts[name], verdict, rules),
             next((rule.remedy for rule in rules if rule.reason in verdict.reasons), ""),
+            name,
         )
         for name, verdict in verdicts.items()
         if verdict.state != HEALTHY and (verdict.reasons or verdict.missing)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from railscope.catalog.declare import Metric
@@ -24,26 +23,42 @@ class ProbeVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeFinding:
-    """One line of `railscope agent check`: subject, result, details and remedy."""
+    """One line of `railscope agent check`: subject, result, details and remedy.
+
+    A finding about one device of several has a subject that precedes its name: `GPU`, `transceiver of`.
+    """
 
     subject: str
     verdict: ProbeVerdict
     detail: str
     remedy: str = ""
+    device: str = ""
+
+    @property
+    def title(self) -> str:
+        """Subject with the device."""
+        return f"{self.subject} {self.device}" if self.device else self.subject
 
     @classmethod
-    def supported(cls, subject: str, detail: str, remedy: str = "") -> ProbeFinding:
+    def supported(
+        cls, subject: str, detail: str, remedy: str = "", device: str = ""
+    ) -> ProbeFinding:
         """Finding about a part that can be read."""
-        return cls(subject, ProbeVerdict.SUPPORTED, detail, remedy)
+        return cls(subject, ProbeVerdict.SUPPORTED, detail, remedy, device)
 
     @classmethod
-    def absent(cls, subject: str, detail: str, remedy: str = "") -> ProbeFinding:
+    def absent(cls, subject: str, detail: str, remedy: str = "", device: str = "") -> ProbeFinding:
         """Finding about a part that the node does not have."""
-        return cls(subject, ProbeVerdict.ABSENT, detail, remedy)
+        return cls(subject, ProbeVerdict.ABSENT, detail, remedy, device)
 
     @classmethod
     def failed(
-        cls, subject: str, error: Exception, remedy: str = "", query: str = ""
+        cls,
+        subject: str,
+        error: Exception,
+        remedy: str = "",
+        query: str = "",
+        device: str = "",
     ) -> ProbeFinding:
         """Finding about a failed query, or about an answer of an unexpected form.
 
@@ -52,27 +67,21 @@ class ProbeFinding:
         head = f"{query}: " if query else ""
         if not isinstance(error, OSError):
             detail = f"{head}malformed answer: {type(error).__name__}: {error}"
-            return cls(subject, ProbeVerdict.BROKEN, detail, "report this as a bug")
+            return cls(subject, ProbeVerdict.BROKEN, detail, "report this as a bug", device)
         detail = f"{head}{error.strerror or error}"
         if reason_of(error) is Absent.DENIED:
-            return cls(subject, ProbeVerdict.DENIED, detail, remedy)
-        return cls(subject, ProbeVerdict.BROKEN, detail)
-
-
-_OF_DEVICE = re.compile(r"(?P<kind>GPU|NIC|.+ of) (?P<name>.+)")
+            return cls(subject, ProbeVerdict.DENIED, detail, remedy, device)
+        return cls(subject, ProbeVerdict.BROKEN, detail, device=device)
 
 
 def fold_findings(findings: Iterable[ProbeFinding]) -> Sequence[ProbeFinding]:
-    """Return findings, with one for all devices of a kind about which the same was found; each once."""
-    subjects: dict[tuple[str, ProbeVerdict, str, str], list[str]] = {}
+    """Return findings, with one for all devices about which the same was found; each once."""
+    devices: dict[ProbeFinding, list[str]] = {}
     for finding in dict.fromkeys(findings):
-        match = _OF_DEVICE.fullmatch(finding.subject)
-        kind, name = match.group("kind", "name") if match else (finding.subject, "")
-        key = kind, finding.verdict, finding.detail, finding.remedy
-        subjects.setdefault(key, []).append(name)
+        devices.setdefault(replace(finding, device=""), []).append(finding.device)
     return [
-        ProbeFinding(f"{kind} {', '.join(names)}".rstrip(), verdict, detail, remedy)
-        for (kind, verdict, detail, remedy), names in subjects.items()
+        replace(finding, device=", ".join(filter(None, names)))
+        for finding, names in devices.items()
     ]
 
 

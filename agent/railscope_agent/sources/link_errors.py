@@ -27,6 +27,7 @@ _COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
     "pause": {"receive_frames": c.GLOBAL_PAUSE_RECEIVED, "transmit_frames": c.GLOBAL_PAUSE_SENT},
     "standard_statistics": ethtool_statistics.GROUPS,
 }
+_SUBJECT = "error correction and pause of"
 _USUAL = {
     "fec": ("corrected_blocks", "uncorrectable_blocks"),
     "pause": ("receive_frames", "transmit_frames"),
@@ -139,15 +140,15 @@ def _metrics_of_statistics(host: Host, nic: NetworkInterface) -> set[declare.Met
 
 
 def _finding(interface: str, counters: int) -> probe_result.ProbeFinding:
-    subject = f"error correction and pause of {interface}"
     if counters:
         return probe_result.ProbeFinding.supported(
-            subject, probe_result.format_count(counters, "counter")
+            _SUBJECT, probe_result.format_count(counters, "counter"), device=interface
         )
-    return probe_result.ProbeFinding.absent(subject, "none except the driver's statistics")
+    return probe_result.ProbeFinding.absent(
+        _SUBJECT, "none except the driver's statistics", device=interface
+    )
 
 
 def _request_failure(interface: str, name: str, error: OSError) -> probe_result.ProbeFinding:
-    subject = f"error correction and pause of {interface}"
     remedy = "allow the agent netlink sockets (AF_NETLINK)"
-    return probe_result.ProbeFinding.failed(subject, error, remedy, name)
+    return probe_result.ProbeFinding.failed(_SUBJECT, error, remedy, name, interface)

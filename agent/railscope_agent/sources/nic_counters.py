@@ -16,6 +16,8 @@ from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_interface import NetworkInterface, read_driver
 
+_SUBJECT = "statistics of"
+
 
 @dataclass(slots=True)
 class _NicStatistics:
@@ -178,13 +180,18 @@ def _statistics_finding(
         if unmatched:
             detail += f"; the rest: {ethtool_statistics.format_statistic_names(unmatched)}"
     verdict = probe_result.ProbeVerdict.SUPPORTED if matched else probe_result.ProbeVerdict.ABSENT
-    return probe_result.ProbeFinding(f"statistics of {interface}", verdict, detail)
+    return probe_result.ProbeFinding(_SUBJECT, verdict, detail, device=interface)
 
 
 def _statistics_failure(interface: str, error: OSError) -> probe_result.ProbeFinding:
-    subject = f"statistics of {interface}"
     if reason_of(error) is Absent.UNSUPPORTED:
-        return probe_result.ProbeFinding.absent(subject, "the driver has no ethtool interface")
+        return probe_result.ProbeFinding.absent(
+            _SUBJECT, "the driver has no ethtool interface", device=interface
+        )
     if not is_failure(error):
-        return probe_result.ProbeFinding.absent(subject, error.strerror or str(error))
-    return probe_result.ProbeFinding.failed(subject, error, "allow the agent the ioctl SIOCETHTOOL")
+        return probe_result.ProbeFinding.absent(
+            _SUBJECT, error.strerror or str(error), device=interface
+        )
+    return probe_result.ProbeFinding.failed(
+        _SUBJECT, error, "allow the agent the ioctl SIOCETHTOOL", device=interface
+    )

@@ -115,10 +115,11 @@ class NeighbourSource(ScanningSource):
         if others := neighbour.get("other_chassis"):
             found = ", ".join(map(str, (neighbour.get("chassis", ""), *others)))
             finding = probe_result.ProbeFinding(
-                f"LLDP of {interface}",
+                "LLDP of",
                 probe_result.ProbeVerdict.BROKEN,
                 f"several switches: {found}: expected one",
                 "connect the cable to a switch port that no device forwards LLDP to",
+                interface,
             )
             scan.findings.append(finding)
 
@@ -233,7 +234,7 @@ class OpticsSource(ScanningSource):
 
 def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     part = (interface, _MODULE)
-    subject = f"transceiver of {interface}"
+    subject = "transceiver of"
     try:
         answer = host.call("netlink", _MODULE, interface)
         names = entities.NIC_TRANSCEIVER.facts
@@ -243,18 +244,24 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
         reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
         if isinstance(error, OSError) and reason in {Absent.UNSUPPORTED, Absent.GONE}:
             detail = f"not reported: {error.strerror or error}"
-            scan.findings.append(probe_result.ProbeFinding.absent(subject, detail))
+            scan.findings.append(
+                probe_result.ProbeFinding.absent(subject, detail, device=interface)
+            )
             return
         usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
         scan.failure(part, reason, usual)
-        scan.findings.append(probe_result.ProbeFinding.failed(subject, error, _MODULE_REMEDY))
+        scan.findings.append(
+            probe_result.ProbeFinding.failed(subject, error, _MODULE_REMEDY, device=interface)
+        )
     else:
         scan.described_entities.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         if identity := _join_facts(facts, "vendor", "part_number", "serial"):
             scan.watched_values[part] = {_MODULE: identity}
         detail = _join_facts(facts, "type", "vendor", "part_number")
         scan.findings.append(
-            probe_result.ProbeFinding.supported(subject, detail or "a transceiver without a name")
+            probe_result.ProbeFinding.supported(
+                subject, detail or "a transceiver without a name", device=interface
+            )
         )
 
 

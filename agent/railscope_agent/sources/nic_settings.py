@@ -25,6 +25,7 @@ from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.network_interface import NetworkInterface, read_driver
 
+_SUBJECT = "settings of"
 _HASH_DIGITS = 12
 _DIRECTIONS = ("receive", "transmit")
 _NETLINK = {
@@ -105,8 +106,10 @@ class NicSettingsSource(source_bases.ScanningSource):
                     for metric, *key in _USUAL.get(name, ())
                 ]
                 scan.failure(part, reason, usual)
-                subject, remedy = f"settings of {nic.name}", _REMEDIES.get(name, _ALLOW)
-                scan.findings.append(probe_result.ProbeFinding.failed(subject, error, remedy, name))
+                remedy = _REMEDIES.get(name, _ALLOW)
+                scan.findings.append(
+                    probe_result.ProbeFinding.failed(_SUBJECT, error, remedy, name, nic.name)
+                )
             else:
                 # The first query that returns a setting has precedence; a second answer may be in another
                 # form.
@@ -185,4 +188,4 @@ def _finding(
     if unanswered:
         detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
     verdict = probe_result.ProbeVerdict.SUPPORTED if settings else probe_result.ProbeVerdict.ABSENT
-    return probe_result.ProbeFinding(f"settings of {nic.name}", verdict, detail)
+    return probe_result.ProbeFinding(_SUBJECT, verdict, detail, device=nic.name)

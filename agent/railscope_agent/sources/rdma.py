@@ -250,7 +250,7 @@ def _listing_failures(host: Host, device: RdmaDevice) -> Iterator[probe_result.P
 def _counter_failure(device: RdmaDevice, error: OSError, query: str) -> probe_result.ProbeFinding:
     remedy = "allow the agent to read /sys/class/infiniband, and netlink sockets (AF_NETLINK)"
     return probe_result.ProbeFinding.failed(
-        f"counters of {device.whole.key[0]}", error, remedy, query
+        "counters of", error, remedy, query, device.whole.key[0]
     )
 
 

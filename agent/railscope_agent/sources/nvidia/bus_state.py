@@ -13,6 +13,7 @@ from railscope_agent.streams.xid_matcher import XidMatcher
 from railscope_agent.topology.pci import PASSTHROUGH_DRIVERS, gpu_addresses, read_gpu_uuid
 
 DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.states
+_SUBJECT = "GPU"
 _SEE_HEALTH = "see the health of this GPU below"
 
 
@@ -93,27 +94,30 @@ class GpuDeviceSource(source.SourceWithoutResources):
 def _finding(
     host: Host, address: str, state: int, *, has_peers: bool
 ) -> probe_result.ProbeFinding | None:
-    subject = f"GPU {address}"
     driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
     if state == VIRTUAL_MACHINE:
         detail = f"passed through to a virtual machine ({driver}); readable in its guest"
-        return probe_result.ProbeFinding.supported(subject, detail)
+        return probe_result.ProbeFinding.supported(_SUBJECT, detail, device=address)
     if state == UNBOUND:
         # The driver binds to all of its GPUs when it is loaded: one without it was left out, or failed.
         verdict = (
             probe_result.ProbeVerdict.BROKEN if has_peers else probe_result.ProbeVerdict.ABSENT
         )
         remedy = "bind the GPU to nvidia or vfio-pci"
-        return probe_result.ProbeFinding(subject, verdict, "not bound to a driver", remedy)
+        return probe_result.ProbeFinding(
+            _SUBJECT, verdict, "not bound to a driver", remedy, address
+        )
     if state == OTHER_DRIVER:
-        return probe_result.ProbeFinding.absent(subject, f"bound to the driver {driver}")
+        return probe_result.ProbeFinding.absent(
+            _SUBJECT, f"bound to the driver {driver}", device=address
+        )
     return None
 
 
 def _failed_gpu(address: str) -> probe_result.ProbeFinding:
     detail = "not bound to a driver: nvidia failed to start it"
     return probe_result.ProbeFinding(
-        f"GPU {address}", probe_result.ProbeVerdict.BROKEN, detail, _SEE_HEALTH
+        _SUBJECT, probe_result.ProbeVerdict.BROKEN, detail, _SEE_HEALTH, address
     )
 
 
@@ -125,5 +129,6 @@ def _unlisted_gpu(host: Host, address: str) -> Entity:
 
 def _missing_gpu(gpu: Entity) -> probe_result.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
-    subject = f"GPU {gpu.facts['pci_address']}"
-    return probe_result.ProbeFinding(subject, probe_result.ProbeVerdict.BROKEN, detail, _SEE_HEALTH)
+    return probe_result.ProbeFinding(
+        _SUBJECT, probe_result.ProbeVerdict.BROKEN, detail, _SEE_HEALTH, gpu.facts["pci_address"]
+    )
