@@ -7,6 +7,7 @@ suspended, and NTP does not correct it: after weeks it differs from the boot clo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 
 import msgspec
@@ -62,12 +63,13 @@ class KernelLogClock:
         self._steps: tuple[_LogClockStep, ...] = _EQUAL
         self._read_to_end_ns: int | None = None
         """Time of the last poll that left no record: later records were written after it."""
-        self._newest_ns = -1
+        self._newest_ns = 0
         """Latest time of the log that was converted: records of several processors are not quite in order."""
 
     def remember(self, memory: LogClockFile) -> None:
         """Load the steps from before a restart, and store them from now on."""
         self._memory, self._steps = memory, memory.load() or _EQUAL
+        self._newest_ns = self._steps[-1].since_ns
 
     def place(self, first_ns: int, last_ns: int, read_ns: int) -> None:
         """Compare the times of the first and last new record of a poll with those of the polls."""
@@ -92,8 +94,8 @@ class KernelLogClock:
 
     def boot_ns(self, stamp_ns: int) -> int:
         """Convert a time of the log."""
-        steps = (step for step in reversed(self._steps) if step.since_ns <= stamp_ns)
-        return max(stamp_ns + next(steps, self._steps[0]).offset_ns, 0)
+        later = bisect_right(self._steps, stamp_ns, key=lambda step: step.since_ns)
+        return max(stamp_ns + self._steps[max(later - 1, 0)].offset_ns, 0)
 
 
 def _nearest_offset(offset_ns: int, lowest_ns: int | None, highest_ns: int) -> int:
