@@ -1,12 +1,13 @@
 """Claims made with `railscope claim`, written to disk before they are acknowledged.
 
 A claim is identified by the id that its client chose: a second start with the same content changes nothing.
-Ended claims are kept for a day, so that an id is not reused by mistake.
+Ended claims are kept for a day, so that an id is not reused by mistake, and until a poll has reported their end.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -90,6 +91,8 @@ class CommandClaims:
         self._claims: dict[str, CommandClaim] = {}
         self._past: tuple[CommandClaim, ...] = ()
         """Ended claims whose id was started again."""
+        self._reported: frozenset[tuple[str, int]] = frozenset()
+        """Ended claims of the last poll, by id and start."""
         # Changes are made by the HTTP endpoint's threads, and polls by the thread of claim providers.
         self._turn = threading.Lock()
         self._problem = "no state directory: claims are accepted by a running agent only"
@@ -151,7 +154,7 @@ class CommandClaims:
                     "claims that are not in use"
                 )
                 raise ClaimConflictError(message)
-            self._store(claim, claim.start_ns, (existing,) if existing else ())
+            self._store((claim,), claim.start_ns, (existing,) if existing else ())
             return claim
 
     def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> CommandClaim:
@@ -171,7 +174,7 @@ class CommandClaims:
             # An epilog may run twice: the first end counts.
             if existing.end_ns is None:
                 existing = _end_claim(existing, end_ns, end_boot)
-                self._store(existing, end_ns)
+                self._store((existing,), end_ns)
             return existing
 
     @property
@@ -188,21 +191,23 @@ class CommandClaims:
         )
 
     def _store(
-        self, claim: CommandClaim, now_ns: int, replaced: tuple[CommandClaim, ...] = ()
+        self,
+        changed: Iterable[CommandClaim],
+        now_ns: int,
+        replaced: tuple[CommandClaim, ...] = (),
     ) -> None:
-        """Store a claim and drop those that ended long ago. Nothing changes if the write fails."""
+        """Store claims and drop those that ended long ago. Nothing changes if the write fails."""
         if self._path is None:
             raise ClaimNotStoredError(self._problem)
-        keep_ns = now_ns - KEEP_ENDED_NS
-        latest = self._claims | {claim.id: claim}
-        past = tuple(
-            stored for stored in (*self._past, *replaced) if (stored.end_ns or 0) > keep_ns
-        )
-        claims = {
-            name: stored
-            for name, stored in latest.items()
-            if stored.end_ns is None or stored.end_ns > keep_ns
-        }
+
+        def is_kept(claim: CommandClaim) -> bool:
+            is_recent = claim.end_ns is None or claim.end_ns > now_ns - KEEP_ENDED_NS
+            # Without its end, the claim would end at the poll that misses it.
+            return is_recent or (claim.id, claim.start_ns) not in self._reported
+
+        latest = self._claims | {claim.id: claim for claim in changed}
+        past = tuple(filter(is_kept, (*self._past, *replaced)))
+        claims = {name: claim for name, claim in latest.items() if is_kept(claim)}
         try:
             durable_files.write_json(self._path, [*past, *claims.values()])
         except OSError as error:
@@ -217,13 +222,13 @@ class CommandClaims:
         if not host.boot_id:
             return ""
         with self._turn:
-            for claim in tuple(self._claims.values()):
-                ended = _end_with_boot(claim, host.boot_id, now)
-                if ended is not claim:
-                    try:
-                        self._store(ended, now.wall_ns)
-                    except ClaimNotStoredError as error:
-                        return str(error)
+            ended = [_end_with_boot(claim, host.boot_id, now) for claim in self._claims.values()]
+            changed = [claim for claim in ended if claim is not self._claims[claim.id]]
+            try:
+                if changed:
+                    self._store(changed, now.wall_ns)
+            except ClaimNotStoredError as error:
+                return str(error)
         return ""
 
     def poll(
@@ -235,6 +240,9 @@ class CommandClaims:
             self._open()
         problem = self._end_earlier_jobs(host)
         claims = self.all
+        self._reported = frozenset(
+            (claim.id, claim.start_ns) for claim in claims if claim.end_ns is not None
+        )
         # Claims in force come from the last run, while their file cannot be read: a report without them would
         # end all.
         if self._path is None and in_force:
@@ -242,7 +250,9 @@ class CommandClaims:
                 SUBJECT, ProbeVerdict.BROKEN, self._problem, "check the state directory"
             )
             return ClaimReport((), (finding,), reading.Absent.GONE)
-        node_claims = self.node_claims
+        node_claims = tuple(
+            _claim_on_device(claim, device) for claim in claims for device in claim.devices
+        )
         if problem:
             finding = ProbeFinding(
                 SUBJECT, ProbeVerdict.BROKEN, problem, "make the state directory writable"

@@ -16,13 +16,17 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 from support.cases import CASES
 from support.claim_requests import BATCH, ServedEndpoint, ask
-from support.tenancy import event_summaries, uuid
+from support.clock import NS, ManualClock
+from support.tenancy import NODE, PolledTenancy, event_summaries, uuid
 
 from railscope.cli import root
+from railscope.frame import NodeTimestamp
 from railscope_agent.tenancy.clock_history import BootTime
+from railscope_agent.tenancy.command_claims import CommandClaim
 
 
 def run(served: ServedEndpoint, *arguments: str, **environment: str) -> Result:
@@ -92,6 +96,37 @@ def test_a_job_ends_with_the_boot_of_its_node(served):
         again.id: False,
         "m-1": True,
     }
+
+
+@pytest.mark.parametrize("days_since_boot", [0, 0.9, 1.1, 3, 40])
+def test_jobs_of_an_earlier_boot_end_with_it_however_long_ago_it_was(served, days_since_boot):
+    """The agent may start long after the boot: the jobs ended then, not at its first poll."""
+    for number in range(2):
+        job = {
+            "SLURM_JOB_ID": str(number + 7),
+            "SLURM_JOB_GPUS": str(number),
+            "SLURM_JOB_ACCOUNT": "astro",
+        }
+        assert run(served, "start", "--from-slurm", **job).exit_code == 0
+    served.looked.poll()
+    host, crash_ns = served.host, served.host.clock.now().wall_ns
+    boot_ns = round((days_since_boot * 86_400 + 60) * NS)
+    boot_wall_ns = crash_ns + 3 * 3600 * NS
+    now_ns = boot_wall_ns + boot_ns
+    host.boot_id, host.clock = "boot-2", ManualClock(NodeTimestamp(now_ns, boot_ns))
+    looked = PolledTenancy(host)
+    looked.tenancy.remember(served.path.parent, NODE)
+    commands = looked.tenancy.commands
+    # The prolog of the next job precedes the first poll.
+    start_boot = BootTime("boot-2", boot_ns)
+    commands.start(CommandClaim("m-1", (), "red", "", "", now_ns, start_boot=start_boot))
+    ends = [event for event in looked.poll() if event.event_class.name == "claim_end"]
+    assert {(e.facts["workload"], e.facts["why"]) for e in ends} == {("7", "ended"), ("8", "ended")}
+    assert {int(event.facts["end_ns"]) for event in ends} == {boot_wall_ns}
+    assert looked.poll() == []
+    commands.end("m-1", host.clock.now().wall_ns)
+    is_kept = days_since_boot < 1
+    assert any(claim.is_job for claim in commands.all) == is_kept
 
 
 def test_a_job_reported_by_its_prolog_is_reported_once(served):
