@@ -12,7 +12,7 @@ all of it. Columns may be in any order, among them also workload, owner, exclusi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -80,7 +80,8 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
         if not row.get(name):
             message = f"missing {name}: expected a value"
             raise ClaimsFileError(message)
-    start_ns, end_ns = (_parse_time(name, row.get(name, "")) for name in ("from", "to"))
+    start_ns = _parse_time("from", row, timestamps.parse_start)
+    end_ns = _parse_time("to", row, timestamps.parse_end)
     if end_ns is not None and end_ns <= (start_ns or 0):
         message = "invalid to: expected an end after the start"
         raise ClaimsFileError(message)
@@ -101,9 +102,9 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
     )
 
 
-def _parse_time(name: str, text: str) -> int | None:
+def _parse_time(name: str, row: dict[str, str], parse: Callable[[object], int]) -> int | None:
     with convert_errors(timestamps.TimestampError, ClaimsFileError, f"invalid {name}: "):
-        return timestamps.parse_bound(text) if text else None
+        return parse(row[name]) if row.get(name) else None
 
 
 def _parse_flag(name: str, text: str) -> bool:

@@ -42,11 +42,23 @@ def parse_timestamp(value: object, zone: tzinfo | None = None) -> int:
         raise _invalid(value) from error
 
 
-def parse_bound(value: object) -> int:
-    """Convert the start or end of a time that a person states, as `parse_timestamp` does.
+def parse_start(value: object) -> int:
+    """Convert the start of a time that a person states, as `parse_timestamp` does.
 
-    Ledgers and frames have times from 1970 to `FOREVER_NS`: an earlier start is the start of 1970, a later end, such as
-    9999-12-31, is none. Raises TimestampError.
+    Ledgers and frames have times from 1970 to `FOREVER_NS`: an earlier start is the start of 1970. Raises
+    TimestampError, also for a later one.
+    """
+    start_ns = max(parse_timestamp(value), 0)
+    if start_ns >= FOREVER_NS:
+        message = f"invalid time {quote_text(str(value))}: expected a start before the year 2262"
+        raise TimestampError(message)
+    return start_ns
+
+
+def parse_end(value: object) -> int:
+    """Convert the end of a time that a person states: `FOREVER_NS` for one after it, such as 9999-12-31.
+
+    An end before 1970 is the start of 1970. Raises TimestampError.
     """
     return min(max(parse_timestamp(value), 0), FOREVER_NS)
 

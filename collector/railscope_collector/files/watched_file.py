@@ -141,8 +141,10 @@ def parse_span(
 
     The message names the place, and the one of `keys` that is wrong.
     """
-    start_ns = parse_time(start, location + keys[0])
-    end_ns = timestamps.FOREVER_NS if end is None else parse_time(end, location + keys[1])
+    with convert_errors(timestamps.TimestampError, FileError, f"{location}{keys[0]}: "):
+        start_ns = timestamps.parse_start(start)
+    with convert_errors(timestamps.TimestampError, FileError, f"{location}{keys[1]}: "):
+        end_ns = timestamps.FOREVER_NS if end is None else timestamps.parse_end(end)
     if end_ns <= start_ns:
         message = f"{location}{keys[1]}: invalid span: expected an end after the start"
         raise FileError(message)
@@ -157,9 +159,3 @@ def group_rows(
     for row in rows:
         groups.setdefault(key(row), []).append(row)
     return {name: tuple(sorted(group, key=order)) for name, group in groups.items()}
-
-
-def parse_time(value: object, location: str) -> int:
-    """Parse an RFC 3339 time with an offset, or a datetime of TOML. Raises FileError."""
-    with convert_errors(timestamps.TimestampError, FileError, f"{location}: "):
-        return timestamps.parse_bound(value)

@@ -244,6 +244,17 @@ def test_a_claim_for_all_time_is_in_the_range_of_the_ledger():
         parse_claims(before)
 
 
+@pytest.mark.parametrize(
+    "times", ["9990-01-01T00:00:00Z,9999-12-31T00:00:00Z", "9999-12-31T00:00:00Z,"]
+)
+def test_a_start_after_the_range_of_the_ledger_is_no_claim(times):
+    message = r"line 2: .*expected a start before the year 2262"
+    with pytest.raises(FileError, match=message):
+        parse_claims(f"tenant,holds,from,to\nvision,GPU-1,{times}\n")
+    with pytest.raises(FileError, match=message):
+        parse_tenants(f"tenant,source,owner,from,to\nred,slurm,ann,{times}\n")
+
+
 def test_a_time_without_end_may_be_written_as_a_far_one():
     row = "red,slurm,ann,0001-01-01T00:00:00Z,9999-12-31T00:00:00Z"
     (mapping,) = parse_tenants(f"tenant,source,owner,from,to\n{row}\n")
