@@ -8,12 +8,13 @@ Passed-through devices of a virtual machine are in libvirt's XML and in the comm
 Sources: libvirt docs/formatdomain.rst (hostdev), docs/drvqemu.rst;
 openstack/nova:nova/virt/libvirt/config.py (metadata); torvalds/linux
 Documentation/driver-api/vfio-mediated-device.rst and qemu hw/vfio/pci.c: `-device vfio-pci,host=0000:3b:00.0`, or
-`sysfsdev=` with the directory of a PCI function or a mediated device, which has precedence (Proxmox VE, vGPU).
+`sysfsdev=` with the directory of a PCI function or a mediated device, which replaces the host (Proxmox VE, vGPU).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -52,14 +53,10 @@ def parse_docker_container(content: bytes, label: str) -> dict[str, str]:
 
 
 _NUMBERS = ("domain", "bus", "slot", "function")
-_HOST = re.compile(r"\bhost=(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-_HOST_JSON = re.compile(
-    r'"host"\s*:\s*"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"', re.IGNORECASE
-)
-_SYSFS_DEVICE = re.compile(
-    r"""\bsysfsdev(?:=|"\s*:\s*")[^,"]*/(?:(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|(?P<mediated>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}))/?(?=[,"]|$)""",
-    re.IGNORECASE,
-)
+_FUNCTION = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_DEVICE_OPTIONS = {"-device", "--device"}
+_PASSTHROUGH = "vfio-pci"
 _PROGRAM = re.compile(r"(?:^|/)(?:qemu-system-[a-z0-9_]+|qemu-kvm|kvm)$")
 
 
@@ -120,16 +117,16 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
     # Flags without a value shift the alternation of options and values: overlapping pairs find each option
     # all the same.
     options = dict(pairwise(arguments))
-    devices = [argument for argument in arguments if "vfio-pci" in argument]
-    named = [match for argument in devices for match in _SYSFS_DEVICE.finditer(argument)]
-    addresses = [
-        # QEMU assumes PCI domain 0 if none is given; sysfs always has one, in lower case.
-        f"{match[1] or '0000'}:{match[2]}".lower()
-        for argument in devices
-        for match in (*_HOST.finditer(argument), *_HOST_JSON.finditer(argument))
+    # Other values may be texts of users, such as a name in the panel of a hosting provider.
+    named = [
+        _device_name(_device_properties(value))
+        for option, value in pairwise(arguments)
+        if option in _DEVICE_OPTIONS
     ]
-    addresses += [match["pci"].lower() for match in named if match["pci"]]
-    mediated = (match["mediated"].lower() for match in named if match["mediated"])
+    functions = (match for name in named if (match := _FUNCTION.fullmatch(name)))
+    # QEMU assumes PCI domain 0 if none is given; sysfs always has one, in lower case.
+    addresses = (f"{match[1] or '0000'}:{match[2]}".lower() for match in functions)
+    mediated = (name.lower() for name in named if _MEDIATED.fullmatch(name))
     return LibvirtDomain(
         name=_machine_name(options.get("-name", "")),
         uuid=options.get("-uuid", ""),
@@ -138,14 +135,36 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
     )
 
 
-def _machine_name(option: str) -> str:
-    """Return the name in the value of -name: that of `guest=`, or the first part.
+def _device_name(properties: Mapping[str, object]) -> str:
+    """Return the PCI address or id of a passed-through device; empty for any other."""
+    if not str(properties.get("driver", "")).startswith(_PASSTHROUGH):
+        return ""
+    directory = str(properties.get("sysfsdev", "")).rstrip("/")
+    return directory.rpartition("/")[2] if directory else str(properties.get("host", ""))
 
-    QEMU reads a doubled comma as one (qemu:util/qemu-option.c, get_opt_value).
-    """
-    parts = [part.replace("\0", ",") for part in option.replace(",,", "\0").split(",")]
+
+def _device_properties(value: str) -> dict[str, object]:
+    """Return the properties of a device: JSON, or `DRIVER,NAME=TEXT,...`."""
+    if value.startswith("{"):
+        try:
+            return msgspec.json.decode(value, type=dict[str, object])
+        except DECODING_ERRORS:
+            return {}  # QEMU does not start with it
+    driver, *others = _split_option(value)
+    pairs = (part.partition("=") for part in (f"driver={driver.removeprefix('driver=')}", *others))
+    return {name: text for name, _, text in pairs}
+
+
+def _machine_name(option: str) -> str:
+    """Return the name in the value of -name: that of `guest=`, or the first part."""
+    parts = _split_option(option)
     named = (part.removeprefix("guest=") for part in parts if part.startswith("guest="))
     return next(named, parts[0])
+
+
+def _split_option(value: str) -> list[str]:
+    """Return the parts of a value. QEMU reads a doubled comma as one (qemu:util/qemu-option.c, get_opt_value)."""
+    return [part.replace("\0", ",") for part in value.replace(",,", "\0").split(",")]
 
 
 def _address(source: ET.Element) -> str:

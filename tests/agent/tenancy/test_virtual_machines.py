@@ -120,11 +120,26 @@ MEDIATED = "4b20d080-1b54-4048-85b3-a6a62d165c01"
         (f'{{"driver":"vfio-pci","sysfsdev":"/sys/bus/mdev/devices/{MEDIATED}","id":"hostdev0"}}', (), (MEDIATED,)),
         ('{"driver":"vfio-pci","id":"a","sysfsdev" : "/sys/bus/pci/devices/0000:3b:00.0/"}', ("0000:3b:00.0",), ()),
         ("virtio-net-pci,sysfsdev=/sys/bus/pci/devices/0000:3b:00.0", (), ()),
+        # sysfsdev replaces host: hw/vfio/pci.c, vfio_realize.
+        ("vfio-pci,host=3b:00.0,sysfsdev=/sys/bus/pci/devices/0000:5e:00.0", ("0000:5e:00.0",), ()),
+        ("driver=vfio-pci,sysfsdev=/sys/bus/pci/devices/0000:5e:00.0/,host=3b:00.0", ("0000:5e:00.0",), ()),
+        ('{"host":"3b:00.0","driver":"vfio-pci","sysfsdev":"/sys/bus/pci/devices/0000:5e:00.0"}', ("0000:5e:00.0",), ()),
+        ("vfio-pci-nohotplug,host=00003b00:5E:00.0,id=a", ("00003b00:5e:00.0",), ()),
+        # Texts of other properties and devices.
+        ("vfio-pci,id=host=3b:00.0", (), ()),
+        ("virtio-blk,serial=vfio-pci,host=3b:00.0", (), ()),
+        ("vfio-pci,id=a,,host=3b:00.0,,,host=5e:00.0", ("0000:5e:00.0",), ()),
+        ('{"driver":"vfio-pci","host":', (), ()),
+        ("", (), ()),
     ],
 )  # fmt: skip
 def test_devices_of_a_command_line(device, addresses, mediated):
     found = parse_qemu_command(f"/usr/bin/kvm\x00-name\x00web\x00-device\x00{device}".encode())
     assert found == LibvirtDomain("web", "", addresses, mediated)
+    for option in ("-name", "-serial", "-smbios", "-fw_cfg", "-append"):
+        found = parse_qemu_command(f"/usr/bin/kvm\0-S\0{option}\0{device}".encode())
+        assert found is not None
+        assert found.pci_addresses == found.mediated == (), "a text of a user"
 
 
 @pytest.mark.parametrize(
