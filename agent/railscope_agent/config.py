@@ -357,7 +357,7 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     """Space-separated owners whose processes count as claims where no scheduler assigns GPUs:
     docker, containerd, cri-o, podman, lxc, systemd, libvirt, slurm, kubernetes.
     """
-    system_owners: str = "kube-system gpu-operator"
+    system_owners: str = "kube-system gpu-operator nvidia-device-plugin nvidia-dra-driver-gpu"
     """Space-separated namespaces, units and containers of health checks and of the administrator's
     own use. Resource claims (DRA) of these namespaces have admin access and hold nothing.
     """

@@ -81,7 +81,7 @@ class ClaimSource(source.SourceWithoutResources):
         self._trusted = _owners(settings.trusted_owners)
         self._kubernetes = kubernetes.KubernetesProvider(settings, self._system)
         self._processes = gpu_processes.GpuProcessOwners(
-            lists or ProcessLists(), settings.owner_label
+            lists or ProcessLists(), settings.owner_label, self._system
         )
         self.clock = ClockHistory()
         """Clock history of the boot, from the first poll on."""

@@ -6,7 +6,7 @@ field 22, in hundredths of a second since boot). Its control group is read once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from railscope.frame import NodeTimestamp
@@ -43,9 +43,9 @@ class ProcessOwner:
     is_shared_or_hidden: bool = False
     """True if the owner is not visible, or if the process serves several users: any claim may cover it."""
     is_server: bool = False
-    """True for the server of MPS in a pod or container: the claims that share the device may cover it.
+    """True for the server of MPS in a pod or container of the system: the claims that share the device may cover it.
 
-    A user can give a program this name: it accounts for no use of a device that is another's alone.
+    Any other pod can give a program this name.
     """
 
 
@@ -88,6 +88,8 @@ class GpuProcessOwners:
     lists: ProcessLists
     label: str = ""
     """Docker container label that names the owner."""
+    system: Collection[str] = frozenset()
+    """System owners."""
     _owners: dict[int, tuple[int, ProcessOwner]] = field(default_factory=dict)
     """Start time in ticks, and owner, by process."""
     _missed_ns: dict[int, int] = field(default_factory=dict)
@@ -116,7 +118,11 @@ class GpuProcessOwners:
                 device = _used_device(devices, uuid, process)
                 begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
                 use = DeviceUse(
-                    _with_pod_name(owner, pods), device, (process.pid,), listed.listed, begun_ns
+                    self._with_system(_with_pod_name(owner, pods)),
+                    device,
+                    (process.pid,),
+                    listed.listed,
+                    begun_ns,
                 )
                 key = (use.owner.source, use.owner.workload, device.id)
                 uses[key] = _join_uses(uses[key], use) if key in uses else use
@@ -125,6 +131,11 @@ class GpuProcessOwners:
             absences,
             {uuid: listed.listed for uuid, listed in readable.items()},
         )
+
+    def _with_system(self, owner: ProcessOwner) -> ProcessOwner:
+        """Return the owner, as a server of MPS only if it is a system owner. Needs the name of a pod."""
+        is_system = owner.workload in self.system or owner.owner in self.system
+        return replace(owner, is_server=owner.is_server and is_system)
 
     def _owner(
         self, host: Host, pid: int, ticks: int | None, listed: NodeTimestamp

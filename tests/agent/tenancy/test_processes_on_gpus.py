@@ -49,16 +49,29 @@ def test_unclaimed_use_is_reported_at_the_second_poll():
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
 
 
-def test_the_server_of_mps_in_a_pod_computes_for_those_that_share_the_gpu():
+@pytest.mark.parametrize("namespace", ["evil", "gpu-operators", "kube-system.evil", "nvidia"])
+def test_the_name_of_a_program_hides_no_use(namespace):
+    """Of all namespaces but those of the system, also on a GPU that others share."""
+    host = node()
+    group = keeps_pod(host, 9, "miner", namespace=namespace)
+    host.calls[LISTED] = [pod("a", f"{uuid(0)}::0"), pod("b", f"{uuid(0)}::1")]
+    start_process(host, 0, 11, group, comm="nvidia-cuda-mps")
+    looked = PolledTenancy(host)
+    looked.poll()
+    assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", f"{namespace}/miner", uuid(0))]
+
+
+@pytest.mark.parametrize("namespace", ["gpu-operator", "nvidia-device-plugin"])
+def test_the_server_of_mps_in_a_pod_computes_for_those_that_share_the_gpu(namespace):
     """Of the mps-control-daemon of NVIDIA/k8s-device-plugin. It accounts for no use of a GPU that is a pod's alone."""
     host = node()
-    server = keeps_pod(host, 9, "mps-control-daemon-x7", namespace="gpu-operator")
+    server = keeps_pod(host, 9, "mps-control-daemon-x7", namespace=namespace)
     host.calls[LISTED] = [pod("a", f"{uuid(0)}::0"), pod("b", f"{uuid(0)}::1"), pod("c", uuid(1))]
     for gpu in (0, 1):
         start_process(host, gpu, 11, server, comm="nvidia-cuda-mps")
     looked = PolledTenancy(host)
     looked.poll()
-    name = "gpu-operator/mps-control-daemon-x7"
+    name = f"{namespace}/mps-control-daemon-x7"
     assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", name, uuid(1))]
     start_process(host, 0, 12, server, comm="python3")
     looked.poll()
