@@ -8,11 +8,13 @@ job_files  output of `scontrol show job -d ID`, as text or with --json, one file
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from fractions import Fraction
+from io import BytesIO
 
 import msgspec
 
@@ -24,6 +26,7 @@ from railscope.slurm.node_lists import is_same_node
 from railscope.slurm.resources import Gres, ShardShare
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
+from railscope_agent.host.owners import OWNER
 from railscope_agent.owners.slurm import GresConf, parse_gres_conf
 from railscope_agent.sampling.fact_readers import read_text
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
@@ -34,7 +37,7 @@ from railscope_agent.tenancy.slurm_devices import GrantedGpu, SlurmDevices
 
 SUBJECT, GRES_CONF_SUBJECT = "claims by Slurm", "gres.conf"
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
-_ZONES = "/zoneinfo/"
+_LOCAL_TIME, _ZONES = "/etc/localtime", "/zoneinfo/"
 _MAX_QUOTED = 5
 _SHARED = {"shard", "mps"}
 
@@ -108,11 +111,18 @@ class SlurmJobFiles:
         written, names = SlurmFileClaims(), host.names(self.directory)
         bad: list[str] = []
         unclear: list[str] = []
+        left: list[str] = []
         # Files of ended jobs are removed by the epilog: their content is not kept.
         self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
         named: dict[str, SlurmDevices] = {}
         elsewhere: set[str] = set()
-        for job in self._running_jobs(host, names, clock, running, bad):
+        for name, job in self._started_jobs(host, names, bad):
+            # PrologSlurmctld may have written the file while the node was started for the job.
+            if job.id not in running and _is_of_earlier_boot(
+                host, f"{self.directory}/{name}", clock
+            ):
+                left.append(name)
+                continue
             job_nodes = {*job.nodes, *(each.node for each in job.allocations or ())}
             here = [n for n in job_nodes if any(is_same_node(n, node) for node in nodes)]
             elsewhere |= set(() if here else job_nodes)
@@ -137,6 +147,10 @@ class SlurmJobFiles:
             )
             remedy = "write the output of `scontrol show job -d --json ID` there in the prolog"
             written.add_broken(SUBJECT, detail, remedy)
+        if left:
+            detail = f"ignored in {self.directory}: {', '.join(left[:_MAX_QUOTED])} from before this boot"
+            remedy = "remove files whose job has ended: no epilog runs when a node crashes"
+            written.findings.append(ProbeFinding.absent(SUBJECT, detail, remedy))
         if unclear:
             detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MAX_QUOTED])}"
             remedy = (
@@ -146,20 +160,10 @@ class SlurmJobFiles:
             written.add_broken(SUBJECT, detail, remedy)
         return written
 
-    def _running_jobs(
-        self,
-        host: Host,
-        names: list[str],
-        clock: ClockHistory,
-        running: Collection[int],
-        bad: list[str],
-    ) -> Iterator[SlurmJob]:
-        """Yield the jobs that have started and not ended; add files that cannot be parsed to `bad`.
-
-        No job survives a reboot, and the epilog does not run on a node that crashed: its file stays
-        (slurm.schedmd.com/prolog_epilog.html; slurm.conf(5), JobRequeue). A job may have been allocated before its
-        node was started for it (sbatch(1), --reboot): such a one has a control group now.
-        """
+    def _started_jobs(
+        self, host: Host, names: list[str], bad: list[str]
+    ) -> Iterator[tuple[str, SlurmJob]]:
+        """Yield the jobs that have started and not ended, by file; add files that cannot be parsed to `bad`."""
         for name in names:
             try:
                 jobs = self._jobs(host, name)
@@ -167,11 +171,9 @@ class SlurmJobFiles:
                 bad.append(f"{name} ({error})")
                 continue
             yield from (
-                job
+                (name, job)
                 for job in jobs
-                if job.start_seconds is not None
-                and job.end_seconds is None
-                and (job.id in running or not clock.is_before_boot(job.start_seconds * SECOND_NS))
+                if job.start_seconds is not None and job.end_seconds is None
             )
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
@@ -183,6 +185,19 @@ class SlurmJobFiles:
         return parsed[1]
 
 
+def _is_of_earlier_boot(host: Host, path: str, clock: ClockHistory) -> bool:
+    """True if a file is certain to have been written before this boot.
+
+    No job survives a reboot, and the epilog does not run on a node that crashed: its file stays
+    (slurm.schedmd.com/prolog_epilog.html; slurm.conf(5), JobRequeue). The start of the job is no evidence for that: its
+    node may be started after the allocation (sbatch(1), --reboot; slurm.conf(5), ResumeTimeout).
+    """
+    try:
+        return clock.is_before_boot(int(host.call(OWNER, "modified", path)))
+    except OSError:
+        return False  # a recording of an earlier agent, or a file that was just removed
+
+
 def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
     if content.lstrip()[:1] == b"{":
         return scontrol.parse_json(content)
@@ -191,14 +206,18 @@ def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
 
 
 def _time_zone(host: Host) -> tzinfo:
-    """Return the time zone of the node, which scontrol prints in, from the /etc/localtime link."""
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - only for nodes with Slurm
+    """Return the time zone of the node, which scontrol prints in: /etc/localtime is a link or a copy (localtime(5))."""
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - only for nodes with Slurm
 
     try:
-        name = host.resolve("/etc/localtime").partition(_ZONES)[2]
-        return ZoneInfo(name) if name else UTC
-    except (OSError, ValueError, ZoneInfoNotFoundError):
-        # The start is then wrong by the offset of the zone, but the claim is not lost.
+        name = host.resolve(_LOCAL_TIME).partition(_ZONES)[2]
+        if name:
+            return ZoneInfo(name)
+        content = host.read(_LOCAL_TIME)
+        # zoneinfo reads without end where the end of the last line is missing (RFC 9636, section 3.3).
+        return ZoneInfo.from_file(BytesIO(content)) if content.endswith(b"\n") else UTC
+    except (OSError, ValueError, LookupError, AssertionError, struct.error):
+        # The start is then wrong by the offset of the zone: with a start in the future, the claim begins late.
         return UTC
 
 

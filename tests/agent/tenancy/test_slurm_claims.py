@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from random import Random
+from zoneinfo import TZPATH, ZoneInfo
 
 import pytest
 from support.clock import NS, START, ManualClock
@@ -25,6 +26,7 @@ from support.tenancy import (
 )
 
 from railscope.frame import NodeTimestamp
+from railscope.timestamps import to_datetime
 from railscope_agent.config import TenancySettings
 
 YEAR_NS = 31_536_000 * NS
@@ -375,26 +377,72 @@ def test_files_of_jobs():
     assert any("211.json" in detail for _, detail, _ in looked.findings_about("claims by Slurm"))
 
 
+WRITTEN = "owner.modified(/run/jobs/211.json)"
+
+
 def test_a_file_that_a_crash_left_behind_is_about_no_running_job():
     """The epilog did not run: the file is from before the boot. A requeued job keeps its number and writes it again."""
     host = node()
     host.clock = ManualClock(NodeTimestamp(START.wall_ns, 900 * NS))
     host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)")
+    host.calls[WRITTEN] = START.wall_ns - 901 * NS
     looked = PolledTenancy(host, JOBS)
     assert looked.poll() == []
+    details = [detail for _, detail, _ in looked.findings_about("claims by Slurm")]
+    assert "ignored in /run/jobs: 211.json from before this boot" in details
     job(host, f"{SCOPE}/job_211", 50, JOB_ID="211")
-    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(0))], (
-        "the node was rebooted for the job"
-    )
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(0))]
     remove_job(host, f"{SCOPE}/job_211")
     assert event_summaries(looked.poll()) == [("claim_end", "slurm", "211", uuid(0))]
-    host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)", start=1_790_000_001)
+    host.calls[WRITTEN] = host.clock.now().wall_ns
     assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(0))]
     for step in range(300):
         host.clock.step_wall(1 if step % 2 else -1)
         assert looked.poll() == [], (
             "the first offsets of the boot are forgotten: it may be of this one"
         )
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("allocated_before_boot", [1, 600, 3_600, 90_000])
+def test_a_job_may_be_allocated_before_its_node_is_started_for_it(allocated_before_boot, is_known):
+    """sbatch --reboot, nodes in the cloud. Without its first step it has no control group."""
+    host = node()
+    host.clock = ManualClock(NodeTimestamp(START.wall_ns, 60 * NS))
+    start = START.wall_ns // NS - 60 - allocated_before_boot
+    host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)", start=start)
+    if is_known:
+        host.calls[WRITTEN] = START.wall_ns - 30 * NS
+    assert event_summaries(PolledTenancy(host, JOBS).poll()) == [
+        ("claim_start", "slurm", "211", uuid(0))
+    ]
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Tokyo", "Europe/Berlin"])
+@pytest.mark.parametrize("form", ["link", "copy", "cut", "empty", "text"])
+def test_text_of_scontrol_is_in_the_zone_of_the_node(form, zone):
+    """Without a zone its start is wrong, but the job is not taken for one of an earlier boot."""
+    host = node(8)
+    (file,) = (Path(root, zone) for root in TZPATH if Path(root, zone).is_file())
+    content = file.read_bytes()
+    if form == "link":
+        host.links["/etc/localtime"] = f"/usr/share/zoneinfo/{zone}"
+        host.files[f"/usr/share/zoneinfo/{zone}"] = content
+    else:
+        damaged = {"copy": content, "cut": content[:-10], "empty": b"", "text": b"UTC\n"}
+        host.files["/etc/localtime"] = damaged[form]
+    local = to_datetime(START.wall_ns - 100 * NS).astimezone(ZoneInfo(zone))
+    text = capture_path("jobs/slurm/scontrol_out_all_gpus.txt").read_text()
+    text = re.sub(r"StartTime=\S+", f"StartTime={local:%Y-%m-%dT%H:%M:%S}", text)
+    host.files["/proc/sys/kernel/hostname"] = "node1751"
+    host.files["/run/jobs/211.json"] = text
+    host.calls[WRITTEN] = START.wall_ns
+    looked = PolledTenancy(host, JOBS)
+    starts = {event.facts["start_ns"] for event in looked.poll()}
+    if form in {"link", "copy"}:
+        assert starts == {str(START.wall_ns - 100 * NS)}
+    else:
+        assert bool(starts) == (zone == "America/Los_Angeles"), "others begin in the future"
 
 
 def test_scontrol_takes_precedence_over_the_job():
