@@ -63,15 +63,17 @@ _SWITCH_EVIDENCE = f"""\
 Where a running collector [reads switches](switches.md), the diagnosis uses them. A switch whose last sample is older than three periods and 30 seconds is
 unknown: it confirms and contradicts nothing.
 
-- **Both ends of a link.** Pauses that a NIC counts as sent are the basis of {_listed(switch_evidence.PAUSING_CLASSES)}; pauses that it counts
-  as received, of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
-  too. A counter of all priorities together counts while only one priority of the link has pauses. If both ends agree, the confidence is the highest of the class; if one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
+- **Both ends of a link.** Pauses that a NIC counts as sent are the basis of {_listed(switch_evidence.PAUSING_CLASSES)}. Pauses that it counts as
+  received are the basis of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
+  too. A counter of all priorities together counts while only one priority of the link has pauses. If both ends agree, the confidence
+  is the highest of the class. If one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
   the same number at ports of the same role. Marks and WRED drops that a switch counts for a whole port are compared with those of other ports, and belong to the queue of
   the port that stands out. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
 - **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
-- **PFC watchdog.** A storm that it detects, or of which a switch counts the end only, is evidence of `pfc_storm`, if the NIC at the port counts pauses as well or its counters are not known.
+- **PFC watchdog.** A storm that it detects is evidence of `pfc_storm`, and so is the end of a storm where a switch counts only ends. The NIC at the port must count
+  pauses as well, unless its counters are not known.
 - **Errors of a link.** The errors that a switch port counts are evidence of `link_transmit_errors` of its NIC, which cannot count them itself.
 - **Ports without a known NIC.** Faults that no host counts: `switch_link_errors` (at least {switch_links.MIN_ERRORS:g} errors per second, and {switch_links.FACTOR:.0f} times the median of other such ports),
   `switch_link_down`, and `leaf_loss` (a lossless queue drops at least {switch_links.MIN_ERRORS:g} packets per second). The cause is the leaf of the switch, or the leaf at the other end.
@@ -82,19 +84,19 @@ _ADVICE = f"""\
 Advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states the share of the affected jobs' time and the GPU-seconds per
 hour that following it should gain. All devices that it concerns are victims.
 
-- `config_drift`: settings and versions of NICs with the same role, driver and board, of GPUs with the same model, and of nodes. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of
+- `config_drift`: settings and versions of NICs with the same role, driver and board, of GPUs with the same model, and of nodes. A value is drift if at least {MIN_MAJORITY} peers and {100 * _THRESHOLDS.majority:.0f} % of
   them agree on another one. Settings that differ by rail on most nodes are a design; a change on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a rollout. Frames contain no
   PCIe settings; FEC, autonegotiation, MIG and compute modes are not compared.
 - `switch_settings_mismatch`: PFC priorities, DSCP maps or MTU that a switch port announces (LLDP, DCBX of IEEE 802.1Q) differ from the NIC's. Switches that send no such frames are not compared.
 - `cabling_fault`: the leaf of a NIC is the leaf of another rail, compared with the other nodes of its pod ([Switches](switches.md#links-and-cabling-faults)).
-- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {network_advice.MIN_LATE_NICS:.0%} of the NICs of a leaf are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
-  They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
-  per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {switch_advice.MARKS_PER_DEEP:.0%} of the packets that their depth implies. Without any marks it is `ecn_inactive`.
+- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {100 * network_advice.MIN_LATE_NICS:.0f} % of the NICs of a leaf are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
+  They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * network_advice.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
+  per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_advice.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
-- `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of its buffer profile, or the share of the headroom in use is above {switch_advice.MIN_HEADROOM_SHARE:.0%},
-  or its peak is above it and rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender; drops of a whole port count only if one of its
-  priority groups used headroom meanwhile.
-- `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {network_advice.AGREEING_NODES:.0%} of its nodes, in {network_advice.BLOCKS} consecutive blocks of
+- `headroom_low`: the headroom of a priority group is nearly full. Its watermark is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile, or the share in use is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} %,
+  or the peak of that share is above it and rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender. Drops of a
+  whole port count only if one of its priority groups used headroom meanwhile.
+- `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {100 * network_advice.AGREEING_NODES:.0f} % of its nodes, in {network_advice.BLOCKS} consecutive blocks of
   {network_advice.BLOCK_MINUTES} minutes.
 - `placement_oversubscribed`: a job that would fit into one pod crosses pods, and is paused or marked {network_advice.PLACED_FACTOR:.0f} times as much as jobs in one pod.
 
