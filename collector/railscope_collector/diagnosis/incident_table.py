@@ -14,6 +14,7 @@ from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
+from railscope_collector.diagnosis.evidence_words import dated_text
 from railscope_collector.diagnosis.findings import OTHER_JOBS, SLOT_NS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
 from railscope_collector.diagnosis.ranking import Reach
@@ -145,9 +146,11 @@ def _without_names(
 
 
 def _without_others(evidence: api.EvidenceDocument) -> api.EvidenceDocument:
-    """Return evidence without the value of the jobs of others that it is compared with."""
-    is_of_others = evidence.comparison == OTHER_JOBS
-    return msgspec.structs.replace(evidence, threshold=None) if is_of_others else evidence
+    """Return evidence without the value of the jobs of others that it is compared with, and its text without it."""
+    if evidence.comparison != OTHER_JOBS:
+        return evidence
+    shown = msgspec.structs.replace(evidence, threshold=None)
+    return msgspec.structs.replace(shown, text=dated_text(shown))
 
 
 def _is_visible(

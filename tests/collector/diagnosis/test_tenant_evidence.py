@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
@@ -16,11 +18,13 @@ from support.drawn_faults import hang
 from support.drawn_readings import ONSET, healthy_feed, run
 from support.incidents import NIC, incident
 
+from railscope.api import EvidenceDocument
 from railscope.catalog.incidents import ONSET as ONSET_METRIC
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireSchema
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
+from railscope_collector.diagnosis.evidence_words import dated_text
 from railscope_collector.diagnosis.findings import OTHER_JOBS
 from railscope_collector.diagnosis.incident_report import JobDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
@@ -35,10 +39,11 @@ NODES = {"red": frozenset({SHARED, OWN_NODE}), "blue": frozenset({SHARED, OTHER_
 
 
 def evidence(device: str, comparison: str = "limit", value: float = 1.0) -> dict[str, Any]:
-    return {
-        "signal": "send", "device": device, "value": value, "threshold": 0.25, "comparison": comparison,
-        "window_seconds": 30.0,
-    }  # fmt: skip
+    """Return evidence as the diagnosis reports it, with its text."""
+    found = EvidenceDocument("send", device, value, 0.25, comparison, 30.0)
+    found = msgspec.structs.replace(found, text=dated_text(found))
+    shown: dict[str, Any] = msgspec.to_builtins(found)
+    return shown
 
 
 def reported(
@@ -110,7 +115,11 @@ async def test_a_tenant_does_not_read_what_its_job_is_compared_with_in_other_job
     )
     own = await read(found, "red")
     assert (own["evidence"][0]["value"], own["evidence"][0]["threshold"]) == (1.0, None)
+    assert own["evidence"][0]["text"] == "7: sent RDMA bytes, relative to the line rate: 100 %"
     assert (own["detail"], own["gain"]) == ("", None)
+    assert "25 %" in found.document.evidence[0].text
+    assert not re.search(r"25(\.0+)? ?%", json.dumps(own))
+    assert "0.25" not in json.dumps(own)
     restored = replace(found, evidence_jobs=())  # without its jobs, as an earlier version saved it
     assert "25.00%" not in json.dumps(await read(restored, "red"))
     again = found.of_tenant("red")
