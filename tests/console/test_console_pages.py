@@ -906,7 +906,7 @@ async def test_an_incident_shows_its_worst_evidence_and_that_it_recovers(tmp_pat
         "window_seconds": 30.0, "worst_value": 0.6, "worst_at": "1970-01-01T00:00:05Z",
     }  # fmt: skip
     found = incident_at("a", 2, evidence=[evidence], last_evidence="1970-01-01T00:00:10Z")
-    recovering = replace(found, quiet_slots=4)
+    recovering = replace(found, recovering_slots=4)
     for name, parts in (("incident", {"incident": "I1"}), ("overview", {})):
         text, _ = await page_of(fleet(tmp_path, ["a"], [recovering]), name, **parts)
         assert "20 % (limit: 10 %); worst: 60 % <time" in text, name

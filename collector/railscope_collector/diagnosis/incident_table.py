@@ -23,8 +23,6 @@ from railscope_collector.workloads.job_roster import JobKey
 
 MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own, and causes; all are counted."""
-RECOVERING_SLOTS = 3
-"""The usual window: up to two evaluations without evidence are normal for a class that needs some of several."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
 OTHER_TENANT = api.JobDocument("another tenant", "", "-")
@@ -51,15 +49,15 @@ class ReportedIncident:
     """Devices that a larger cause consists of."""
     evidence_jobs: Sequence[JobKey | None] = ()
     """Job of each evidence of the document; None for that of a device, also where there are fewer."""
-    quiet_slots: int = 0
-    """Evaluations since the last one that showed the fault."""
+    recovering_slots: int = 0
+    """As `Incident.recovering_slots`."""
 
     def reason(self, *, is_fresh: bool) -> str:
-        """Return the title, and whether the fault recovers: a device with fresh data shows it no longer."""
+        """Return the title, and for how long a device with fresh data has not shown a fault that recovers."""
         title = self.document.title
-        if not is_fresh or self.quiet_slots < RECOVERING_SLOTS:
+        if not is_fresh or not self.recovering_slots:
             return title
-        seconds = self.quiet_slots * SLOT_NS / SECOND_NS
+        seconds = self.recovering_slots * SLOT_NS / SECOND_NS
         return f"{title} (recovering: no evidence for {figures.duration(seconds)})"
 
     @property

@@ -31,6 +31,8 @@ from railscope_collector.workloads.job_roster import JobKey
 
 CLOSE_SLOTS = 9
 """Evaluations without the finding after which an incident is closed: three windows."""
+MIN_QUIET_SLOTS = 2
+"""Evaluations without the finding that show no recovery of any fault: the window of a reading has three slots."""
 STALE_SLOTS = 360
 """Evaluations after which an incident is closed although its nodes have not reported since."""
 REOPEN_SLOTS = 60
@@ -80,6 +82,10 @@ class Incident:
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
     """Nodes of the jobs that the incident touches, by tenant."""
     last_slot: int = 0
+    quiet_slots: int = 0
+    """Evaluations in a row, with samples of its nodes, that do not show it; a restart begins them again."""
+    normal_quiet_slots: int = 0
+    """Evaluations that do not show it while it lasts, as between two bursts."""
     subject: str | Cause = ""
     """Identity of a finding whose cause changes; empty if the cause is the identity."""
     queue: SwitchQueue | None = None
@@ -91,6 +97,12 @@ class Incident:
     def incident_class(self) -> IncidentClass:
         """Class of the incident."""
         return CLASSES[self.class_name]
+
+    @property
+    def recovering_slots(self) -> int:
+        """Evaluations in a row that do not show it; 0 while they are no more than is normal, and once it has ended."""
+        is_recovering = not self.ended_ns and self.quiet_slots > self.normal_quiet_slots
+        return self.quiet_slots if is_recovering else 0
 
 
 class IncidentChange(NamedTuple):
@@ -110,8 +122,6 @@ class _Candidate:
     onset_ns: int
     slots: deque[int]
     incident: Incident | None = None
-    unknown_slot: int = -1
-    """Last evaluation in which none of its nodes reported."""
 
     @property
     def kind(self) -> IncidentClass:
@@ -130,6 +140,13 @@ class _Candidate:
         """Distance of two evaluations that may count together; after a longer one the count starts again."""
         return self.kind.of_evaluations - self.min_evaluations + 1
 
+    @property
+    def normal_quiet_slots(self) -> int:
+        """Evaluations without the finding that are normal while its fault lasts: those that need not agree."""
+        kind = self.kind
+        needed = min(self.min_evaluations, kind.min_evaluations)
+        return max(kind.of_evaluations - needed, MIN_QUIET_SLOTS)
+
 
 class IncidentTracker:
     """All incidents, and the candidates that may become one."""
@@ -139,7 +156,6 @@ class IncidentTracker:
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._candidates: dict[tuple[str, Cause | str], _Candidate] = {}
         self._ids: set[str] = set()
-        self._resumed_slot = -CLOSE_SLOTS
         self._changes: list[IncidentChange] = []
         self._causes: CauseIndex[_Candidate] = CauseIndex(())
         """Candidates of the present update by what they may explain, the strongest first."""
@@ -149,9 +165,10 @@ class IncidentTracker:
 
     def resume(self, incidents: Iterable[Incident], slot: int) -> None:
         """Continue with the incidents of before a restart; open ones have time to be found again."""
-        self.incidents, self._resumed_slot = list(incidents), slot
+        self.incidents = list(incidents)
         self._ids = {incident.incident_id for incident in self.incidents}
         for incident in self.incidents:
+            incident.quiet_slots = 0
             if not incident.ended_ns:
                 finding = Finding(
                     incident.class_name,
@@ -375,7 +392,7 @@ class IncidentTracker:
             # Which of several leaves comes first may change.
             leaves = {finding.cause.position, *finding.alternatives} - {incident.cause.position}
             incident.alternatives = tuple(sorted(leaves)) or incident.alternatives
-        incident.last_slot = slot
+        incident.last_slot, incident.normal_quiet_slots = slot, candidate.normal_quiet_slots
         states = (view.states[key] for key in incident.reach.jobs & view.states.keys())
         has_slow_jobs = not kind.is_advice and any(state.loses_time for state in states)
         confidence = round(kind.specificity * finding.certainty(has_slow_jobs=has_slow_jobs), 3)
@@ -388,10 +405,10 @@ class IncidentTracker:
         if incident is None or incident.ended_ns:
             return
         nodes, is_silence = candidate.reach.nodes, AREAS.get(incident.class_name) == "node"
-        if nodes and nodes <= view.stale_nodes and not is_silence:
-            candidate.unknown_slot = slot
-        known_slot = max(incident.last_slot, self._resumed_slot, candidate.unknown_slot)
-        if slot - incident.last_slot >= STALE_SLOTS or slot - known_slot >= CLOSE_SLOTS:
+        is_unknown = nodes and nodes <= view.stale_nodes and not is_silence
+        is_quiet = incident.last_slot != slot and not is_unknown
+        incident.quiet_slots = incident.quiet_slots + 1 if is_quiet else 0
+        if slot - incident.last_slot >= STALE_SLOTS or incident.quiet_slots >= CLOSE_SLOTS:
             incident.ended_ns = self._first_ns + (incident.last_slot + 1) * self._slot_ns
             self._note(ChangeKind.CLOSED, incident)
 

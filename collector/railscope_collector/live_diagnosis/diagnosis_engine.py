@@ -482,7 +482,7 @@ class DiagnosisEngine:
             dict(incident.lost_gpu_seconds),
             parts_of(incident, diagnosis.devices),
             tuple(each.job for each in incident.evidence),
-            max(self._evaluated_slot - incident.last_slot, 0) if not incident.ended_ns else 0,
+            incident.recovering_slots,
         )
 
     def _save_if_due(self) -> None:

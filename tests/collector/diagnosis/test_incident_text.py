@@ -67,10 +67,10 @@ def test_evidence_names_the_worst_value_and_its_time_unless_it_reads_the_same(
 
 
 def test_a_reason_names_a_fault_that_recovers_while_data_of_the_device_are_fresh() -> None:
-    found = replace(incident("a"), quiet_slots=4)
+    found = replace(incident("a"), recovering_slots=4)
     assert found.reason(is_fresh=True).endswith(" (recovering: no evidence for 40 s)")
     assert found.reason(is_fresh=False) == found.document.title
-    assert replace(found, quiet_slots=2).reason(is_fresh=True) == found.document.title
+    assert replace(found, recovering_slots=0).reason(is_fresh=True) == found.document.title
 
 
 def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_value() -> None:
