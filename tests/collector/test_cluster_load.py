@@ -18,9 +18,11 @@ from railscope_collector.views.cluster_load import (
 MINUTES = st.integers(-20 * 60, 20 * 60)
 
 
-def cell(name: str, value: float) -> ViewCell:
+def cell(name: str, value: float, *labels: str) -> ViewCell:
     found = rollups()[f"railscope_cluster_{name}"]
-    return ViewCell(derived_metric(found.source, found.scope, found.rollup), (), value)
+    metric = derived_metric(found.source, found.scope, found.rollup)
+    assert len(labels) == len(metric.about.labels)
+    return ViewCell(metric, labels, value)
 
 
 def test_what_no_node_reports_is_not_known() -> None:
@@ -29,8 +31,9 @@ def test_what_no_node_reports_is_not_known() -> None:
         cell("sum_gpu_power_watts", 700.0),
         cell("sum_nic_transmit_bytes_per_second", 3.0),
         cell("sum_rdma_transmit_bytes_per_second", 2.0),
-        cell("max_nic_receive_global_pause_ratio", 0.25),
-        cell("max_nic_transmit_pfc_pause_ratio", 0.125),
+        cell("max_nic_receive_global_pause_ratio", 0.125),
+        cell("max_nic_transmit_pfc_pause_ratio", 0.0, "0"),
+        cell("max_nic_transmit_pfc_pause_ratio", 0.25, "3"),
         ViewCell(account.CLUSTER_JOBS, (), 3),
     ]
     assert measure_load(5, cells, 1.5, 7.0) == ClusterLoad(5, 1.5, None, 700.0, 2.0, 0.25, 3, 7.0)

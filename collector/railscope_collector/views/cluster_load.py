@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -44,11 +45,13 @@ def measure_load(
     gpu_hours_today: float | None,
 ) -> ClusterLoad:
     """Return the load by the cells of the cluster."""
-    values = {cell.metric.name: cell.value for cell in cluster if not cell.labels}
+    values = defaultdict[str, list[float]](list)
+    for cell in cluster:
+        values[cell.metric.name].append(cell.value)
 
     def roll_up(*names: str) -> list[float]:
-        found = (values.get(f"railscope_cluster_{name}") for name in names)
-        return [each for each in found if each is not None]
+        """Return the values of some roll-ups, those of each priority too."""
+        return [each for name in names for each in values[f"railscope_cluster_{name}"]]
 
     return ClusterLoad(
         timestamp_ns,
@@ -57,7 +60,7 @@ def measure_load(
         next(iter(roll_up("sum_gpu_power_watts")), None),
         next(iter(roll_up(*_SENT)), None),
         max(roll_up(*_PAUSES), default=None),
-        values.get(account.CLUSTER_JOBS.name),
+        next(iter(values[account.CLUSTER_JOBS.name]), None),
         gpu_hours_today,
     )
 
