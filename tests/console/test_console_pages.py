@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
 
 from railscope import api as api_documents
-from railscope.catalog import collector as catalog
+from railscope.catalog import collector as catalog, derived_metric, rollups
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.client.cluster_reading import ClusterReading
@@ -293,6 +294,23 @@ async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Pat
         (row,) = msgspec.json.decode(answer.text)["rows"]
         assert (row["state"], row["since_ns"], row["incidents"]) == ("failed", None, [])
         assert row["reason"] == f"GPU GPU-n1-1 failed; {entity_states.NOT_DIAGNOSED}"
+
+
+@pytest.mark.parametrize(
+    "cells", list(permutations([("pfc", "0", 0.0), ("pfc", "3", 0.4), ("global", "", 0.1)]))
+)
+def test_the_pause_of_a_rail_is_the_largest_of_all_priorities(
+    tmp_path: Path, cells: Sequence[tuple[str, str, float]]
+) -> None:
+    api = fleet(tmp_path, ["a"], []).pages.api
+    found = []
+    for kind, priority, value in cells:
+        derived = rollups()[f"railscope_rail_max_nic_transmit_{kind}_pause_ratio"]
+        metric = derived_metric(derived.source, derived.scope, derived.rollup)
+        found.append(ViewCell(metric, tuple(filter(None, ("0", priority))), value))
+    views = replace(api.views(), rail=replace(api.views().rail, cells=tuple(found)))
+    (rail, *_) = replace(api, views=lambda: views).rail_list().rails
+    assert (rail.max_pausing_ratio, rail.max_paused_ratio) == (0.4, None)
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,11 @@ _RAIL_METRICS: Mapping[str, tuple[str, ...]] = {
     "ports_up": ("railscope_rail_sum_rdma_port_up",),
     "receive_bytes_per_second": ("railscope_rail_sum_rdma_receive_bytes_per_second", "railscope_rail_sum_nic_receive_bytes_per_second"),
     "transmit_bytes_per_second": ("railscope_rail_sum_rdma_transmit_bytes_per_second", "railscope_rail_sum_nic_transmit_bytes_per_second"),
-    "max_paused_ratio": ("railscope_rail_max_nic_receive_pfc_pause_ratio",),
-    "max_pausing_ratio": ("railscope_rail_max_nic_transmit_pfc_pause_ratio",),
+    "max_paused_ratio": ("railscope_rail_max_nic_receive_pfc_pause_ratio", "railscope_rail_max_nic_receive_global_pause_ratio"),
+    "max_pausing_ratio": ("railscope_rail_max_nic_transmit_pfc_pause_ratio", "railscope_rail_max_nic_transmit_global_pause_ratio"),
     "marked_packets_per_second": ("railscope_rail_sum_rdma_ecn_marked_packets_per_second",),
 }  # fmt: skip
-"""Roll-ups of each reading of a rail; the first one that is reported counts."""
+"""Roll-ups of each reading of a rail: the first one that is reported counts, or the largest of all for a maximum."""
 
 
 class NodesQuery(msgspec.Struct, frozen=True):
@@ -211,13 +211,16 @@ class ViewApi:
         """Return all rails with their states and roll-ups. Blocking."""
         view, nodes = self.views().rail, self.node_rows()
         rows = view.rows()
-        values = {(row.labels["rail"], row.metric): row.value for row in rows}
+        values = defaultdict[tuple[str, str], list[float]](list)
+        for row in rows:
+            if row.value is not None:
+                values[row.labels["rail"], row.metric].append(row.value)
         letters = zip_longest(*(row.rails for row in nodes), fillvalue="")
         rails = []
         for rail, of_rail in enumerate(letters):
             counts = Counter(entity_states.STATES_BY_LETTER.get(each, "") for each in of_rail)
             readings: dict[str, Any] = {
-                name: _first(values.get((str(rail), each)) for each in metrics)
+                name: _reading(name, [v for each in metrics for v in values[str(rail), each]])
                 for name, metrics in _RAIL_METRICS.items()
             }
             states = {state: counts[state] for state in entity_states.STATES}
@@ -388,8 +391,9 @@ def held_gpu_hours(states: Mapping[SlotState, Units]) -> float:
     return float(held / (claim_terms.GPU_CAPACITY * timestamps.HOUR_NS))
 
 
-def _first(values: Iterable[float | None]) -> float | None:
-    return next((each for each in values if each is not None), None)
+def _reading(name: str, values: Sequence[float]) -> float | None:
+    """Return a reading of a rail: the largest one of all priorities for a maximum, else the first."""
+    return max(values, default=None) if name.startswith("max_") else next(iter(values), None)
 
 
 _TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
