@@ -414,7 +414,8 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
     text: str = ""
     """All of it in words; empty in documents of earlier releases."""
     worst_value: float | None = None
-    """Value furthest beyond the threshold since the onset; null is unknown, and of counts, whose windows differ."""
+    """Value furthest beyond the threshold, of the evaluations that listed the device; null without one, and of what has no degree:
+    counts, flags, states, reports and settings."""
     worst_at: Timestamp | None = None
     """Evaluation that read it."""
 

@@ -64,9 +64,9 @@ def evidence_text(evidence: EvidenceDocument) -> str:
     return f"{evidence.device}: {_statement(evidence)}"
 
 
-def is_count(signal: str) -> bool:
-    """True if a signal counts things in a window: counts of windows of other lengths do not compare."""
-    return MEANINGS.get(signal, ("", ""))[0] in _COUNTS
+def is_measure(signal: str) -> bool:
+    """True if values of a signal are worse or better; those of counts differ with their windows, a flag or a state has no degree."""
+    return signal in MEANINGS and MEANINGS[signal][0] not in _COUNTS | {_FLAG, _STATE}
 
 
 def worst_text(evidence: EvidenceDocument) -> str:
@@ -142,7 +142,7 @@ def _compared(evidence: EvidenceDocument, unit: str) -> str:
     comparison, limit = evidence.comparison.replace("baseline", "its past"), evidence.threshold
     if limit is None or (not limit and comparison == "limit"):
         return ""
-    if comparison == "times its past":
+    if comparison == findings.TIMES_PAST:
         return f" ({figures.digits(limit)} times its past)"
     return f" ({comparison}: {_value_text(evidence.signal, unit, limit)})"
 

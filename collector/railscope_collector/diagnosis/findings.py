@@ -47,6 +47,8 @@ NOT_PROVIDED = "the switch does not provide it"
 """Comparison of a value that would support a finding, and that its switch does not have."""
 OWN_PAST = "relative to its past"
 """Comparison of a value that is a quotient, too."""
+TIMES_PAST = "times its past"
+"""Comparison of a value of which the threshold is the quotient."""
 OTHER_JOBS = "jobs in one pod"
 """Comparison with the devices of other jobs, which may be those of other tenants."""
 
@@ -65,19 +67,6 @@ class FindingEvidence:
     """Job whose work or ranks the value shows, relative to its other devices or its past; None for a device as such."""
     slots: int | None = None
     """Slots over which the detector judges the signal; None for the usual window, 0 for a report, a setting or an age."""
-    worst: float | None = None
-    """Value furthest beyond the threshold since the incident began; None before, and in states of earlier releases."""
-    worst_ns: int = 0
-    """Time of the evaluation that read it."""
-
-    def with_worst(self, earlier: FindingEvidence | None, now_ns: int) -> FindingEvidence:
-        """Return it with the worse of its value and the worst one so far, which keeps its time."""
-        before = earlier.worst if earlier else None
-        sign = -1 if self.value < self.threshold else 1
-        if earlier and before is not None and not sign * self.value > sign * before:
-            return replace(self, worst=before, worst_ns=earlier.worst_ns)
-        is_known = np.isfinite(self.value)
-        return replace(self, worst=self.value, worst_ns=now_ns) if is_known else self
 
     @property
     def is_change(self) -> bool:

@@ -28,7 +28,7 @@ from railscope.api import (
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import RAIL_DIGITS
 from railscope_collector.diagnosis.devices import ClusterDevices
-from railscope_collector.diagnosis.evidence_words import dated_text, is_count
+from railscope_collector.diagnosis.evidence_words import dated_text
 from railscope_collector.diagnosis.findings import (
     SLOT_NS,
     Cause,
@@ -38,6 +38,7 @@ from railscope_collector.diagnosis.incident_classes import CLASSES, part_kind
 from railscope_collector.diagnosis.incident_commands import commands_of
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.jobs import PeerGroups
+from railscope_collector.diagnosis.worst_values import EvidenceKey, WorstValue
 from railscope_collector.workloads.job_roster import JobKey
 
 _SLOT_SECONDS = SLOT_NS / SECOND_NS
@@ -125,7 +126,10 @@ def incident_document(
         victims=(*concerned[:MAX_LISTED], *nics[:MAX_LISTED], *jobs[:MAX_LISTED]),
         victim_count=len(concerned) + len(nics) + len(jobs),
         jobs=jobs[:MAX_LISTED],
-        evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
+        evidence=tuple(
+            _evidence(each, incident.worst_values.get(EvidenceKey.of(each)), window_seconds)
+            for each in incident.evidence
+        ),
         symptoms=tuple(sorted(incident.symptoms)),
         lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
         lost_gpu_time_seconds=lost_time(
@@ -234,8 +238,9 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= RAIL_DIGITS else None
 
 
-def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocument:
-    has_worst = evidence.worst is not None and not is_count(evidence.signal)
+def _evidence(
+    evidence: FindingEvidence, worst: WorstValue | None, window_seconds: float
+) -> EvidenceDocument:
     document = EvidenceDocument(
         evidence.signal,
         evidence.device,
@@ -243,8 +248,8 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
         _finite(evidence.threshold),
         evidence.comparison,
         _seconds(evidence.slots, window_seconds),
-        worst_value=_finite(evidence.worst) if has_worst and evidence.worst is not None else None,
-        worst_at=format_timestamp(evidence.worst_ns) if has_worst else None,
+        worst_value=_finite(worst.value) if worst else None,
+        worst_at=format_timestamp(worst.evaluated_ns) if worst else None,
     )
     return msgspec.structs.replace(document, text=dated_text(document))
 

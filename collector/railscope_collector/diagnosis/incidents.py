@@ -27,6 +27,7 @@ from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.ranking import REFUTED, CauseIndex, Reach, may_explain, reach_of
 from railscope_collector.diagnosis.signals import SIGNALS
 from railscope_collector.diagnosis.switch_counters import SwitchQueue
+from railscope_collector.diagnosis.worst_values import EvidenceKey, WorstValue, add_worst
 from railscope_collector.workloads.job_roster import JobKey
 
 CLOSE_SLOTS = 9
@@ -68,6 +69,8 @@ class Incident:
     gain: GainDocument | None = None
     explained_by: str = ""
     symptoms: set[str] = field(default_factory=set)
+    worst_values: dict[EvidenceKey, WorstValue] = field(default_factory=dict)
+    """Also of devices that the evidence does not list at present; at most MAX_WORST_VALUES."""
     victim_nics: set[int] = field(default_factory=set)
     job_speeds: dict[JobKey, float] = field(default_factory=dict)
     """Usual speed of each job that it slows down, relative to the job's past."""
@@ -372,12 +375,8 @@ class IncidentTracker:
         # A report of the driver stays: no later reading repeats it.
         signals = {each.signal for each in finding.evidence}
         reports = (e for e in incident.evidence if e.is_event and e.signal not in signals)
-        earlier = {(each.signal, each.device, each.job): each for each in incident.evidence}
-        current = (
-            each.with_worst(earlier.get((each.signal, each.device, each.job)), view.timestamp_ns)
-            for each in finding.evidence
-        )
-        incident.evidence = (*current, *reports)[:MAX_EVIDENCE]
+        incident.evidence = (*finding.evidence, *reports)[:MAX_EVIDENCE]
+        add_worst(incident.worst_values, incident.evidence, view.timestamp_ns)
         incident.parts, incident.reach = finding.parts, candidate.reach
         incident.detail, incident.gain = finding.detail, finding.gain
         incident.affected = finding.affected

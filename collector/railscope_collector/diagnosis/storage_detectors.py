@@ -167,7 +167,7 @@ def _latency_evidence(
     value = float(view.signals.mount[_LATENCIES[kind]][position])
     name = f"{mount.node} {mount.export}"
     return findings.FindingEvidence(
-        _LATENCIES[kind], value, float(changes[kind]), "times its past", name
+        _LATENCIES[kind], value, float(changes[kind]), findings.TIMES_PAST, name
     )
 
 

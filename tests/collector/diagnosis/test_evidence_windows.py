@@ -120,32 +120,6 @@ def test_evidence_has_its_worst_value_with_the_time_and_the_incident_its_last_ev
     assert 0 < feed.diagnosis.end_of(slots - 1) - parse_timestamp(shown.last_evidence) < 9 * SLOT_NS
 
 
-@pytest.mark.parametrize(
-    ("values", "threshold", "worst"),
-    [
-        ([0.2, 0.6, 0.3], 0.1, 0.6),
-        ([0.5, 0.2, 0.4], 0.8, 0.2),
-        ([float("nan"), 0.3, float("nan")], 0.1, 0.3),
-        ([0.6, 0.6], 0.1, 0.6),
-    ],
-)
-def test_the_worst_value_is_the_one_furthest_beyond_the_threshold(
-    values: list[float], threshold: float, worst: float
-) -> None:
-    found: FindingEvidence | None = None
-    for number, value in enumerate(values, 1):
-        found = FindingEvidence("pausing_share", value, threshold, "limit").with_worst(
-            found, number
-        )
-    assert found is not None
-    assert (found.worst, found.worst_ns) == (worst, values.index(worst) + 1)
-
-
-def test_evidence_without_a_number_has_no_worst_value() -> None:
-    found = FindingEvidence("utilization", float("nan"), float("nan"), "gone").with_worst(None, 1)
-    assert (found.worst, found.worst_ns) == (None, 0)
-
-
 def test_the_schema_describes_window_and_uncertainty() -> None:
     definitions = incident_schema()["$defs"]
     assert isinstance(definitions, dict)
