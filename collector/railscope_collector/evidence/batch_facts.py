@@ -50,6 +50,9 @@ class FactReceiver(Protocol):
     ) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected."""
 
+    def accepts_layout(self, node: str, uuid: str, received_ns: int) -> bool:
+        """True if a node may report the MIG layout of a GPU."""
+
     def record_layout(
         self,
         uuid: str,
@@ -168,7 +171,10 @@ class BatchFacts:
         """Record the MIG layouts of the stream's GPUs in these rows."""
         # Without uncertainty and skew: they depend on the delivery, and equal layouts must be equal facts.
         bare = node_intervals.copy_times(self.join_spans(rows))
+        received_ns = self.record.received_wall_ns
         for gpu, parts in self.schema.metered.layouts:
+            if not self.book.accepts_layout(interval.node, gpu, received_ns):
+                continue
             for span in bare:
                 interval.record_layout(gpu, parts, span)
                 self.book.record_layout(gpu, parts, span)

@@ -67,6 +67,8 @@ class EvidenceBook:
     spans: batch_facts.SpanCounts = field(default_factory=batch_facts.SpanCounts)
     _by_node: dict[str, list[str]] = field(default_factory=dict)
     """GPUs that were ever seen in each node."""
+    _layouts_by_node: dict[str, set[str]] = field(default_factory=dict)
+    """GPUs of which each node reported a MIG layout."""
 
     # Frames ------------------------------------------------------------------------------------
 
@@ -198,9 +200,7 @@ class EvidenceBook:
         # Also for an equal or earlier receipt, which lowers the first contact; later ones change nothing.
         if contact is None or presence.received_ns <= contact.received_ns:
             if not receipts.accepts(uuid):
-                self.excess_gpus += 1
-                facts = {"max": str(node_intervals.MAX_GPUS)}
-                self._report("too_many_gpus", presence.node, presence.received_ns, facts)
+                self._reject_gpu(presence.node, presence.received_ns)
                 return None
             contact = node_intervals.FirstContact(
                 presence.received_ns, pci[: node_intervals.MAX_PCI_CHARACTERS]
@@ -223,6 +223,11 @@ class EvidenceBook:
         if added := len(presences[key].spans) - before:
             self.spans.add(presence.node, uuid, added)
         return received_ns
+
+    def _reject_gpu(self, node: str, received_ns: int) -> None:
+        self.excess_gpus += 1
+        facts = {"max": str(node_intervals.MAX_GPUS)}
+        self._report("too_many_gpus", node, received_ns, facts)
 
     def _add_presence(self, uuid: str, presence: gpu_node_history.GpuPresence, key: str) -> int:
         """Add a presence to those of a GPU; return its first receipt."""
@@ -275,6 +280,20 @@ class EvidenceBook:
     def is_shared(self, uuid: str) -> bool:
         """True if more than one node reported a GPU."""
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
+
+    def accepts_layout(self, node: str, uuid: str, received_ns: int) -> bool:
+        """True if a node may report the MIG layout of a GPU: by a name of a GPU, up to their maximum.
+
+        The readings of the GPU are no condition: they may arrive later, and the order of frames must not count.
+        """
+        if not claim_events.is_gpu_name(uuid):
+            return False
+        names = self._layouts_by_node.setdefault(node, set())
+        if uuid not in names and len(names) >= node_intervals.MAX_GPUS:
+            self._reject_gpu(node, received_ns)
+            return False
+        names.add(uuid)
+        return True
 
     def record_layout(
         self,

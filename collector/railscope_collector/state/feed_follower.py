@@ -285,7 +285,7 @@ class FeedFollower:
             self._check_memory(memory)
         self._check_receipt(received.current_ns)
         _check_count("GPUs of a node", len(received.gpus), node_intervals.MAX_GPUS)
-        _check_names(claim_events.MAX_CHARACTERS, *received.gpus)
+        _check_gpu_names(*received.gpus)
         for contact in received.gpus.values():
             self._check_receipt(contact.received_ns)
             _check_names(node_intervals.MAX_PCI_CHARACTERS, contact.pci)
@@ -339,7 +339,7 @@ class FeedFollower:
                 self._attempt(node, lambda: self._add_valueless(node, uuid, spans))  # noqa: B023 - called at once
 
     def _add_presence(self, uuid: str, presence: gpu_node_history.GpuPresence) -> None:
-        _check_names(claim_events.MAX_CHARACTERS, uuid)
+        _check_gpu_names(uuid)
         _check_names(wire.MAX_NAME, presence.boot)
         self._check_receipt(presence.received_ns, presence.trusted_start_ns)
         self._check_spans(presence.spans, batch_facts.MAX_OF_A_GPU)
@@ -356,6 +356,7 @@ class FeedFollower:
 
     def _add_layouts(self, uuid: str, layouts: Iterable[node_intervals.LayoutSpans]) -> None:
         for layout in layouts:
+            _check_gpu_names(uuid)
             self._check_spans(layout.spans, record_feed.MAX_PART_SPANS)
             _check_count("MIG instances", len(layout.parts), wire.MAX_COLUMNS)
             for instance in layout.parts:
@@ -383,9 +384,9 @@ class FeedFollower:
 def _check_claim(uuid: str, fact: claim_events.ClaimFact) -> None:
     """Check a claim or an end as in ingest. Raises FeedError, ShareError."""
     if fact.gpu != uuid or not (
-        claim_events.is_gpu(uuid) or uuid == claim_events.unplaced_key(fact.node)
+        claim_events.is_gpu_name(uuid) or uuid == claim_events.unplaced_key(fact.node)
     ):
-        message = f"claim on {fact.gpu[: wire.MAX_NAME]!r}: expected the GPU of its part"
+        message = f"claim on {fact.gpu[: wire.MAX_NAME]!r}: expected the GPU of its part, by a name of a GPU"
         raise record_feed.FeedError(message)
     _check_names(claim_events.MAX_CHARACTERS, fact.gpu.removeprefix("@"), fact.id)
     _checked_time(fact.trusted_from_ns)
@@ -425,6 +426,14 @@ def _check_names(max_characters: int, *names: str) -> None:
         _check_count("characters of a name", len(name), max_characters)
         if not name.isprintable():
             message = f"invalid name {name!r}: expected printable characters"
+            raise record_feed.FeedError(message)
+
+
+def _check_gpu_names(*names: str) -> None:
+    _check_names(claim_events.MAX_CHARACTERS, *names)
+    for name in names:
+        if not claim_events.is_gpu_name(name):
+            message = f"invalid GPU {name!r}: expected a name that a node reports"
             raise record_feed.FeedError(message)
 
 

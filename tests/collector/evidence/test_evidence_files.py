@@ -11,12 +11,14 @@ from support.story import (
     at,
     claim_ended,
     claim_started,
+    cut,
     gpus_of,
     known_of,
     seconds_of,
 )
 
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.node_intervals import MAX_GPUS
 from railscope_collector.files import calendar_file, claims_file, tenants_file, watched_file
 from railscope_collector.files.retirements_file import RetiredGpus, Retirement
 from railscope_collector.metering.evidence import Evidence, NodeStay
@@ -110,9 +112,19 @@ def test_a_node_reports_no_gpu_of_a_job_list(core: CollectorState):
     """Its days would replace those of the list in the ledger."""
     listed = "n1/00000000:3B:00.0"
     events = {10: [claim_started(listed, "a", 0, tenant="bob"), claim_ended(listed, "a", 5)]}
-    schema = gpus_of(listed, "GPU-0")
-    accept(core, NodeReporter("n2").envelopes_of(schema, range(0, 101, 10), events=events))
+    schema, node = gpus_of(listed, "GPU-0"), NodeReporter("n2")
+    accept(core, node.envelopes_of(schema, range(0, 101, 10), events=events))
+    for name in (listed, "@n1"):
+        accept(core, node.envelopes_of(cut(name, "3g.40gb"), range(0, 101, 10)))
     assert set(core.evidence.gpus) == {"GPU-0"}
+
+
+def test_a_node_reports_the_layouts_of_so_many_gpus_only(core: CollectorState):
+    node = NodeReporter("n2")
+    for number in range(MAX_GPUS + 2):
+        accept(core, node.envelopes_of(cut(f"GPU-{number}"), [number]))
+    assert len(core.evidence.gpus) == MAX_GPUS
+    assert core.evidence.excess_gpus > 0
 
 
 def test_a_node_ends_no_part_of_an_administrators_claim(core: CollectorState):
