@@ -119,17 +119,30 @@ async def test_lines_that_will_never_be_accepted_make_way(status: int):
     assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
 
 
-@pytest.mark.parametrize("status", [400, 422])
-async def test_lines_beside_dropped_ones_were_written(status: int):
-    """InfluxDB writes the points that it can, and states the number of the others."""
-    problem = "failure writing points: partial write: points beyond retention policy dropped=2"
-    answer = web.json_response({"code": "unprocessable entity", "message": problem}, status=status)
+@pytest.mark.parametrize(
+    ("status", "key", "problem", "dropped"),
+    [
+        (422, "message", "failure writing points: partial write: points beyond retention policy dropped=2", 2),
+        (400, "error", "partial write: points beyond retention policy dropped=2", 2),
+        (400, "error", "partial write: unable to parse 'up,a=b value': missing field value dropped=0", 1),
+        (400, "error", "partial write: unable to parse 'up': missing fields\nunable to parse 'x': missing fields dropped=0", 2),
+        (400, "error", "partial write: " + "\n".join(["unable to parse 'up': missing fields"] * 9) + " dropped=0", 5),
+        (400, "error", "partial write: database is busy dropped=0", 5),
+        (400, "error", "unable to parse 'up': missing fields", 5),
+    ],
+)  # fmt: skip
+async def test_lines_beside_dropped_ones_were_written(
+    status: int, key: str, problem: str, dropped: int
+):
+    """InfluxDB writes the points that it can. Of those that it cannot parse, it states no number."""
+    answer = web.json_response({key: problem}, status=status)
     with capture_logs() as logs:
         async with serving(answer) as server, writing(server, 5) as sink:
             await counted(sink, 5)
-    assert (sink.writer.written, sink.writer.rejected) == (3, 2)
-    warned = [line for line in logs if line["event"] == "sink_samples_rejected"]
-    assert [(line["entries"], line["problem"]) for line in warned] == [(2, f"{status} {problem}")]
+    assert (sink.writer.written, sink.writer.rejected) == (5 - dropped, dropped)
+    warned = [line for line in logs if line["event"].endswith("_rejected")]
+    stated = f"{status} {problem.splitlines()[0]}"
+    assert [(line["entries"], line["problem"]) for line in warned] == [(dropped, stated)]
 
 
 async def test_the_server_states_how_long_lines_wait():

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import structlog
 
 from railscope.catalog import collector as catalog
 from railscope.http_responses import bound_responses, retry_after_seconds
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
-from railscope.untrusted_text import printable
+from railscope.untrusted_text import DECODING_ERRORS, printable
 from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.sinks import MAX_PROBLEM_LENGTH, SinkError
@@ -35,8 +36,10 @@ LINES_PER_WRITE = 5000
 TIMEOUT_SECONDS = 10.0
 MAX_RESPONSE_BYTES = 1 << 20
 _NEVER_ACCEPTED = {400, 413, 422}
-_PARTIAL_WRITE = re.compile(r"partial write: .*\bdropped=([0-9]{1,9})\b")
+_PARTIAL_WRITE = re.compile(r"partial write: .*\bdropped=([0-9]{1,9})\b", re.DOTALL)
 """Message of InfluxDB 1 and 2 for points that it dropped, in a status of failure: it has written the others."""
+_UNPARSED_LINE = re.compile(r"(?:^|partial write: )unable to parse '", re.MULTILINE)
+"""Each line that InfluxDB 1 could not parse, in such a message: they are not in the number of dropped points."""
 _TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ ", "\n": "\\ ", "\r": "\\ "})
 _AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
 
@@ -73,6 +76,13 @@ def _escape_tag(value: str) -> str:
         if value.endswith("\\"):
             value += " "
     return value.translate(_TAG_ESCAPES)
+
+
+class _ErrorDocument(msgspec.Struct):
+    """Error of InfluxDB 2 (`message`) or 1 (`error`)."""
+
+    message: str = ""
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -209,18 +219,18 @@ def _write(client: Any, settings: InfluxSettings, body: bytes) -> int:
         with client.write_api(write_options=SYNCHRONOUS) as api:
             api.write(bucket=settings.bucket, org=settings.organisation, record=body)
     except ApiException as error:
-        problem, is_rejected = _response_text(error), error.status in _NEVER_ACCEPTED
-        partial = _PARTIAL_WRITE.search(problem)
-        if is_rejected and partial:
-            dropped = int(partial[1])
+        message, lines = _response_message(error), body.count(b"\n") + 1
+        problem = f"{error.status} {printable(_first_line(message))}".strip()
+        is_rejected = error.status in _NEVER_ACCEPTED
+        if is_rejected and (dropped := _dropped_lines(message)):
             log.warning(
                 "sink_samples_rejected",
                 sink="influx",
                 url=settings.url,
                 problem=problem[:MAX_PROBLEM_LENGTH],
-                entries=dropped,
+                entries=min(dropped, lines),
             )
-            return dropped
+            return min(dropped, lines)
         raise SinkError(
             problem,
             is_rejected=is_rejected,
@@ -231,11 +241,22 @@ def _write(client: Any, settings: InfluxSettings, body: bytes) -> int:
     return 0
 
 
-def _response_text(error: Any) -> str:
-    """Return the server's response on one line: its status, and its message if there was one."""
-    reason = error.message if error.body else error.reason
-    text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason or "")
-    return f"{error.status} {printable(_first_line(text))}".strip()
+def _response_message(error: Any) -> str:
+    """Return the server's message, its whole response without one, or the reason of its status without a response."""
+    if not error.body:
+        return str(error.reason or "")
+    body = error.body if isinstance(error.body, bytes) else str(error.body).encode()
+    try:
+        found = msgspec.json.decode(body, type=_ErrorDocument)
+    except DECODING_ERRORS:
+        return body.decode(errors="replace")
+    return found.message or found.error or body.decode(errors="replace")
+
+
+def _dropped_lines(message: str) -> int:
+    """Return the number of lines that the server did not write, of a partial write; 0 if it states none."""
+    partial = _PARTIAL_WRITE.search(message)
+    return int(partial[1]) + len(_UNPARSED_LINE.findall(message)) if partial else 0
 
 
 def _first_line(text: str) -> str:
