@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -57,13 +58,15 @@ class MetricSample(NamedTuple):
 
 
 def parse_metrics(text: str) -> Iterator[MetricSample]:
-    """Yield the samples of a text; lines that are not samples are skipped."""
+    """Yield the samples of a text; lines that are not samples, or have no finite value, are skipped."""
     for line in text.split("\n"):
         if line.startswith("#") or not (match := _SAMPLE.fullmatch(line.rstrip("\r"))):
             continue
         try:
             value = float(match[3])
         except ValueError:
+            continue
+        if not math.isfinite(value):
             continue
         labels = {
             name: _ESCAPE.sub(_unescape, quoted) for name, quoted in _LABEL.findall(match[2] or "")

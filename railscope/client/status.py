@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from railscope import api, timestamps
+from railscope.catalog.gpu_health import reason_text
 from railscope.client import cluster_tables, tables
 from railscope.client.agent_reading import CLAIMED, AgentReading
 from railscope.client.cluster_reading import NO_STATE, READY, ClusterReading
@@ -296,7 +297,7 @@ def _agent_reasons(reading: AgentReading) -> Iterator[StatusReason]:
         yield StatusReason(OverallStatus.UNKNOWN, "the agent reports no GPU")
     for gpu in reading.gpus:
         if gpu.health != "healthy":
-            reason = ", ".join(gpu.reasons) or "no reason is reported"
+            reason = ", ".join(map(reason_text, gpu.reasons)) or "no reason is reported"
             text = f"GPU {gpu.index or gpu.gpu}: {reason}"
             yield StatusReason(OverallStatus[gpu.health.upper()], text)
     for gpu in reading.gpus:

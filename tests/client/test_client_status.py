@@ -432,6 +432,7 @@ railscope_network_link_up{interface="eth0"} 1
         (METRICS.replace("STATE", "healthy"), "healthy", ""),
         (METRICS.replace("STATE", "degraded"), "degraded", 'GPU 1: row "remap"'),
         (METRICS.replace("STATE", "failed"), "failed", 'GPU 1: row "remap"'),
+        (METRICS.replace("STATE", "degraded").replace('row \\"remap\\"', "row_remap_pending"), "degraded", "GPU 1: memory row to be replaced at a reset"),
         (METRICS.replace("STATE", "unknown"), "unknown", "GPU 1: "),
         (METRICS.replace("STATE", "surprising"), "unknown", "GPU 1: "),
         (METRICS.replace("STATE", "healthy").replace("} 2\n", "} 200\n"), "unknown", "stale"),
@@ -455,9 +456,24 @@ def test_a_line_of_metrics_that_is_damaged_is_skipped():
     text = 'a{b="c\\"}\\n"} 1 123\nbroken{ 1\nc 0x\nd{e="f",g="h"} NaN\n\n# TYPE\ne -1.5e3\r\n'
     samples = list(parse_metrics(text))
     assert [(name, labels) for name, labels, _ in samples] == [
-        ("a", {"b": 'c"}\n'}), ("d", {"e": "f", "g": "h"}), ("e", {}),
+        ("a", {"b": 'c"}\n'}), ("e", {}),
     ]  # fmt: skip
     assert read_metrics("", 5).labels == {}
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999"])
+def test_a_value_that_is_not_finite_is_absent(value: str):
+    labels = '{gpu="GPU-a"}'
+    text = METRICS.replace("STATE", "healthy") + (
+        f"railscope_gpu_unclaimed_processes{labels} {value}\n"
+        f"railscope_gpu_claimed_ratio{labels} {value}\n"
+        f'railscope_source_age_seconds{{source="nic"}} {value}\n'
+    )
+    with scripted_server(lambda _: response(text.encode())) as server:
+        assert run("status", "--agent", server.url).exit_code == 0
+        found = json.loads(run("gpus", "--json", "--agent", server.url).stdout)
+    row = next(each for each in found["gpus"] if each["gpu"] == "GPU-a")
+    assert (row["unclaimed_processes"], row["holder"]) == (None, [])
 
 
 def test_series_of_textfiles_are_not_readings_of_the_node():
