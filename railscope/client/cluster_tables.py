@@ -13,6 +13,7 @@ from railscope.catalog.collector import NODE_STATES
 from railscope.client import tables
 from railscope.client.cluster_reading import NO_STATE, ClusterReading, decided_state
 
+NOT_REPORTED = "the collector does not report it; fix: upgrade it"
 NEVER_REPORTED = "in the inventory, but never reported"
 NODE_COLUMNS = (
     tables.TableColumn("node", "NODE", is_key=True),
@@ -284,10 +285,12 @@ def tenant_table(reading: ClusterReading) -> tables.ClientTable:
     names = sorted({*listed, *values, *(job.tenant for job in (jobs.rows if jobs else ()))})
     rows = [_tenant_row(reading, name, listed.get(name), values.get(name, {})) for name in names]
     notes = (f"tenants: {stale}",) if (stale := reading.absence("tenants")) else ()
+    # Collectors of 0.3.0 send the roll-ups only.
+    is_older = bool(view.rows) and not view.tenants
     reasons = {
-        "gpus": "the claims of GPUs cannot be determined",
+        "gpus": NOT_REPORTED if is_older else "the claims of GPUs cannot be determined",
         "jobs": reading.absence("jobs"),
-        "held_gpu_seconds": "the account has not been computed yet",
+        "held_gpu_seconds": NOT_REPORTED if is_older else "the account has not been computed yet",
         "utilization_ratio": "no GPU of the tenant reports it now",
         "power_watts": "no GPU of the tenant reports it now",
         "incidents": reading.absence("incidents"),

@@ -20,7 +20,11 @@ from support.scripted_server import (
     scripted_server,
 )
 
+from railscope.api import MetricValue
+from railscope.api.tenants import TenantList
 from railscope.client.agent_reading import parse_metrics, read_metrics
+from railscope.client.cluster_reading import ClusterReading
+from railscope.client.cluster_tables import tenant_table
 from railscope.client.tables import (
     ANY_TEXT,
     MAX_KNOWN,
@@ -369,6 +373,16 @@ def test_states_are_those_of_the_collector_and_unknown_from_an_older_one(command
             continue
         (row,) = found[command]
         assert (outcome.exit_code, f"{row['state']} {row['reason']}") == (0, shown)
+
+
+def test_the_tenants_of_an_older_collector_have_what_it_reports():
+    labels = {"tenant": "vision"}
+    value = MetricValue("railscope_tenant_sum_gpu_power_watts", labels, 700.0)
+    table = tenant_table(ClusterReading(NOW_NS, {"tenants": TenantList(NOW_NS, (value,))}, {}))
+    (row,) = table.rows
+    assert (row["power_watts"], row["gpus"], row["held_gpu_seconds"]) == (700.0, None, None)
+    reason = "the collector does not report it; fix: upgrade it"
+    assert (table.reasons["gpus"], table.reasons["held_gpu_seconds"]) == (reason, reason)
 
 
 def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
