@@ -196,6 +196,14 @@ async def test_what_is_no_longer_true_is_not_sent() -> None:
     assert pair.receiver.states == [("a", "firing")]
 
 
+async def test_an_incident_whose_line_is_invalid_is_not_resolved() -> None:
+    async with connected() as pair:
+        assert await pair.send(incident("a"))
+        pair.table = IncidentTable(2 * SECOND_NS, unread=frozenset({"a"}))
+        assert await pair.webhook.deliver(pair.session)
+    assert pair.receiver.states == [("a", "firing")]
+
+
 async def test_an_incident_whose_state_was_lost_is_resolved() -> None:
     async with connected() as pair:
         assert await pair.send(incident("a"), incident("b", ended="2026-01-01T01:00:00Z"))

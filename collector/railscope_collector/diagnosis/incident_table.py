@@ -236,6 +236,8 @@ class IncidentTable:
     """GPU-seconds lost, by class and tenant."""
     steps: Mapping[JobKey, api.JobStep] = field(default_factory=dict)
     """Steps of the running jobs whose traffic shows them."""
+    unread: frozenset[str] = frozenset()
+    """Identities of further incidents that the diagnosis knows: their lines were invalid."""
 
     def find(self, number: str) -> ReportedIncident | None:
         """Return an incident by its identity."""

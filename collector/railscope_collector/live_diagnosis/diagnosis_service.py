@@ -371,9 +371,10 @@ class DiagnosisService:
             state.opened,
             lost,
             dict(state.steps),
+            frozenset(state.incidents) - self._incidents.keys(),
         )
         if state.timestamp_ns:
-            for name in self.decisions.notified.keys() - self._incidents.keys():
+            for name in self.decisions.notified.keys() - set(state.incidents):
                 # The receiver of any other one still takes it for open.
                 if self.decisions.notified[name] == RESOLVED:
                     del self.decisions.notified[name]

@@ -135,11 +135,14 @@ class IncidentWebhook:
         return not problem
 
     def _forgotten(self) -> set[str]:
-        """Return the incidents that the receiver takes for open, and the diagnosis no longer knows: its state was lost."""
+        """Return the incidents that the receiver takes for open, and the diagnosis no longer knows.
+
+        It dropped them after their end, or its state was lost.
+        """
         table, delivered = self.table(), self.delivered()
         if not table.timestamp_ns:  # nothing has been evaluated
             return set()
-        known = {incident.document.id for incident in table.incidents}
+        known = {incident.document.id for incident in table.incidents} | table.unread
         return {name for name in delivered.keys() - known if delivered[name].startswith(FIRING)}
 
     def _due(self) -> Iterator[tuple[ReportedIncident, str]]:
@@ -179,7 +182,7 @@ def end_of_forgotten(number: str, now: str, collector_url: str) -> dict[str, Any
     """Return the payload for the end of an incident of which only its identity is known."""
     return _payload(
         {"alertname": INCIDENT_RUNBOOK, "incident": number},
-        {"summary": "The state of the diagnosis was lost: an incident that lasts is opened again."},
+        {"summary": "The diagnosis no longer knows the incident. If it lasts, it is opened again."},
         {"status": RESOLVED, "startsAt": now, "endsAt": now},
         collector_url,
     )

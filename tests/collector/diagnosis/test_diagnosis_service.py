@@ -128,6 +128,11 @@ def test_the_table_is_that_of_the_last_state(tmp_path: Path) -> None:
     service.receive(line(state=DiagnosisState(timestamp_ns=8, incidents=["b"])))
     assert [each.document.id for each in service.table.incidents] == ["b"]
     assert service.decisions.notified == {"b": "resolved"}
+    service.receive(b'{"incident":{"document":{"id":"c"}}}')
+    service.decisions.notified["c"] = "resolved"
+    service.receive(line(state=DiagnosisState(timestamp_ns=9, incidents=["b", "c"])))
+    assert service.table.unread == {"c"}
+    assert service.decisions.notified == {"b": "resolved", "c": "resolved"}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"state":{}}', b'{"incident":7}', b"\xff\n"])
