@@ -883,9 +883,10 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
         ("claim_start", ("claim", "0", "c"), {"source": "command", "tenant": "vision", "start_ns": "1"},
          "Job started: unnamed of vision (command)", "info"),
         ("gpu_event", ("gpu_event", "0000:9d:00.0", "single_bit_ecc_error"), {"data": "4"},
-         "Driver event: single bit ecc error", "warning"),
-        ("link_change", ("link_change", "eth0", "up"), {"message": "mlx5_core 0000:18:00.0 eth0: Link up"}, "Link: up", "info"),
-        ("link_change", ("link_change", "eth0", "down"), {"message": "eth0: Link down"}, "Link: down", "warning"),
+         "Driver event: single bit ecc error (data 4)", "warning"),
+        ("link_change", ("link_change", "eth0", "up"), {"message": "mlx5_core 0000:18:00.0 eth0: Link up"},
+         "Link: up (mlx5_core 0000:18:00.0 eth0: Link up)", "info"),
+        ("link_change", ("link_change", "eth0", "down"), {}, "Link: down", "warning"),
         ("pcie_error", ("pcie", "0000:18:00.0"), {"message": "bad"}, "PCIe error: bad", "info"),
     ],
 )  # fmt: skip
@@ -895,6 +896,8 @@ def test_an_event_is_a_line_of_words(
     event = WireEvent(name, 0, WireEntity(entity[0], entity[1:]), SECOND_NS, SECOND_NS, facts)
     (row,) = EventWriter({}, lambda *_: None).newest([SeenEvent("n1", "boot", event)], 1)
     assert (f"{event_title(row.name)}: {row.text}", row.severity) == (text, severity)
+    if entity[0] in {"gpu_event", "link_change"}:
+        assert row.devices == entity[1]
 
 
 GPU_CAUSE = {"kind": "gpu", "node": "a", "index": 3, "uuid": "GPU-a-3", "pci_address": ""}

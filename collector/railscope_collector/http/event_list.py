@@ -89,6 +89,10 @@ class EventWriter:
             cause = f"{_GPU}{cause}"
         if entity.kind in _OF_RANKS and entity.key:
             device = f"rank {entity.key[-1]}"
+        named = entity.key[:1] if keyed else entity.key
+        text = _text(event.name, facts)
+        if keyed:
+            text = keyed.replace("_", " ") + (f" ({text})" if text else "")
         return api.Event(
             node,
             event.name,
@@ -100,8 +104,8 @@ class EventWriter:
             event.wall_ns - offset_ns,
             _AREAS.get(event.name.partition("_")[0], "node"),
             _SEVERITIES.get(facts.get("severity", ""), severity) if is_incident else severity,
-            device or (", ".join(entity.key) if not is_incident else cause),
-            (keyed.replace("_", " ") or _text(event.name, facts))[:MAX_TEXT],
+            device or (", ".join(named) if not is_incident else cause),
+            text[:MAX_TEXT],
             entity.key[0] if is_incident and entity.key else "",
         )
 
