@@ -283,10 +283,10 @@ async def test_a_slash_moves_to_the_search_which_finds_all_that_a_reader_may_see
     assert "Search" in (await site.visitors[Role.FINANCE].visit("/search")).text
 
 
-async def test_a_button_copies_the_commands_of_an_incident(site: VisitedSite) -> None:
+async def test_a_button_copies_one_command_of_an_incident(site: VisitedSite) -> None:
     operator = site.visitors[Role.OPERATOR]
     await operator.open("/incidents/I1")
-    assert await operator.page.inner_text("pre.commands") == "\n".join(COMMANDS)
+    assert await operator.page.locator(".commands code").all_inner_texts() == COMMANDS
     await operator.page.click("button.copy")
     await operator.page.wait_for_function(
         "() => ['Copied', 'Press Ctrl+C'].includes(document.querySelector('button.copy').textContent)"
@@ -294,7 +294,8 @@ async def test_a_button_copies_the_commands_of_an_incident(site: VisitedSite) ->
     await operator.page.keyboard.press("Control+C")
     await operator.page.focus("#search")
     await operator.page.keyboard.press("Control+V")
-    assert COMMANDS[0] in await operator.page.input_value("#search")
+    # One command, not all: a shell would run what follows without waiting for the jobs to end.
+    assert await operator.page.input_value("#search") == COMMANDS[0]
 
 
 async def test_a_statement_is_printed_without_the_frame(site: VisitedSite) -> None:

@@ -296,6 +296,14 @@ async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Pat
         assert row["reason"] == f"GPU GPU-n1-1 failed; {entity_states.NOT_DIAGNOSED}"
 
 
+async def test_a_rail_has_the_incidents_of_its_gpus(tmp_path: Path) -> None:
+    cause = {"kind": "gpu", "node": "a", "index": 0, "uuid": "GPU-a-4", "pci_address": ""}
+    site = fleet(tmp_path, ["a"], [incident_at("a", 0, cause=cause, title="Memory error")])
+    for rail in range(8):
+        text, _ = await page_of(site, "rail", rail=str(rail))
+        assert ("Memory error" in text) == (rail == 4)
+
+
 @pytest.mark.parametrize(
     "cells", list(permutations([("pfc", "0", 0.0), ("pfc", "3", 0.4), ("global", "", 0.1)]))
 )

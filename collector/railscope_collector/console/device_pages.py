@@ -141,13 +141,14 @@ class DevicePages:
             raise PageProblemError(HTTPStatus.NOT_FOUND, message)
         part = request.query
         query = gpus_api.GpusQuery(limit=part.limit, offset=part.offset, rail=rail.rail)
-        table = self.api.incidents()
-        gpus = self.api.gpus.select(self.api.gpus.newest(), table, request.credential, query)
+        table, newest = self.api.incidents(), self.api.gpus.newest()
+        gpus = self.api.gpus.select(newest, table, request.credential, query)
+        rails = {uuid: number for _, number, uuid in newest.places}
         touching = [
             each
             for each in table.incidents
             if each.is_root
-            and (text in each.reach.rails or _rail_of(each.document.cause) == rail.rail)
+            and (text in each.reach.rails or _rail_of(each.document.cause, rails) == rail.rail)
         ]
         urgent = worst_first(touching)[:_MAX_INCIDENTS]
         rollups = tuple(each for each in listed.rows if each.labels.get("rail") == text)
@@ -171,6 +172,9 @@ class DevicePages:
                 yield row
 
 
-def _rail_of(cause: object) -> int | None:
+def _rail_of(cause: resources.EntityDocument, rails: Mapping[str, int]) -> int | None:
+    """Return the rail of a NIC, a leaf or a GPU; `rails` are those of the GPUs by UUID."""
+    if isinstance(cause, resources.GpuDocument):
+        return rails.get(cause.uuid)
     rail: int | None = getattr(cause, "rail", None)
     return rail

@@ -1,4 +1,4 @@
-// Railscope console: `/` moves to the search field, and buttons copy commands. Pages are complete without it.
+// Railscope console: `/` moves to the search field, and a button copies a command. Pages are complete without it.
 "use strict";
 document.documentElement.classList.add("scripted");
 document.addEventListener("keydown", (event) => {
@@ -10,13 +10,13 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest?.("button.copy");
   if (!button) return;
-  const commands = button.nextElementSibling;
+  const command = button.nextElementSibling;
   try {
-    await navigator.clipboard.writeText(commands.textContent);
+    await navigator.clipboard.writeText(command.textContent);
     button.textContent = "Copied";
   } catch {
     // Browsers let only pages of https and of this machine write to the clipboard: Ctrl+C copies the selection.
-    getSelection().selectAllChildren(commands);
+    getSelection().selectAllChildren(command);
     button.textContent = "Press Ctrl+C";
   }
 });
