@@ -215,10 +215,6 @@ def incident_table(reading: ClusterReading, *, closed: bool = False) -> tables.C
 
 def incident_row(reading: ClusterReading, incident: api.IncidentDocument) -> tables.Row:
     """Return the row of an incident."""
-    try:
-        age = (reading.sent_ns - timestamps.parse_timestamp(incident.onset)) / timestamps.SECOND_NS
-    except timestamps.TimestampError:
-        age = None
     return {
         "id": incident.id,
         "severity": incident.severity,
@@ -228,7 +224,8 @@ def incident_row(reading: ClusterReading, incident: api.IncidentDocument) -> tab
         "state": "open" if incident.ended is None else "closed",
         "onset": incident.onset,
         "ended": incident.ended,
-        "age_seconds": age,
+        "age_seconds": _age_seconds(reading, incident.onset),
+        "evidence_age_seconds": _age_seconds(reading, incident.last_evidence),
         "victims": incident.victim_count,
         "nodes": sorted(_nodes_of(incident)),
         "jobs": [f"{job.tenant}/{job.workload}" for job in incident.jobs],
@@ -241,6 +238,18 @@ def incident_row(reading: ClusterReading, incident: api.IncidentDocument) -> tab
         "names": [name for key in _CAUSE_NAMES if (name := getattr(incident.cause, key, ""))],
         "explained_by": incident.explained_by,
     }
+
+
+def _age_seconds(reading: ClusterReading, timestamp: str | None) -> float | None:
+    try:
+        past_ns = None if timestamp is None else timestamps.parse_timestamp(timestamp)
+    except timestamps.TimestampError:
+        return None
+    return None if past_ns is None else (reading.sent_ns - past_ns) / timestamps.SECOND_NS
+
+
+_RECENT_SECONDS = 30.0
+"""Age of the evidence of a fault that lasts, by the windows of its class and the refresh of the views."""
 
 
 def _nodes_of(incident: api.IncidentDocument) -> set[str]:
@@ -268,6 +277,8 @@ def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
         facts += [f"jobs: {', '.join(row['jobs'])}"] if row["jobs"] else []
         facts += [f"an effect of incident {row['explained_by']}"] if row["explained_by"] else []
         facts += [row["action"]] if row["action"] else []
+        if row["state"] == "open" and (row["evidence_age_seconds"] or 0.0) > _RECENT_SECONDS:
+            facts += [f"last evidence {tables.show_age(row['evidence_age_seconds'])} ago"]
         yield from tables.wrap(" " * 18 + "; ".join(facts), width, " " * 18) if facts else ()
 
 

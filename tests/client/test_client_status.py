@@ -228,6 +228,17 @@ def test_the_screen_names_cause_and_action_within_80_columns():
     assert len(lines) <= 24
 
 
+@pytest.mark.parametrize(
+    ("age", "state", "count"), [(20, "open", 0), (50, "open", 1), (50, "closed", 0)]
+)
+def test_an_incident_states_how_old_its_last_evidence_is(age: int, state: str, count: int):
+    last = format_timestamp(NOW_NS - age * SECOND_NS)
+    changes = {"last_evidence": last, "ended": None if state == "open" else last}
+    with collector(with_incident(**changes)) as server:
+        listed = run("incidents", "--state", "all", "--collector", server.url).stdout
+    assert " ".join(listed.split()).count("last evidence 50 s ago") == count
+
+
 def test_tables_list_the_worst_first_and_filter():
     incident = with_incident(severity="warning")
     touched = {"state": "degraded", "reason": "affected by link_down: NIC eth0 of n1"}
