@@ -169,6 +169,11 @@ def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
         "agent.nodeSelector.pool=true",  # labels are texts
         "monitoring.labels.release=1",
         "collector.storage=null",
+        "collector.storage=abc",
+        "collector.storage=20GB",
+        "collector.maxUnavailable=101%",
+        "agent.maxUnavailable=200%",
+        "agent.maxUnavailable=0",  # no pod could be replaced
     ],
 )
 def test_helm_rejects_an_unknown_value_and_a_wrong_type(packed: Path, given: str):
