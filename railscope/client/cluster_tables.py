@@ -341,8 +341,8 @@ def event_table(reading: ClusterReading) -> tables.ClientTable:
             "time": timestamps.format_timestamp(event.wall_ns),
             "node": event.node,
             "event": event.name,
-            "device": device_name(event.device),
-            "text": ", ".join(_facts(event.facts)),
+            "device": event.devices or device_name(event.device),
+            "text": event.text or ", ".join(_facts(event.facts)),  # facts: of an older collector
         }
         for event in sorted(document.events, key=lambda event: -event.wall_ns)
     ]

@@ -20,11 +20,12 @@ from support.scripted_server import (
     scripted_server,
 )
 
+from railscope import api
 from railscope.api import MetricValue
 from railscope.api.tenants import TenantList
 from railscope.client.agent_reading import parse_metrics, read_metrics
 from railscope.client.cluster_reading import ClusterReading
-from railscope.client.cluster_tables import tenant_table
+from railscope.client.cluster_tables import event_table, tenant_table
 from railscope.client.tables import (
     ANY_TEXT,
     MAX_KNOWN,
@@ -237,6 +238,25 @@ def test_an_incident_states_how_old_its_last_evidence_is(age: int, state: str, c
     with collector(with_incident(**changes)) as server:
         listed = run("incidents", "--state", "all", "--collector", server.url).stdout
     assert " ".join(listed.split()).count("last evidence 50 s ago") == count
+
+
+@pytest.mark.parametrize(
+    ("stated", "shown"),
+    [
+        (
+            {"devices": "GPU 0 to 7", "text": "7 of vision (slurm)"},
+            ("GPU 0 to 7", "7 of vision (slurm)"),
+        ),
+        ({}, ("GPU 3", "workload=7")),
+    ],
+)
+def test_an_event_is_in_words_also_of_an_older_collector(
+    stated: Mapping[str, str], shown: tuple[str, str]
+):
+    names = {"kind": "gpu", "index": "3"}
+    event = api.Event("n1", "claim_start", NOW_NS, facts={"workload": "7"}, device=names, **stated)
+    (row,) = event_table(ClusterReading(NOW_NS, {"events": api.EventList((event,))}, {}, "")).rows
+    assert (row["device"], row["text"]) == shown
 
 
 def test_tables_list_the_worst_first_and_filter():
