@@ -248,13 +248,13 @@ def _payload(
 
 
 def _description(document: IncidentDocument) -> str:
-    """Return evidence, victims and cost in one line; the cost is not known at the opening."""
-    lost = document.lost_gpu_seconds
+    """Return evidence, effect and cost in one line; the cost is not known at the opening."""
+    lost = document.lost_gpu_time_seconds
     parts = [
-        f"{document.text} Confidence {document.confidence}",
+        f"{document.text} {figures.likelihood(document.confidence).capitalize()}",
         *map(dated_text, document.evidence[:_MAX_LISTED]),
-        figures.count(document.victim_count, "victim"),
+        f"{figures.count(document.victim_count, 'device')} affected",
         *map(entity_text, document.jobs[:_MAX_LISTED]),
-        *([f"{figures.count(lost, 'GPU-second')} lost"] if lost else []),
+        *([f"{figures.duration(lost)} of GPU time lost"] if lost else []),
     ]
     return "; ".join(parts)
