@@ -132,6 +132,14 @@ def test_chart_and_program_have_one_version():
     assert base64.b64decode(icon) == (CHART / "icon.svg").read_bytes()
 
 
+_QUANTITIES = {
+    "agent.maxUnavailable": "%",
+    "collector.maxUnavailable": "%",
+    "collector.storage": "Mi",
+}
+"""Units of the values that the schema limits to quantities."""
+
+
 def other_value(number: int, entry: chart_page.ChartValue) -> Any:
     """A value of the same type that no manifest contains otherwise."""
     name = f"marker-{number}"
@@ -139,6 +147,8 @@ def other_value(number: int, entry: chart_page.ChartValue) -> Any:
         return entry.key == "monitoring.enabled"
     if entry.key == "image.pullPolicy":
         return "Never"
+    if entry.key in _QUANTITIES:
+        return f"{number}{_QUANTITIES[entry.key]}"
     return {list: [{"name": name}], dict: {name: name}}.get(type(entry.default), name)
 
 
@@ -152,7 +162,12 @@ def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
         section[name] = other_value(number, entry)
     (tmp_path / "values.json").write_text(json.dumps(given))
     text = run(HELM, "template", "railscope", packed, "--values", tmp_path / "values.json")
-    unused = [e.key for n, e in enumerate(values) if not re.search(rf"marker-{n}\b", text)]
+    markers = [
+        f"{n}{_QUANTITIES[e.key]}" if e.key in _QUANTITIES else f"marker-{n}"
+        for n, e in enumerate(values)
+    ]
+    found = zip(values, markers, strict=True)
+    unused = [entry.key for entry, marker in found if not re.search(rf"\b{marker}(?!\w)", text)]
     assert unused == ["trial", "image.pullPolicy", "monitoring.enabled"]
     assert "PodMonitor" in text
     assert text.count("imagePullPolicy: Never") == 2
