@@ -122,3 +122,10 @@ def test_records_that_are_older_than_the_steps_keep_the_oldest_offset() -> None:
     ages = [clock.boot_ns(stamp * NS) - stamp * NS for stamp in range(13, 6000, 3)]
     assert ages == sorted(ages)
     assert ages[0] > 900 * NS
+
+
+def test_a_poll_that_left_records_is_no_earliest_time_of_the_next_ones() -> None:
+    clock = KernelLogClock()
+    clock.end_poll(100 * NS, is_at_end=False)
+    clock.place(40 * NS, 40 * NS, 105 * NS)
+    assert clock.boot_ns(40 * NS) == 40 * NS

@@ -28,6 +28,7 @@ from support.tenancy import (
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import to_datetime
 from railscope_agent.config import TenancySettings
+from railscope_agent.tenancy.slurm_job_groups import JobControlGroups
 
 YEAR_NS = 31_536_000 * NS
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
@@ -229,6 +230,20 @@ def test_without_its_script_a_job_holds_the_gpus_of_all_its_steps_so_far(seed, t
     remove_job(host, f"{SCOPE}/job_9")
     looked.poll()
     assert held(looked)[0] == set()
+
+
+def test_the_names_of_devices_that_a_job_writes_are_bounded():
+    """A user writes them: each step may state others, and they are kept while the job runs."""
+    host, groups = node(), JobControlGroups()
+    for number in range(4):
+        host.files[f"{SCOPE}/job_9/step_{number}/user/task_0/cgroup.procs"] = f"{50 + number}\n"
+        names = ",".join(f"GPU-{number}-{name}" for name in range(100))
+        host.calls[f"owner.environ({50 + number})"] = {
+            "SLURM_JOB_ID": "9",
+            "CUDA_VISIBLE_DEVICES": names,
+        }
+    ((_, environment),) = groups.scan(host)
+    assert len(environment.gpus or ()) == 256
 
 
 def remembering(host: FakeHost, directory: Path) -> PolledTenancy:

@@ -22,6 +22,7 @@ from railscope_collector.console.curves import (
     thin_curve,
     to_svg,
 )
+from railscope_collector.console.device_figures import node_figures
 
 MICROSECOND = 1000
 PERIOD = TimeRange(0, 1_000_000 * MICROSECOND)
@@ -126,3 +127,10 @@ def test_the_rows_of_a_table_contain_each_value_once() -> None:
 
 def test_times_are_those_of_a_clock_in_utc() -> None:
     assert clock_text(3_725 * SECOND * MICROSECOND) == "01:02:05"
+
+
+def test_a_node_with_many_rails_has_curves_of_the_first_eight() -> None:
+    figures = {figure.name: figure for figure in node_figures(range(16))}
+    assert [curve.label for curve in figures["node_nic_sent"].curves] == [
+        f"Rail {n}" for n in range(8)
+    ]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from support.incidents import NIC, incident
 
 from railscope.api import EvidenceDocument, GainDocument, JobDocument
 from railscope_collector.diagnosis.evidence_words import dated_text, evidence_text
+from railscope_collector.diagnosis.findings import Compared
 from railscope_collector.diagnosis.incident_report import describe, lost_time
 from railscope_collector.sinks.incident_webhook import FIRING, notification
 from railscope_collector.workloads.job_roster import JobKey
@@ -154,3 +158,14 @@ def test_a_loss_without_a_known_speed_is_not_zero(
     lines = list(describe(document, 0, len(jobs)))
     assert ("  loss not known" in lines) == (lost is None)
     assert any("ended 2026" in line for line in lines) == (ENDED in jobs)
+
+
+def test_evidence_of_many_devices_has_the_first_four() -> None:
+    compared = Compared("paused_share", np.linspace(0.1, 0.9, 9), 0.05)
+    view: Any = SimpleNamespace(
+        devices=SimpleNamespace(nics=range(9)), nic_name=lambda position: f"n{position} eth0"
+    )
+    shown = compared.of_nics(view, range(2, 9))
+    assert [(each.device, each.value) for each in shown] == [
+        (f"n{number} eth0", pytest.approx(0.1 + number / 10)) for number in range(2, 6)
+    ]
