@@ -170,6 +170,13 @@ def test_late_and_repeated_frames_take_their_places(log: LogOfFrames) -> None:
     assert gaps(found) == []
 
 
+def test_frames_that_a_spool_held_back_are_found_beyond_the_end_of_the_period(
+    log: LogOfFrames,
+) -> None:
+    log.add(GPU, [gpu_row(second) for second in range(10)], 0, delay=590)
+    assert points(log.read(9)["utilization"]) == [(second, second / 100) for second in range(10)]
+
+
 def test_what_is_not_known_at_all_has_its_reason(log: LogOfFrames) -> None:
     assert gaps(log.read(60)["power"]) == [(0, 60, "not in the frame log")]
     log.add(GPU, [gpu_row(100)], 100)
