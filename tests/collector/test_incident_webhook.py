@@ -221,6 +221,7 @@ async def test_an_incident_whose_state_was_lost_is_resolved() -> None:
     first, last = (each["alerts"][0] for each in pair.receiver.notifications)
     assert first["fingerprint"] == last["fingerprint"] == "a"
     assert (last["status"], last["endsAt"]) == ("resolved", "1970-01-01T00:00:02Z")
+    assert last["startsAt"] == "0001-01-01T00:00:00Z", "it is not known"
 
 
 async def test_a_receiver_that_is_not_there_is_a_failure() -> None:

@@ -39,8 +39,8 @@ log = structlog.get_logger(__name__)
 PERIOD_SECONDS, MAX_PERIOD_SECONDS = 5.0, 300.0
 TIMEOUT_SECONDS = 10.0
 FIRING = "firing"
-_NOT_ENDED = "0001-01-01T00:00:00Z"
-"""Time that Alertmanager sends for an alert that has not ended."""
+_NO_TIME = "0001-01-01T00:00:00Z"
+"""Time that Alertmanager sends for the end of an alert that lasts; here also for a start that is not known."""
 _LABELS = ("kind", "node", "device", "rail")
 _MAX_LISTED = 3
 """Values, and jobs, in the text of a notification."""
@@ -183,7 +183,7 @@ def end_of_forgotten(number: str, now: str, collector_url: str) -> dict[str, Any
     return _payload(
         {"alertname": INCIDENT_RUNBOOK, "incident": number},
         {"summary": "The diagnosis no longer knows the incident. If it lasts, it is opened again."},
-        {"status": RESOLVED, "startsAt": now, "endsAt": now},
+        {"status": RESOLVED, "startsAt": _NO_TIME, "endsAt": now},
         collector_url,
     )
 
@@ -213,7 +213,7 @@ def notification(
     times = {
         "status": status,
         "startsAt": document.onset,
-        "endsAt": _NOT_ENDED if status == FIRING else document.ended or now,
+        "endsAt": _NO_TIME if status == FIRING else document.ended or now,
     }
     return _payload(labels, annotations, times, collector_url)
 
