@@ -79,8 +79,8 @@ def node_gpu_table(reading: ClusterReading) -> tables.ClientTable:
         return replace(gpu_table(()), absence=reading.absence("node"))
     stream = document.streams.get("gpu")
     age = stream.age_seconds if stream else None
-    shown = "unknown" if age is None else tables.show_age(age)
-    return replace(gpu_table(document.gpus), notes=(f"{document.node}: GPUs read {shown} ago",))
+    shown = "not known when" if age is None else f"{tables.show_age(age)} ago"
+    return replace(gpu_table(document.gpus), notes=(f"{document.node}: GPUs read {shown}",))
 
 
 def gpu_table(gpus: Iterable[api.Gpu]) -> tables.ClientTable:

@@ -47,8 +47,11 @@ _SHOW_LINK = ("ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {int
 _SHOW_PCIE = "ssh {node} sudo lspci -vvs {pci_address}"
 _SHOW_SENSORS = "ssh {node} sudo ipmitool sdr elist"
 _SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
-# For a return of the device to its vendor, which asks for the state before the reset.
-_RECORD = "ssh {node} sudo nvidia-bug-report.sh"
+# To attach when the device is returned to its vendor, who asks for the state before the reset.
+_RECORD = (
+    "ssh {node} sudo nvidia-bug-report.sh",
+    "ssh {node} sudo railscope agent record --redact railscope-{incident}",
+)
 _REMOTE = "ssh {node} "
 # Reads collectives.flight_recorder_directory of the agents at its default. The name of the job is no word of the remote
 # command, which the shell of the node would parse again.
@@ -61,14 +64,14 @@ _COLLECT_DUMPS_OF_POD = (
 )
 
 _COMMANDS: Mapping[str, Sequence[str]] = {
-    "gpu_lost": (*_STOP_JOBS, _RECORD, _REBOOT, *_RETURN),
-    "gpu_unresponsive": (*_STOP_JOBS, _RECORD, _REBOOT, *_RETURN),
-    "ecc_uncorrectable": (*_STOP_JOBS, _RECORD, *_RESET_GPU, *_RETURN),
+    "gpu_lost": (*_STOP_JOBS, *_RECORD, _REBOOT, *_RETURN),
+    "gpu_unresponsive": (*_STOP_JOBS, *_RECORD, _REBOOT, *_RETURN),
+    "ecc_uncorrectable": (*_STOP_JOBS, *_RECORD, *_RESET_GPU, *_RETURN),
     "row_remap": (*_LET_JOBS_END, *_RESET_GPU, *_RETURN),
     "nvlink_errors": (*_LET_JOBS_END, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_RESET_GPU, *_RETURN),
     "xid_event": (
         "ssh {node} sudo railscope health", "# the rest is for the action reset_gpu of {node}; take any other action in its place",
-        *_LET_JOBS_END, _RECORD, *_RESET_GPU, *_RETURN,
+        *_LET_JOBS_END, *_RECORD, *_RESET_GPU, *_RETURN,
     ),
     "thermal_straggler": (
         "ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
@@ -108,7 +111,7 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
     Names come from agents: each is quoted for the shell, and once more in a command that ssh passes to the shell of the node.
     A name that a program would take for an option has no command.
     """
-    names = {"reason": f"railscope {incident_class} {incident_id}"}
+    names = {"incident": incident_id, "reason": f"railscope {incident_class} {incident_id}"}
     if isinstance(cause, NicDocument | GpuDocument):
         names |= {"node": cause.node, "pci_address": cause.pci_address}
     if isinstance(cause, NicDocument):
@@ -136,11 +139,11 @@ def _job_names(job: JobDocument) -> dict[str, str]:
     return {"namespace": namespace, "pod": pod} if job.source == "kubernetes" else {}
 
 
-_NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod")
+_NAMES = ("node", "pci_address", "interface", "incident", "reason", "job", "namespace", "pod")
 
 
 def general_commands(incident_class: str) -> list[str]:
-    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE and POD in place of names."""
+    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, INCIDENT, REASON, JOB, NAMESPACE and POD in place of names."""
     return _general(_COMMANDS.get(incident_class, ()))
 
 

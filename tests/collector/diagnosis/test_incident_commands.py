@@ -55,7 +55,8 @@ class SimulatedNames:
             "scontrol": node | {"60937"},
             "kubectl": node | {"pods"},
             "kubectl pod": {"research/train-0"},
-            **dict.fromkeys(("railscope", "ping", "squeue", "scancel"), node),
+            "railscope": node | {"railscope-b1d0ed7ec447"},
+            **dict.fromkeys(("ping", "squeue", "scancel"), node),
         }
         port = "/sys/class/infiniband/mlx5_0/device"
         (interface,) = moment.names[f"{port}/net"]
@@ -136,6 +137,13 @@ def test_a_hostile_name_is_one_word_of_a_command_or_none(name: str) -> None:
         *_, remote = shlex.split(command)
         assert shlex.split(remote)[-1] == name, "the shell of the node parses it again"
         assert not name.startswith("-")
+
+
+def test_the_state_before_a_reset_is_recorded_under_the_incident() -> None:
+    found = list(commands_of("ecc_uncorrectable", "b1d0ed7ec447", GPU))
+    recorded = next(i for i, each in enumerate(found) if "agent record" in each)
+    assert found[recorded].endswith("'sudo railscope agent record --redact railscope-b1d0ed7ec447'")
+    assert recorded < next(i for i, each in enumerate(found) if "--gpu-reset" in each)
 
 
 DRAINED = [name for name in CLASSES if "railscope nodes NODE" in general_commands(name)]
