@@ -14,6 +14,7 @@ from railscope.audit.signed_note import (
     encode_base64,
     sign,
     verify_note,
+    verify_own_note,
 )
 
 SIZE = re.compile("0|[1-9][0-9]{0,18}")
@@ -53,7 +54,18 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
     The key's name is the log's origin: one key signs for one log. Raises UnsignedError, ForgedError,
     CheckpointError, NoteError.
     """
-    text = verify_note(note, key)
+    return _parse_text(verify_note(note, key), key)
+
+
+def read_own_checkpoint(note: str, key: PublicKey) -> Checkpoint:
+    """Return the checkpoint in the note of the log's writer, which has its signature and no other one.
+
+    Raises UnsignedError, ForgedError, CheckpointError, NoteError.
+    """
+    return _parse_text(verify_own_note(note, key), key)
+
+
+def _parse_text(text: str, key: PublicKey) -> Checkpoint:
     lines = text.removesuffix("\n").split("\n")
     if len(lines) != len(("origin", "size", "root")) or not SIZE.fullmatch(lines[1]):
         message = f"invalid checkpoint: {text[:100]!r}: expected origin, size and root"

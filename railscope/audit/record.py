@@ -98,9 +98,17 @@ class AuditRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     """Signature by the producer; empty if it has no key."""
 
 
-_TIMESTAMP = re.compile("0|[1-9][0-9]{0,30}")
+_NUMBER = re.compile("0|[1-9][0-9]{0,30}")
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AuditRecord)
+
+
+def parse_number(text: str) -> int | None:
+    """Parse a number that a record contains as text, because it is too large for a JSON integer.
+
+    None for any other text, and for more than 31 digits: no number of this format is that large.
+    """
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def encode_audit_record(record: AuditRecord) -> bytes:
@@ -143,7 +151,7 @@ def decode_audit_record(raw: bytes) -> AuditRecord:
             " version of Railscope that wrote it"
         )
         raise RecordError(message)
-    if not _TIMESTAMP.fullmatch(record.t):
+    if parse_number(record.t) is None:
         message = f"invalid time {record.t[:30]!r}: expected a number of nanoseconds"
         raise RecordError(message)
     # ASCII is always in NFC.

@@ -148,6 +148,19 @@ def verify_note(note: str, key: PublicKey) -> str:
     return text
 
 
+def verify_own_note(note: str, key: PublicKey) -> str:
+    """Return the text of a note that this key, and no other one, has signed once.
+
+    Raises UnsignedError, ForgedError, NoteError.
+    """
+    text = verify_note(note, key)
+    # Signatures of other keys are not verified: anything could be hidden in them.
+    if note.count("\n") != text.count("\n") + 2:
+        message = f"invalid signatures of a note: expected one, that of {key.name}"
+        raise NoteError(message)
+    return text
+
+
 def signatures_of(note: str, key: PublicKey) -> tuple[str, list[bytes]]:
     """Return a note's text and the signatures of a key: not verified, without the key id.
 

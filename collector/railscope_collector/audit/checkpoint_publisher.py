@@ -48,7 +48,7 @@ class CheckpointPublisher:
                 raise signed_note.NoteError(message)
             return EMPTY_TREE, ""
         note = signed_note.read_note(path)
-        tree = log_checkpoint.read_checkpoint(note, self.signer.public).tree
+        tree = log_checkpoint.read_own_checkpoint(note, self.signer.public).tree
         # A start verifies what it continues: a tile that was changed would otherwise be signed again.
         if merkle.root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
             message = f"the tiles do not match the root that {path} signs"

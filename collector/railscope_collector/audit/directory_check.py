@@ -169,12 +169,13 @@ def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     tile = _TILE.fullmatch(name)
     if tile is None:
         return "unexpected file"
-    groups = [int(group.removeprefix("x")) for group in tile[2].strip("/").split("/")]
-    index = 0
-    for group in groups:
-        index = index * 1000 + group
+    index = int(tile[2].replace("/x", "").replace("/", ""))
     level = tile[1] if tile[1] == "entries" else int(tile[1])
-    return tiles.find_problem(path, level, index, int(tile[3] or tile_files.WIDTH))
+    width = int(tile[3] or tile_files.WIDTH)
+    # Nothing reads a tile by another spelling of its name, so nothing would compare its content.
+    if width > tile_files.WIDTH or tile_files.tile_name(level, index, width) != name:
+        return "unexpected file"
+    return tiles.find_problem(path, level, index, width)
 
 
 def _find_journal_problem(path: Path) -> str:

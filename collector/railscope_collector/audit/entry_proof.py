@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 
+from railscope import convert_errors
 from railscope.audit import log_checkpoint, merkle, signed_note
+from railscope.audit.record import RecordError, decode_audit_record
 from railscope_collector.audit import AuditLogError
 from railscope_collector.audit.tiles import Tiles
 
@@ -59,12 +61,18 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
     ):
         message = f"invalid proof: the path does not lead from record {index} to the signed root"
         raise ProofError(message)
+    with convert_errors(RecordError, ProofError, "invalid proof: "):
+        sequence = decode_audit_record(record).seq
+    # A leaf that states another place would be one record with two proofs.
+    if sequence != int(index):
+        message = f"invalid proof: record {sequence} at index {index}: expected the number of the record as its index"
+        raise ProofError(message)
     return record
 
 
 def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        message = f"invalid hash or record of the proof: {text[:60]!r}: expected base64"
-        raise ProofError(message) from error
+    content = signed_note.decode_base64(text)
+    if not content:
+        message = f"invalid hash or record of the proof: {text[:60]!r}: expected canonical base64"
+        raise ProofError(message)
+    return content

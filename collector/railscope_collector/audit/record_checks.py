@@ -11,7 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from railscope.audit import merkle
-from railscope.audit.record import AuditRecord, RecordSource, encode_audit_record
+from railscope.audit.record import (
+    AuditRecord,
+    RecordSource,
+    encode_audit_record,
+    parse_number,
+)
 from railscope.timestamps import MILLISECOND_NS, SECOND_NS
 from railscope_collector.audit import claims_in_force, log_ownership
 from railscope_collector.framelog.received_frames import SequenceRanges
@@ -172,9 +177,12 @@ class RecordTimes:
         timestamp_ns, received = int(record.t), record.data.get("received_ns")
         uncertain_ns = record.tu * MILLISECOND_NS
         problem = ""
-        if isinstance(received, str) and received.isdecimal():
-            ahead_ns = timestamp_ns - int(received)
-            if ahead_ns > AHEAD_NS + uncertain_ns:
+        if isinstance(received, str):
+            received_ns = parse_number(received)
+            ahead_ns = 0 if received_ns is None else timestamp_ns - received_ns
+            if received_ns is None:
+                problem = f"cannot be checked: invalid received_ns {received[:30]!r}"
+            elif ahead_ns > AHEAD_NS + uncertain_ns:
                 problem = f"is {ahead_ns // SECOND_NS} s after its receipt"
         # Records from the outbox have the time of their transaction, which may be hours before.
         elif record.src.kind != "agent" and not record.ref:

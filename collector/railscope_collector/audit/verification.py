@@ -130,7 +130,7 @@ def _read_housekeeping(
 def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
     path = directory / "checkpoint"
     try:
-        return log_checkpoint.read_checkpoint(signed_note.read_note(path), key)
+        return log_checkpoint.read_own_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"missing checkpoint {path}: the minimum length of the log is unknown"
         raise verify_outcome.LogVerificationError(

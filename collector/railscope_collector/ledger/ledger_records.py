@@ -84,5 +84,5 @@ class LedgerRecords:
 def _parse_reference(source: str) -> tuple[str, int]:
     """Return the database and number in a reference to a row of the outbox."""
     parts = source.removeprefix(OUTBOX_ROW).split("/")
-    number = parts[1] if len(parts) > 1 and parts[1].isdigit() else "-1"
-    return parts[0], int(number)
+    number = record.parse_number(parts[1]) if len(parts) > 1 else None
+    return parts[0], -1 if number is None else number

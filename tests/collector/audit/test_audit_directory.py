@@ -186,7 +186,8 @@ def test_a_journal_written_by_another_key_is_found(good: Path, tmp_path: Path) -
 FOREIGN = [
     "notes.txt", "epoch.old", "tile/readme", "tile/0/000.txt", "tile/0/999", "tile/entries/x001/000",
     "tile/0/002.p/255", "tile/9/000", "journal/notes", "journal/journal-1-2.wal", "tile/1/000.p/3",
-    ".hidden", "tile/0/000.p/7", "extra/file",
+    ".hidden", "tile/0/000.p/7", "extra/file", "tile/0/x000/000", "tile/entries/x000/001",
+    "tile/0/000.p/256", "tile/entries/001.p/256",
 ]  # fmt: skip
 
 
@@ -197,6 +198,14 @@ def test_a_foreign_file_is_named(good: Path, tmp_path: Path, name: str) -> None:
     (directory / name).write_bytes(b"foreign")
     found, problem = outcome(directory)
     assert (found, name in problem) == (VerifyOutcome.ALTERED, True)
+
+
+def test_a_copy_of_a_tile_by_another_name_is_named(good: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / "tile/0/000.p").mkdir(exist_ok=True)
+    shutil.copy(directory / "tile/0/000", directory / "tile/0/000.p/300")
+    found, problem = outcome(directory)
+    assert (found, "tile/0/000.p/300" in problem) == (VerifyOutcome.ALTERED, True)
 
 
 def test_a_link_is_not_a_file_of_the_log(good: Path, tmp_path: Path) -> None:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import pty
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies as st
-from support.audit import KEY, append_drafts, audit_log, running_log, write_log
+from support.audit import KEY, append_drafts, audit_log, draft, running_log, write_log
 
 from railscope.audit.log_checkpoint import Checkpoint
-from railscope.audit.merkle import HASH_BYTES, CompactRange, TreeHead, leaf_hash
-from railscope.audit.record import RecordActor
-from railscope.audit.signed_note import SecretKey
+from railscope.audit.merkle import HASH_BYTES, CompactRange, TreeHead, leaf_hash, root_of
+from railscope.audit.record import RecordActor, RecordSource
+from railscope.audit.signed_note import SecretKey, signature_line
 from railscope.cli import root
 from railscope.durable_files import PARTIAL
+from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
 from railscope_collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
@@ -227,7 +230,15 @@ def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> Non
     code, output, stated = railscope("check-proof", tmp_path / "proof", "--key", key)
     assert stated.startswith(f"proven: record 417 of {SIZE}, signed by {KEY.public.name}, ")
     assert (code, output.strip().encode()) == (0, Tiles(good, SIZE).record(417))
-    for old, new in (("index 417", "index 416"), ("extra ", "extra AAAA"), ("\n\n", "\nAAAA\n\n")):
+    path = proof.split("\n")[3]
+    respelled = f"{path[:-2]}{chr(ord(path[-2]) + 1)}="
+    assert base64.b64decode(respelled) == base64.b64decode(path)
+    for old, new in (
+        ("index 417", "index 416"),
+        ("extra ", "extra AAAA"),
+        ("\n\n", "\nAAAA\n\n"),
+        (path, respelled),
+    ):
         (tmp_path / "forged").write_text(proof.replace(old, new, 1))
         assert railscope("check-proof", tmp_path / "forged", "--key", key)[0] == 1
     code, _, problem = railscope("prove", good, str(SIZE), "--key", key)
@@ -235,6 +246,17 @@ def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> Non
         1,
         "Error: invalid record index: 600: expected less than 600, the size of the tree",
     )
+
+
+def test_a_record_is_proven_at_its_own_index_only(good: Path, tmp_path: Path) -> None:
+    """A log could contain one record twice: each proof states the index, and so does the record."""
+    records = Tiles(good, SIZE).records(0)[:3]
+    tiles = Tiles(tmp_path)
+    tiles.grow([*records[:2], records[1]])
+    note = Checkpoint(KEY.name, TreeHead(3, root_of(tiles.node, 3))).sign(KEY)
+    assert check_proof(make_proof(tiles, 1, note), KEY.public) == records[1]
+    with pytest.raises(ProofError, match="record 1 at index 2"):
+        check_proof(make_proof(tiles, 2, note), KEY.public)
 
 
 def test_records_are_shown_signed_or_not(good: Path) -> None:
@@ -307,6 +329,45 @@ def test_line_feeds_of_a_checkpoint_are_what_was_signed(
     path = directory / "checkpoint"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r", count))
     assert outcome(directory)[0] == VerifyOutcome.ALTERED
+
+
+def test_nothing_hides_behind_the_signature_of_a_checkpoint(good: Path, tmp_path: Path) -> None:
+    """Signatures by other keys are not verified, so the log's own checkpoint has none."""
+    note = (good / "checkpoint").read_text()
+    for more in (note.rpartition("\n\n")[2], signature_line(SecretKey.generate("x").public, b"?")):
+        directory = shutil.copytree(good, tmp_path / "log", dirs_exist_ok=True)
+        (directory / "checkpoint").write_text(note + more)
+        found, problem = outcome(directory)
+        assert (found, "expected one, that of log.example" in problem) == (
+            VerifyOutcome.ALTERED,
+            True,
+        )
+        # Kept elsewhere it may have any: those of witnesses.
+        assert outcome(good, note + more) == (VerifyOutcome.CONSISTENT, "")
+
+
+@pytest.mark.parametrize(
+    "number", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT THREE}", "9" * 5000]
+)
+def test_a_text_that_is_no_number_does_not_end_the_check(tmp_path: Path, number: str) -> None:
+    """The key signs any text: numbers of records are those of the format, or are reported."""
+    agent = RecordSource("agent", "n1", "b", 0)
+    row = "billing.head"
+    times = draft(0, source=agent)
+    lost = {"database": "d", "n": 1, "head": "h"}
+
+    async def write() -> None:
+        async with running_log(audit_log(tmp_path / "log")) as log:
+            await log.append(replace(times, data={"received_ns": number}))
+            for _ in range(2):
+                references = (f"outbox-row/d/{number}/h",)
+                await log.append(replace(draft(1, row), data=lost, references=references))
+            await log.sign()
+
+    asyncio.run(write())
+    found = verify_log(tmp_path / "log", KEY.public)
+    assert [finding for finding in found.findings if "received_ns" in finding]
+    assert found.ledger.repeated == ["record 2: ('d', 1) was already recorded"]
 
 
 def test_an_unreadable_value_is_not_a_verdict(good: Path, tmp_path: Path) -> None:
