@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from railscope import __version__, extras
+from railscope import __version__, extras, standard_output
 from railscope.settings import SettingsError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -192,9 +192,17 @@ def _completion_parameter(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an invalid setting or a missing extra is one line with exit status 2."""
+    """Run the command line.
+
+    An invalid setting or a missing extra is one line with exit status 2. Output that cannot be written is one line
+    with exit status 1, and without the line if its reader has ended.
+    """
+    standard_output.check_output()
     try:
-        (completion_tree() if COMPLETION_VARIABLE in os.environ else root)(arguments)
+        try:
+            (completion_tree() if COMPLETION_VARIABLE in os.environ else root)(arguments)
+        finally:
+            standard_output.flush_output()
     # Errors of concurrent tasks are raised as groups.
     except* SettingsError as errors:
         for error in _flat(errors):
@@ -207,6 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = f"missing {min(names)}, which this command requires; fix: {extras.install_command('collector')}"
         click.echo(f"railscope: {message}", err=True)
         sys.exit(2)
+    except* standard_output.ClosedOutputError:
+        sys.exit(1)
+    except* standard_output.OutputError as errors:
+        click.echo(f"railscope: {_flat(errors)[0]}; fix: write to another file or device", err=True)
+        sys.exit(1)
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import click
 import pytest
@@ -344,3 +346,37 @@ def test_the_help_has_each_command_in_one_section_and_an_unknown_command_names_s
         ("bill pricess", "prices"),
     ):
         assert f"Did you mean {similar}?" in run(*words.split()).stderr.replace("'", "")
+
+
+CAPTURE = str(Path(__file__).with_name("captures") / "dgx-a100")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--version",), ("catalog", "--help"), ("catalog",), ("agent", "replay", CAPTURE)]
+)
+def test_output_to_a_full_device_is_one_line_and_a_failure(arguments: tuple[str, ...]):
+    with Path("/dev/full").open("wb") as full:
+        outcome = _write_output(full, arguments)
+    assert outcome.returncode == 1
+    assert outcome.stderr == (
+        "railscope: writing to standard output failed: No space left on device;"
+        " fix: write to another file or device\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [("catalog",), ("agent", "replay", CAPTURE)])
+def test_output_whose_reader_has_ended_is_no_message(arguments: tuple[str, ...]):
+    reader, writer = os.pipe()
+    os.close(reader)
+    outcome = _write_output(writer, arguments)
+    os.close(writer)
+    assert (outcome.returncode, outcome.stderr) == (1, "")
+
+
+def _write_output(
+    file: IO[bytes] | int, arguments: tuple[str, ...]
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "railscope", *arguments]
+    return subprocess.run(
+        command, stdout=file, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+    )

@@ -154,14 +154,8 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
         diagnosis = _diagnose_frame_log(frame_log, span, site)
     for line in diagnosis.exceeded_limits():
         warn(line)
-    try:
-        for line in _render(diagnosis, form):
-            click.echo(line)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        message = f"cannot write the incidents: {error}"
-        raise DiagnoseError(message) from error
+    for line in _render(diagnosis, form):
+        click.echo(line)
 
 
 def _check_follow(*, is_used: bool, has_log: bool, others: tuple[object, bool, str]) -> None:

@@ -140,7 +140,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def _process(state: Path | None) -> Iterator[StopSignals]:
-    """Lock the state, and end without an error when the output is closed. Raises DiagnoseError."""
+    """Lock the state, and handle the signals that stop the process. Raises DiagnoseError."""
     log_output.configure_logs("info")
     lock = -1
     try:
@@ -151,8 +151,6 @@ def _process(state: Path | None) -> Iterator[StopSignals]:
     except BlockingIOError as error:
         message = f"{state} is in use by another diagnosis; fix: stop it, or use another directory"
         raise DiagnoseError(message) from error
-    except BrokenPipeError:
-        log.info("output_closed")
     except OSError as error:
         message = f"cannot diagnose: {error}"
         raise DiagnoseError(message) from error

@@ -6,7 +6,6 @@ A run succeeded if every node reported, no frame was lost and the account adds u
 from __future__ import annotations
 
 import datetime as dt
-import os
 import shutil
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from typing import Any
 import click
 
 from railscope.client import tables
+from railscope.standard_output import OutputError
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.demo import link_ends
 
@@ -198,10 +198,8 @@ class DemoScreen:
         try:
             click.echo(f"\x1b[{above}A\r\x1b[J{text}" if above else text)
             sys.stdout.flush()
-        except OSError:
+        except OutputError:
             self.is_gone = True
-            # Otherwise the interpreter fails again when it flushes on exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def announce(self, text: str, detail: str = "") -> None:
         """Print an event, with its time; a terminal, which is narrow, does not have the detail."""
