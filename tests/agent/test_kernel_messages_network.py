@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.shared import capture_path
 
-from railscope.catalog.entities import NODE, PCIE, PORT_MODULE
+from railscope.catalog.entities import NIC as NIC_KIND, NODE, PCIE, PORT_MODULE
 from railscope_agent.streams.kernel_messages import parse_kernel_message
 
 NIC = "mlx5_core 0000:3b:00.0"
@@ -82,11 +82,104 @@ def test_a_device_that_the_kernel_declares_failed_is_an_event(line: str) -> None
     assert (message.entity.kind, message.entity.key) == (PCIE, ("0000:3b:00.0",))
 
 
+DRIVER_TEXTS = {
+    "device_failed": [
+        "bnxt_en {pci} ens1f0np0: Firmware not responding, status: 0x0",
+        "bnxt_en {pci} ens1f0np0: Detected firmware fatal condition, initiating reset",
+        "bnxt_en {pci} ens1f0np0: Firmware reset aborted, PCI config space invalid",
+        "bnxt_en {pci} ens1f0np0: Fatal firmware reset event, data1: 0x1, data2: 0x0, min wait 100 ms, max wait 200 ms",
+        "bnxt_en {pci} ens1f0np0: Error (timeout: 500015) msg {{0x23 0x5a}} len:0",
+        "bnxt_en {pci} ens1f0np0: bnxt_open() failed during FW reset",
+        "bnxt_re {pci}: __send_message: FW STALL Detected. cmdq[0x11]=0x3 waited (10010 > 10000) msec active 1 ",
+        "mlx4_core {pci}: Internal error detected:",
+        "mlx4_core {pci}: command 0x54 timed out (go bit not cleared)",
+        "mlx5_core {pci}: print_health_info:431:(pid 0): Health issue observed, firmware internal error, severity(3) ERROR:",
+        "mlx5_core {pci}: wait_func:1195:(pid 9): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource",
+        "irdma {pci} irdma0: critical PE Error, GLPE_CRITERR=0x00000010",
+        "ice {pci}: ice_init_hw failed, device is unrecoverable",
+        "ice {pci} ens1f0: tx_timeout recovery unsuccessful, device is in unrecoverable state.",
+        "ice {pci} ens1f0: Rx/Tx is disabled on this device because an unsupported module type was detected.",
+        "ionic {pci}: FW heartbeat stalled at 1234",
+        "mana {pci}: HWC: Request timed out!",
+        "ena {pci} ens5: Keep alive watchdog timeout.",
+        "efa {pci} efa_0: Device isn't ready, can't reset device",
+        "hns3 {pci}: Reset fail!",
+        "gve {pci}: Reset failed! !!! DISABLING ALL QUEUES !!!",
+        "cxgb4 {pci}: encountered fatal error, adapter stopped",
+        "bnxt_en {pci} eth0 (unregistering): Firmware not responding, status: 0xffffffff",
+    ],
+    "device_reset": [
+        "bnxt_en {pci} ens1f0np0: Non-fatal firmware reset event, data1: 0x0, data2: 0x0, min wait 100 ms, max wait 200 ms",
+        "irdma {pci} irdma0: Requesting a reset",
+        "hns3 {pci}: global reset requested",
+        "idpf {pci}: HW reset detected",
+        "ionic {pci}: FW Down: Stopping LIFs",
+        "ena {pci} ens5: Trigger reset is on",
+        "gve {pci}: Device requested reset.",
+        "mlx4_core {pci}: device is going to be reset",
+        "mlx5_core {pci}: mlx5_fw_fatal_reporter_err_work:1: Issuing FW Reset",
+    ],
+    "device_too_hot": [
+        "bnxt_en {pci} ens1f0np0: Chip temperature has gone above the critical thermal threshold!",
+        "mlx5_core {pci}: temp_warn:174:(pid 0): High temperature on sensors with bit set 0 1",
+        "mlx4_core {pci}: Temperature Threshold was reached! Threshold: 105 celsius degrees; Current Temperature: 106",
+        "igb {pci} eno1: The network adapter was stopped because it overheated",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in DRIVER_TEXTS.items() for text in texts]
+)
+def test_what_a_driver_reports_of_its_device_is_an_event_of_the_device(
+    name: str, text: str
+) -> None:
+    line = text.format(pci="0000:3b:00.0")
+    message = parse_kernel_message(line)
+    assert message is not None
+    assert (message.event_class.name, message.facts) == (name, {"message": line})
+    assert (message.entity.kind, message.entity.key) == (PCIE, ("0000:3b:00.0",))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NETDEV WATCHDOG: ens1f0 (bnxt_en): transmit queue 3 timed out",
+        "NETDEV WATCHDOG: ens1f0 (mlx5_core): transmit queue 3 timed out 7560 ms",
+        "ice 0000:3b:00.0 ens1f0: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5234 ms",
+        "bnxt_en 0000:3b:00.0 ens1f0: TX timeout detected, starting reset task!",
+        "ice 0000:3b:00.0 ens1f0: tx_timeout recovery level 1, txqueue 5",
+        "ionic 0000:3b:00.0 ens1f0: Tx Timeout triggered - txq 2",
+        "gve 0000:3b:00.0 ens1f0: Timeout on tx queue, 4",
+        "virtio_net virtio0 ens1f0: TX timeout on queue: 0, sq: output.0, vq: 0x1, name: output.0, 5020000 usecs ago",
+        "mlx4_en: ens1f0: TX timeout on queue: 4, QP: 0x20b, CQ: 0x91, Cons: 0xffffffff, Prod: 0x7",
+    ],
+)
+def test_a_send_queue_without_progress_is_an_event_of_the_interface(line: str) -> None:
+    message = parse_kernel_message(line)
+    assert message is not None
+    assert (message.event_class.name, message.event_class.severity) == ("transmit_timeout", "error")
+    assert (message.entity.kind, message.entity.key) == (NIC_KIND, ("ens1f0",))
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "pcieport 0000:3b:00.0: AER: device recovery successful",
         "pcieport 0000:3b:00.0: DPC: error containment capabilities: Int Msg #0",
+        "bnxt_en 0000:3b:00.0 ens1f0np0: Chip temperature has gone below the critical thermal threshold!",
+        "bnxt_en 0000:3b:00.0 ens1f0np0: RX ring reset failed, rc = -5, falling back to global reset",
+        "bnxt_en 0000:3b:00.0 ens1f0np0: PF does not have admin privileges to flash or reset the device",
+        "hns3 0000:3b:00.0: HNS Non-Fatal RAS error(status=0x1) identified",
+        "ice 0000:3b:00.0: VF reset check timeout on VF 3",
+        "ice 0000:3b:00.0: PTP reset successful",
+        "mlx4_core 0000:3b:00.0: device was reset successfully",
+        "mlx5_core 0000:3b:00.0: health recovery succeeded",
+        "mlx5_core 0000:3b:00.0: print_health_info:431:(pid 0): Health issue observed, High load, severity(6) INFO:",
+        "mlx5_core 0000:3b:00.0: mlx5_health:1: Not issuing FW reset. Either it's already done or won't help.",
+        "octeon_ep 0000:3b:00.0 ens1: Device stopped !!",
+        "vfio-pci 0000:3b:00.0: resetting",
+        "Bluetooth: hci0: command 0x0c03 tx timeout",
         "nvidia_peermem: module license 'unspecified' taints kernel.",
         "nvidia-peermem: loaded",
         "nv_peer_mem: module verification failed: signature and/or required key missing - tainting kernel",

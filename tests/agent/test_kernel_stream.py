@@ -385,6 +385,7 @@ def test_a_flood_of_different_messages_stays_bounded() -> None:
         ("mlx5_core 0000:3b:00.0 ens1f0np0: Link up", ("ens1f0np0", "up")),
         ("igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps Full Duplex", ("eno1", "up")),
         ("bnxt_en 0000:5e:00.0 ens2: NIC Link is Down", ("ens2", "down")),
+        ("gve 0000:00:04.0 ens4: Device link is down.", ("ens4", "down")),
         ("pcieport 0000:00:03.0: AER: Corrected error received: 0000:3b:00.0", ("0000:3b:00.0", "correctable")),
         ("pcieport 0000:00:03.0: AER: Correctable error message received from 0000:3b:00.0", ("0000:3b:00.0", "correctable")),
         ("pcieport 0000:00:03.0: AER: Multiple Uncorrectable (Non-Fatal) error message received from 0000:3b:00.0", ("0000:3b:00.0", "nonfatal")),
@@ -507,6 +508,23 @@ def test_a_failed_check_that_repeats_is_counted_and_reported_once_a_minute() -> 
     assert [event.boot_ns // NS for event in frame.events] == [0, 60]
     assert counted(frame, "railscope_kernel_gpu_failures_total") == 4000
     assert counted(frame, "railscope_kernel_log_suppressed_events_total") == 3998
+
+
+def test_a_send_queue_that_stays_stuck_is_one_event_a_minute_of_each_interface() -> None:
+    """The kernel and the driver each write a line, again with every period of the watchdog."""
+    host = FakeHost()
+    texts = [
+        "{0}: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5234 ms",
+        "{0}: TX timeout detected, starting reset task!",
+    ]
+    names = ("bnxt_en 0000:3b:00.0 ens1", "bnxt_en 0000:5e:00.0 ens2")
+    lines = [text.format(name) for text in texts for name in names]
+    host.log.waiting = [record(i, i // 4 * 5_000_000, lines[i % 4]) for i in range(4 * 18)]
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    found = [(event.entity.key[0], event.boot_ns // NS) for event in frame.events]
+    assert found == [("ens1", 0), ("ens2", 0), ("ens1", 60), ("ens2", 60)]
+    assert counted(frame, "railscope_kernel_log_suppressed_events_total") == 4 * 18 - 4
 
 
 @pytest.mark.parametrize(("priority", "xids"), [(3, 1), (7, 1), (11, 0), (14, 0), (187, 0)])

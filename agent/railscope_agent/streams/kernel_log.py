@@ -71,7 +71,7 @@ _AT_START = "installed in this system"
 """Words of a line that the driver prints while it starts a GPU (open-gpu-kernel-modules, src/nvidia/arch/nvalloc/unix/src/osinit.c)."""
 _REBOOT = "to 0x2 (Node Reboot Required)"
 REPEATED_NS = 60 * SECOND_NS
-"""Time in which a line about the same GPU is counted without another event: failed checks repeat in a loop."""
+"""Time in which a line about the same GPU or interface makes no other event: failed checks repeat in a loop."""
 _NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if metric is not c.XIDS)
 
 
@@ -228,9 +228,12 @@ class KernelLogStream(source.PeriodicSource):
             self._record_sxid(message, boot_ns)
         # Before the bound below: the counters stay exact in a flood, only events are dropped.
         self._count(message)
-        is_repeated = _BY_NODE.get(message.event_class.name) is c.GPU_FAILURES and (
-            self._record_driver_line(message, boot_ns)
-        )
+        is_repeated = False
+        if _BY_NODE.get(message.event_class.name) is c.GPU_FAILURES:
+            is_repeated = self._record_driver_line(message, boot_ns)
+        elif message.event_class is c.TRANSMIT_TIMEOUT_EVENT:
+            # The kernel and the driver each write a line, again every few seconds while the queue is stuck.
+            is_repeated = self._is_repeated(message, boot_ns)
         if is_repeated or len(self._events) >= MAX_EVENTS_WAITING:
             self._suppressed += 1
             return
@@ -261,7 +264,11 @@ class KernelLogStream(source.PeriodicSource):
         is_start = message.event_class is c.GPU_INIT_FAILED_EVENT or _AT_START in line
         if is_start and address != UNNAMED_GPU:
             self._xids.record_init_failure(address, InitFailure(boot_ns, line))
-        key = name, message.entity.key
+        return self._is_repeated(message, boot_ns)
+
+    def _is_repeated(self, message: KernelMessage, boot_ns: int) -> bool:
+        """Return True if the same was reported a short time ago."""
+        key = message.event_class.name, message.entity.key
         last_ns = self._reported_ns.get(key)
         if last_ns is not None and boot_ns - last_ns < REPEATED_NS:
             return True

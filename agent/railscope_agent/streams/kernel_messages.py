@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from railscope.catalog import declare, entities, kernel as c
 from railscope.frame import Entity
 from railscope_agent.sampling.fact_readers import nonempty_facts
+from railscope_agent.streams import device_failures
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
@@ -76,7 +77,7 @@ _GPU_NAME = re.compile(
 _GPU_PREFIX = re.compile(rf"GPU {_PCI}(?:\.[0-7])?: ")
 # "link becomes ready" is left out: it follows the driver's own message of the same link.
 _LINK = re.compile(
-    r"(?:[^/]{0,99}?[ :])?(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
+    r"(?:[^/]{0,99}?[ :])?(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC |Device )?| NIC )"
     r"[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
 )
 _AER = re.compile(
@@ -100,12 +101,6 @@ _SLOT_POWER = re.compile(
 _PORT_MODULE = re.compile(
     _MLX5 + r"Port module event(?:\[error\])?: module (?P<module>[0-9]{1,9}), "
     r"Cable (?P<state>plugged|unplugged|error|disabled)\b(?:, (?P<problem>[^.]*))?"
-)
-# drivers/net/ethernet/mellanox/mlx5/core/health.c; drivers/pci/pcie/dpc.c and err.c.
-_DEVICE_FAILURE = re.compile(
-    rf"[\w.-]+ (?P<pci>{_PCI}\.[0-7]): .*?"
-    r"(?:\bFatal error [0-9]+ detected|\bhealth recovery failed|\bhealth compromised"
-    r"|\bDPC: .*(?:ERR_FATAL|unmasked uncorrectable error)|\bAER: (?:can't recover|device recovery failed))"
 )
 _PEER_MEMORY = re.compile(r"(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
 _PEER_ERROR = re.compile(
@@ -221,9 +216,26 @@ def _slot_power(match: re.Match[str]) -> KernelMessage:
     return _message(c.SLOT_POWER_EVENT, entity, facts)
 
 
-def _device_failure(match: re.Match[str]) -> KernelMessage:
+def _device_failure(match: re.Match[str]) -> KernelMessage | None:
+    return _device(match, device_failures.FAILURES)
+
+
+def _device_reset(match: re.Match[str]) -> KernelMessage | None:
+    return _device(match, device_failures.RESETS)
+
+
+def _device(match: re.Match[str], classes: device_failures.EventClasses) -> KernelMessage | None:
+    event_class = device_failures.find_class(match["text"], classes)
+    if event_class is None:
+        return None
     entity = Entity(entities.PCIE, (_function_address(match["pci"]),))
-    return _message(c.DEVICE_FAILED_EVENT, entity, {"message": match.string})
+    return _message(event_class, entity, {"message": match.string})
+
+
+def _stuck(match: re.Match[str]) -> KernelMessage:
+    interface = match["sender"] or match["watched"] or match["named"]
+    entity = Entity(entities.NIC, (interface,))
+    return _message(c.TRANSMIT_TIMEOUT_EVENT, entity, {"message": match.string})
 
 
 def _port_module(match: re.Match[str]) -> KernelMessage:
@@ -253,10 +265,9 @@ _PARSERS = (
     ("SXid", _SXID, _sxid),
     ("NVRM", _DRIVER_LINE, _driver_line),
     ("nvidia", _DRIVER_LINE, _driver_line),
-    ("recover", _DEVICE_FAILURE, _device_failure),
-    ("Fatal error", _DEVICE_FAILURE, _device_failure),
-    ("health compromised", _DEVICE_FAILURE, _device_failure),
-    ("DPC:", _DEVICE_FAILURE, _device_failure),
+    (": ", device_failures.DEVICE_LINE, _device_failure),
+    (": ", device_failures.STUCK_LINE, _stuck),
+    (": ", device_failures.DEVICE_LINE, _device_reset),
     ("AER:", _AER, _aer),
     ("ut of memory", _OOM, _oom),
     ("ink", _LINK, _link),
