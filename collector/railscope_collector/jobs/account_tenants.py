@@ -32,6 +32,9 @@ def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings)
         for start_ns, end_ns, tenant in pieces:
             name = job.tenant if tenant == default else tenant
             part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
+            if start_ns > job.start_ns:
+                # The start of the run decides precedence and price: another tenant moves no time between jobs.
+                part = msgspec.structs.replace(part, run_start_ns=job.start_ns)
             mapped.append(part)
     return sorted(mapped)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
+from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS, format_timestamp
 from railscope_collector.jobs import JobsError
 from railscope_collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
 from railscope_collector.ledger import head_chain, ledger_queries, record_draft, schema
@@ -46,10 +46,19 @@ listed_jobs = sa.Table(
 )
 """GPUs of the jobs of a list; `share` is the fraction of the GPU."""
 
-JOB_TABLES = (job_lists, listed_jobs)
+later_parts = sa.Table(
+    "job_list_later_part",
+    schema.metadata,
+    sa.Column("list", sa.ForeignKey("job_list.list"), primary_key=True),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    *schema.integers("run_start_ns"),
+)
+"""Starts of runs of which a job of a list is a later part."""
+
+JOB_TABLES = (job_lists, listed_jobs, later_parts)
 for _table in JOB_TABLES:
     schema.make_append_only(_table)
-schema.cover_table("job list", job_lists, listed_jobs)
+schema.cover_table("job list", job_lists, listed_jobs, later_parts)
 
 
 MAX_REJECTED = 1000
@@ -75,6 +84,8 @@ class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
     share: str = "1"
     """Part of the GPU: `1` for all of it, else `low-high` in fractions of it."""
     unfinished: bool = False
+    run_start_ns: int = FOREVER_NS
+    """Start of its run, if this is a later part of the run."""
 
     @property
     def claim(self) -> str:
@@ -122,10 +133,18 @@ class NewList(NamedTuple):
             self.period.start_ns,
             self.period.end_ns,
             self.as_observed,
-            sorted(self.jobs),
+            [_hashed_job(job) for job in sorted(self.jobs)],
             list(self.rejected),
         )
         return sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def _hashed_job(job: PlacedJob) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(job)
+    if job.run_start_ns == FOREVER_NS:
+        # A list without such parts has the same hash as in releases that did not store them.
+        del fields["run_start_ns"]
+    return fields
 
 
 def newest_lists(database: Database) -> list[ImportedList]:
@@ -174,14 +193,7 @@ def add_list(connection: sa.Connection, new: NewList, by: record_draft.TimedActo
         rejected=msgspec.json.encode(rejected).decode(),
     )
     connection.execute(table.insert(), [row])
-    rows = [
-        schema.to_row(
-            listed_jobs, job, list=number, position=position, unfinished=int(job.unfinished)
-        )
-        for position, job in enumerate(sorted(new.jobs))
-    ]
-    for row_group in ledger_queries.split_items(rows):
-        connection.execute(listed_jobs.insert(), row_group)
+    _insert_jobs(connection, number, sorted(new.jobs))
     draft = by.draft(
         "billing.import",
         {
@@ -202,6 +214,20 @@ def add_list(connection: sa.Connection, new: NewList, by: record_draft.TimedActo
     return True
 
 
+def _insert_jobs(connection: sa.Connection, number: int, jobs: Sequence[PlacedJob]) -> None:
+    rows: dict[sa.Table, list[dict[str, Any]]] = {listed_jobs: [], later_parts: []}
+    for position, job in enumerate(jobs):
+        place = {"list": number, "position": position}
+        rows[listed_jobs].append(
+            schema.to_row(listed_jobs, job, **place, unfinished=int(job.unfinished))
+        )
+        if job.run_start_ns < FOREVER_NS:
+            rows[later_parts].append(schema.to_row(later_parts, job, **place))
+    for table, table_rows in rows.items():
+        for row_group in ledger_queries.split_items(table_rows):
+            connection.execute(table.insert(), row_group)
+
+
 def find_listed_gpus(connection: sa.Connection, source: str, period: Period) -> set[str]:
     """The GPUs that any list of a source and period names, superseded lists included."""
     table = job_lists
@@ -218,10 +244,17 @@ def read_listed_jobs(
     """Jobs of some lists on some GPUs, by GPU and list."""
     jobs_by_gpu: dict[str, dict[int, list[PlacedJob]]] = {gpu: {} for gpu in gpus}
     table, list_numbers = listed_jobs, set(numbers)
+    place = sa.and_(later_parts.c.list == table.c.list, later_parts.c.position == table.c.position)
+    query = sa.select(table, later_parts.c.run_start_ns).outerjoin(later_parts, place)
     for gpu_group in ledger_queries.split_items(sorted(gpus)):
-        for row in connection.execute(sa.select(table).where(table.c.gpu_uuid.in_(gpu_group))):
+        for row in connection.execute(query.where(table.c.gpu_uuid.in_(gpu_group))):
             if row.list in list_numbers:
-                job = schema.from_row(PlacedJob, row, unfinished=bool(row.unfinished))
+                job = schema.from_row(
+                    PlacedJob,
+                    row,
+                    unfinished=bool(row.unfinished),
+                    run_start_ns=FOREVER_NS if row.run_start_ns is None else row.run_start_ns,
+                )
                 jobs_by_gpu[row.gpu_uuid].setdefault(row.list, []).append(job)
     return jobs_by_gpu
 

@@ -102,11 +102,18 @@ class ListedJob(msgspec.Struct, frozen=True, order=True):
     """Model of its GPUs, if the list names one."""
     parts: tuple[ListedGpuPart, ...] = ()
     """Part of each GPU, in their order; empty if it had whole GPUs."""
+    run_start_ns: int = FOREVER_NS
+    """Start of its run, if this is a later part of the run, for another tenant."""
 
     @property
     def claim(self) -> str:
         """The id of its claim. A requeued job runs twice, and those are two claims."""
         return f"{self.id}@{self.start_ns // SECOND_NS}"
+
+    @property
+    def run(self) -> tuple[str, int]:
+        """Id and start of its run, the same for all of its parts."""
+        return self.id, min(self.start_ns, self.run_start_ns)
 
     def part_on(self, gpu: ListedGpu) -> ListedGpuPart:
         """The part of one of its GPUs that it had."""
@@ -125,7 +132,7 @@ class JobList(msgspec.Struct, frozen=True):
     without_gpus: int = 0
     never_started: int = 0
     unended: tuple[ListedJob, ...] = ()
-    """Jobs that had not ended when the list was made; their end is `FOREVER_NS`."""
+    """Jobs that had not ended when the list was made; their end is `FOREVER_NS`, or that of a part for one tenant."""
     rejected: tuple[JobListError, ...] = ()
     """Lines that are not valid jobs."""
     cluster: str = ""
@@ -147,11 +154,23 @@ def build_job_list(jobs: Iterable[ListedJob], without_gpus: int, never_started: 
 
 
 def end_running_jobs(jobs: JobList, until_ns: int) -> JobList:
-    """The list with unended jobs that began before an instant, ended at that instant."""
-    unended = tuple(job for job in jobs.unended if job.start_ns < until_ns)
-    lasting = (msgspec.structs.replace(job, end_ns=until_ns) for job in unended)
+    """The list with unended jobs that began before an instant, ended at that instant.
+
+    `unended` then has the last part of each that began before the instant: it is unfinished if it ends later.
+    """
+    running = {job.run for job in jobs.unended}
+    parts = [
+        job
+        for job in sorted((*jobs.jobs, *jobs.unended))
+        if job.run in running and job.start_ns < until_ns
+    ]
+    ended = [job for job in jobs.jobs if job.run not in running]
+    # A tenant of a later time must not make a running job longer.
+    cut = [msgspec.structs.replace(job, end_ns=min(job.end_ns, until_ns)) for job in parts]
     return msgspec.structs.replace(
-        jobs, jobs=tuple(sorted((*jobs.jobs, *lasting))), unended=unended
+        jobs,
+        jobs=tuple(sorted([*ended, *cut])),
+        unended=tuple({job.run: job for job in parts}.values()),
     )
 
 

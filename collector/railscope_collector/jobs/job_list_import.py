@@ -64,7 +64,7 @@ def place_jobs(
 
     `numbered` contains the models of placeholders.
     """
-    unfinished = {job.claim for job in jobs.unended}
+    unended = {job.claim: job.end_ns for job in jobs.unended}
     placed = dict(numbered or {})
     for job in jobs.jobs:
         for gpu in job.gpus:
@@ -90,7 +90,8 @@ def place_jobs(
             gpu.node,
             placed[gpu],
             "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}",
-            job.claim in unfinished,
+            job.end_ns < unended.get(job.claim, job.end_ns),
+            job.run_start_ns,
         )
         for job in jobs.jobs
         for gpu in job.gpus
@@ -242,18 +243,21 @@ def _evidence(
     ]
     counted = is_placeholder(gpu)
     claims = [
-        evidence.MeteredClaim(
-            ClaimAuthority.SCHEDULER_LIST,
-            job.start_ns,
-            claim,
-            job.tenant,
-            job.end_ns,
-            job.job_id,
-            job.node,
-            slots,
-            slots,
-            assumed=counted,
-            counted=counted,
+        job_metering.claim_since(
+            job.run_start_ns,
+            evidence.MeteredClaim(
+                ClaimAuthority.SCHEDULER_LIST,
+                job.start_ns,
+                claim,
+                job.tenant,
+                job.end_ns,
+                job.job_id,
+                job.node,
+                slots,
+                slots,
+                assumed=counted,
+                counted=counted,
+            ),
         )
         for claim, job in claims_of_source
         for slots in (job_metering.part_slots(job.part),)

@@ -79,20 +79,30 @@ def _evidence(
         str(gpu),
         stay,
         [
-            evidence.MeteredClaim(
-                ClaimAuthority.SCHEDULER_LIST,
-                job.start_ns,
-                job.claim,
-                job.tenant,
-                job.end_ns,
-                job.id,
-                gpu.node,
-                job_slots,
-                job_slots,
+            claim_since(
+                job.run_start_ns,
+                evidence.MeteredClaim(
+                    ClaimAuthority.SCHEDULER_LIST,
+                    job.start_ns,
+                    job.claim,
+                    job.tenant,
+                    job.end_ns,
+                    job.id,
+                    gpu.node,
+                    job_slots,
+                    job_slots,
+                ),
             )
             for job, job_slots in zip(jobs, slots, strict=True)
         ],
     )
+
+
+def claim_since(run_start_ns: int, part: evidence.MeteredClaim) -> evidence.MeteredClaim:
+    """The claim of a part of a run, with the start of the run, which decides its precedence and price."""
+    if run_start_ns >= part.start_ns:
+        return part
+    return msgspec.structs.replace(part, start_ns=run_start_ns, from_ns=part.start_ns)
 
 
 def claims_evidence(
@@ -101,7 +111,7 @@ def claims_evidence(
     """Evidence of a GPU from claims of job lists, with the scheduler as node evidence for each."""
     node_evidence = evidence.NodeEvidence.SCHEDULER
     sightings = {
-        evidence.NodeSighting(node_evidence, claim.start_ns, claim.end_ns) for claim in claims
+        evidence.NodeSighting(node_evidence, claim.begins_ns, claim.ceases_ns) for claim in claims
     }
     return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
 

@@ -117,6 +117,18 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
     assert "not compared, as they have not ended: 5" in agreed.stdout
 
 
+def test_a_job_keeps_the_price_of_its_start_if_its_account_changes_hands(cluster):
+    assert cluster.imported(cluster.books(row(2, "physics", 230, 250, 2)), "2025-12").exit_code == 0
+    head, price = PRICES.split("[[price]]")
+    rise = "2025-12-11T00:00:00Z"
+    before = f"{price}at_claim_start = true\nto = {rise}\n"
+    after = price.replace("2_000_000_000", "5_000_000_000").replace("2024-01-01T00:00:00Z", rise)
+    prices = cluster.file("prices.toml", f"{head}[[price]]{before}[[price]]{after}")
+    assert cluster.bill("prices", "publish", prices).exit_code == 0
+    closed = cluster.bill("close", "2025-12")
+    assert totals(closed.stdout) == {"institute": "40.00", "faculty": "40.00"}
+
+
 @pytest.mark.parametrize("order", [("2025-12", "2026-01"), ("2026-01", "2025-12")])
 def test_a_job_in_two_lists_has_one_minimum_whatever_its_stand_ins(cluster, order):
     other = row(1, "physics", 31 * 24 - 4, 31 * 24 - 1, 1)

@@ -266,6 +266,45 @@ def test_of_two_jobs_from_before_a_period_the_later_one_holds_in_the_report_too(
     assert place.held() == {"earlier": 42, "later": 10}
 
 
+def renamed_account(place: ImportDirectory, change: str) -> tuple[str, str]:
+    """Options for a file of tenants in which an account changes its tenant at a time in October."""
+    rows = f"old,slurm,p,2026-01-01T00:00:00Z,{change}\nnew,slurm,p,{change},\n"
+    file = place.directory / "tenants.csv"
+    file.write_text(f"tenant,source,owner,from,to\n{rows}")
+    return "--tenants", str(file)
+
+
+def test_another_tenant_of_an_account_moves_no_time_between_jobs(place):
+    """The later job holds the GPU while it lasts, although the account of the earlier one changes its tenant."""
+    jobs_ = [
+        clustercockpit(1, 0, "n1", GPU_1, duration=10 * 3600),
+        clustercockpit(2, 2, "n1", GPU_1, duration=6 * 3600, project="q"),
+    ]
+    tenants = renamed_account(place, "2026-10-01T05:00:00Z")
+    found = place.run("\n".join(map(json.dumps, jobs_)), *OCTOBER, *tenants, "--json")
+    document = json.loads(found.stdout)
+    hours_ = {each["tenant"]: each["gpu_hours"] for each in document["tenants"]}
+    assert hours_ == {"old": "2:00:00", "q": "6:00:00", "new": "2:00:00"}
+    assert place.held() == {"old": 2, "q": 6, "new": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "hours_"),
+    [
+        ("2026-10-01T04:00:00Z", {"old": 4, "new": 6}),
+        ("2026-10-01T10:00:00Z", {"old": 10}),
+        ("2026-10-20T00:00:00Z", {"old": 10}),
+    ],
+)
+def test_another_tenant_of_an_account_makes_no_running_job_longer(place, change, hours_):
+    running = clustercockpit(1, 0, "n1", GPU_1, jobState="running")
+    as_of = ("--period", "2026-10", "--as-of", "2026-10-01T10:00:00Z")
+    found = place.run(json.dumps(running), *as_of, *renamed_account(place, change), "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["running"] == ["1"]
+    assert place.held() == hours_
+
+
 def test_models_of_a_cluster_are_read_from_an_inventory(place):
     inventory = place.directory / "models.csv"
     inventory.write_text(f"node,gpu,model\nn1,,a40\nn1,{GPU_2},a100\n")
