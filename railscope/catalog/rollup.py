@@ -112,7 +112,12 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         unit=MetricUnit.NONE if is_count else unit,
         scale=Fraction(1) if is_count else source.scale,
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}."
-        + (" Absent at zero." if source.sparse else ""),
+        + (" Absent at zero." if source.sparse else "")
+        + (
+            f" Nodes with {source.not_rolled_up_with} are left out."
+            if source.not_rolled_up_with
+            else ""
+        ),
         origin=f"collector, {source.name}",
         detail=BASIC,
         sparse=source.sparse,

@@ -54,6 +54,13 @@ async def probe_endpoint(**settings: object) -> list[tuple[ProbeVerdict, str]]:
     return [(finding.verdict, finding.detail) for finding in found]
 
 
+async def test_the_costs_of_a_simulated_agent_are_marked() -> None:
+    page = f"{PAGE}\nrailscope_agent_replay_resident_memory_bytes 0"
+    async with serving(page) as listen:
+        (_, detail), *_ = await probe_endpoint(listen=listen, metrics_token=TOKEN)
+    assert detail.startswith("uses 0.93 % of a core, simulated: costs not comparable, budget 1 %")
+
+
 async def test_metrics_report_the_actions_of_the_governor() -> None:
     async with serving(PAGE) as listen:
         assert await probe_endpoint(listen=listen, metrics_token=TOKEN) == [

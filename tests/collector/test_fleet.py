@@ -23,9 +23,9 @@ from fleet_updates import (
 )
 from hypothesis import given, settings, strategies as st
 
-from railscope.catalog import gpu, nic, rollups, textfile
+from railscope.catalog import agent, gpu, nic, rollups, textfile
 from railscope.catalog.declare import Metric, MetricKind, Rollup
-from railscope.catalog.entities import NIC, NIC_PRIORITY
+from railscope.catalog.entities import NIC, NIC_PRIORITY, NODE
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import Entity, Schema
 from railscope.reading import Absent
@@ -122,6 +122,26 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
     assert cells.keys() == expected.keys()
     for key, number in expected.items():
         assert math.isclose(cells[key], number, rel_tol=1e-6, abs_tol=1e-9), key
+
+
+def test_the_costs_of_simulated_agents_are_in_no_rollup():
+    """Of three agents, those of a capture and of a simulated node are counted, and the real one is the most expensive."""
+    fleet, costs = Fleet(), (agent.AGENT_MEMORY, agent.AGENT_CPU_USE)
+    replayed = (agent.REPLAY_MEMORY, *costs)
+    for number, metrics in enumerate((replayed, costs, replayed)):
+        columns = [(metric, Entity(NODE)) for metric in metrics]
+        schema = Schema("agent", tuple(columns[i] for i in Schema.ordered(columns)))
+        layout = make_layout(to_wire_schema(schema))
+        values = [100 - number] * len(metrics)
+        fleet.apply(update(f"n{number}", layout, values, values))
+    total = Rollups(None, [])
+    for block in fleet.blocks():
+        total.add(find_fresh_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND)))
+    assert {cell.metric.name: cell.value for cell in total.cells("cluster") if cell} == {
+        "railscope_cluster_max_agent_resident_memory_bytes": 99,
+        "railscope_cluster_max_agent_cpu_use_ratio": 99e-6,
+        "railscope_cluster_count_agent_replay_resident_memory": 2,
+    }
 
 
 def test_every_cell_is_declared():

@@ -21,12 +21,13 @@ from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
 
 from railscope import api as api_documents
-from railscope.catalog import collector as catalog, derived_metric, rollups
+from railscope.catalog import agent, collector as catalog, derived_metric, entities, rollups
+from railscope.catalog.declare import Metric
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.client.cluster_reading import ClusterReading
 from railscope.client.cluster_tables import job_table
-from railscope.frame import Schema
+from railscope.frame import Entity, Schema
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import WireEntity, WireEvent
@@ -847,6 +848,38 @@ async def test_railscope_itself_has_cost_ages_and_gaps(tmp_path: Path) -> None:
         values = {each["metric"]: each["value"] for each in twin["values"]}
         assert values["railscope_collector_received_envelopes_total"] == 1
         assert "No frame is missing" in (await reader.get("/railscope")).text
+
+
+async def test_the_costs_of_simulated_agents_are_not_shown_as_costs(tmp_path: Path) -> None:
+    """An agent of a capture or a simulated node reports the memory of its replay, in the frames with its costs."""
+    costs = {agent.AGENT_CPU_USE: 20_000, agent.AGENT_MEMORY: 50 * 10**6}
+    sender = FrameSender("n1", "run-2")
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+
+        async def shown(row: dict[Metric, int], at: int) -> tuple[float | None, int, str]:
+            columns = [(metric, Entity(entities.NODE)) for metric in row]
+            ordered = tuple(columns[i] for i in Schema.ordered(columns))
+            schema = Schema("agent", ordered)
+            frames = sender.frames(schema, [[row[metric] for metric, _ in ordered]], at=at)
+            headers = {"Authorization": f"Bearer {TOKENS[Role.NODE]}"}
+            body = sender.body(frames, schemas=True)
+            status, reply = await running.post(body, at=at, headers=headers)
+            assert status == 200, reply
+            await running.collector.refresher.refresh()
+            twin = msgspec.json.decode((await reader.get("/api/v1/pages/railscope")).text)
+            text = (await reader.get("/railscope")).text
+            return twin["max_agent_cpu_ratio"], twin["simulated_agents"], text
+
+        cpu_ratio, simulated, text = await shown({**costs, agent.REPLAY_MEMORY: 10**6}, 2)
+        assert (cpu_ratio, simulated) == (None, 1)
+        assert "simulated: costs not comparable" in text
+        assert "Left out: 1 simulated agent." in text
+        assert "costliest" not in text
+        cpu_ratio, simulated, text = await shown(costs, 3)
+        assert (cpu_ratio, simulated) == (0.02, 0)
+        assert "<b>2 %</b> of a core, the costliest agent" in text
+        assert "simulated" not in text
 
 
 @pytest.mark.parametrize(("stale", "state", "rails"), [(0, "degraded", "D"), (1, "unknown", "U")])

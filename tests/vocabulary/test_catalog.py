@@ -159,7 +159,7 @@ def test_gpus_are_rolled_up_by_rail_in_what_differs_by_place() -> None:
 
 def test_rollups_are_chosen_and_few() -> None:
     """Each costs a series for every rail and tenant: a sum over details belongs in a query."""
-    assert len(rollups()) < MAX_ROLLUPS
+    assert len(rollups()) <= MAX_ROLLUPS
 
 
 def test_what_rolls_up_over_jobs_is_of_gpus_and_ports_and_means_something() -> None:

@@ -13,8 +13,10 @@ import numpy as np
 
 from railscope import api as resources, figures
 from railscope.catalog import collector as catalog
-from railscope.catalog.agent import GOVERNOR_EVENT
+from railscope.catalog.agent import GOVERNOR_EVENT, REPLAY_MEMORY
+from railscope.catalog.declare import Rollup
 from railscope.catalog.incidents import EVALUATION_TIME
+from railscope.catalog.rollup import derived_name
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE
@@ -32,6 +34,7 @@ MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
 MAX_VALUES = 300
 _RECENT_NS = 5 * 60 * SECOND_NS
 _SPARK_WIDTH = 100
+_SIMULATED_AGENTS = derived_name(REPLAY_MEMORY, "cluster", Rollup.COUNT)
 NOT_COMPUTED = "the views have not been computed yet"
 
 
@@ -116,6 +119,8 @@ class OwnModel(msgspec.Struct, frozen=True):
     evaluation_seconds: float | None
     max_agent_cpu_ratio: float | None
     max_agent_memory_bytes: float | None
+    simulated_agents: int
+    """Agents of simulated nodes and of captures, whose costs are not comparable: those of the other agents are above."""
     log_bytes: float | None
     missing_frames: int
     missing: tuple[tuple[str, int], ...]
@@ -269,6 +274,7 @@ class FleetPages:
             evaluation_seconds=plain.get(EVALUATION_TIME.name),
             max_agent_cpu_ratio=plain.get("railscope_cluster_max_agent_cpu_use_ratio"),
             max_agent_memory_bytes=plain.get("railscope_cluster_max_agent_resident_memory_bytes"),
+            simulated_agents=int(plain.get(_SIMULATED_AGENTS) or 0),
             log_bytes=plain.get(catalog.LOG_SIZE.name),
             missing_frames=missing.total(),
             missing=tuple(missing.most_common(MAX_NAMED)),

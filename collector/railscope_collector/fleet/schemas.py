@@ -82,12 +82,16 @@ class SchemaLayout:
 
 
 def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
-    """Return the layout of a schema. Metrics that are not in the catalog are stored, but not rolled up."""
+    """Return the layout of a schema.
+
+    Metrics that are not in the catalog, and those that are not comparable on this node, are stored but not rolled up.
+    """
     entity_rails = wire_format.rails_of_entities(schema)
     cells: list[tuple[int, KeyPart, int, int]] = []
     metrics: list[Metric] = []
     counters, narrow = [], []
     viewed: set[int] = set()
+    reported = {group.metric for group in schema.groups}
     column = -1
     for group in schema.groups:
         metric = catalog.METRICS.get(group.metric)
@@ -100,7 +104,8 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             # The verdict has no roll-up, but the list of GPUs reads it by rail as metrics that have one.
-            is_by_rail = metric and (metric.rollups or metric is GPU_HEALTH)
+            is_rolled_up = metric and metric.rollups and metric.not_rolled_up_with not in reported
+            is_by_rail = is_rolled_up or metric is GPU_HEALTH
             if metric and is_by_rail and entity.kind == metric.about.name:
                 part = wire_format.part_of_key(entity)
                 cells.append((len(metrics), part, entity_rails[member], column))
