@@ -106,8 +106,9 @@ class Comparison(msgspec.Struct, frozen=True):
     difference: str
     """Empty for a share that has a bound."""
     result: str
-    """`equal`, `DIFFERS`, `within` or `ABOVE`, with the place or the bound."""
-    passes: bool
+    """`equal`, `DIFFERS`, `within` or `ABOVE`, with the place or the bound; or the reason why nothing was compared."""
+    passes: bool | None
+    """Null if nothing was compared."""
 
 
 class Reconciliation(msgspec.Struct, frozen=True):

@@ -160,6 +160,8 @@ def test_a_difference_is_shown_exactly() -> None:
     above = replace(wrong, expected=Fraction(0), bound=Fraction(1, 100))
     row = check_row(above)
     assert (row.found, row.expected, row.result) == ("33.333 %", "≤ 1.000 %", "ABOVE")
+    row = check_row(replace(above, parts=0, absence="not observed"))
+    assert (row.found, row.expected, row.result, row.passes) == ("", "", "not observed", None)
 
 
 async def test_a_tenant_has_its_account_quotas_and_holdings(

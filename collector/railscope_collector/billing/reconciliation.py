@@ -31,6 +31,7 @@ from railscope_collector.billing.evidence_reconciliation import evidence_checks
 from railscope_collector.billing.invoices import Invoice, InvoiceStatus
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck, worst_check
 from railscope_collector.files import seller_file
+from railscope_collector.jobs import imported_lists
 from railscope_collector.ledger import (
     ledger_store,
 )
@@ -61,9 +62,10 @@ def check_amounts(
     )
 
 
+NOT_OBSERVED = "no agent ran: not observed"
 MAX_INFERRED = Fraction(1, 100)
 MAX_UNKNOWN = Fraction(1, 1000)
-"""Shares of all GPU time that R6 reports against; an excess fails no check (docs/billing.md)."""
+"""Shares of GPU time that R6 reports against; an excess fails no check (docs/billing.md)."""
 
 
 def reconcile_period(
@@ -142,15 +144,25 @@ def check_charged_amount(
 def check_unobserved_time(
     ledger: ledger_store.Ledger, period: Period
 ) -> Iterator[ReconciliationCheck]:
-    """R6: the shares of all GPU time that are inferred and unknown."""
+    """R6: the shares of inferred and unknown time, of all GPUs that agents have reported.
+
+    On a GPU that only job lists name, nothing can have been observed: a share of its time states nothing about agents.
+    """
     time: dict[SlotState, Fraction] = dict.fromkeys(SlotState, Fraction(0))
-    for total, quantity in ledger.totals(period.start_ns, period.end_ns).items():
+    totals = ledger.totals(
+        period.start_ns, period.end_ns, of_gpu=lambda gpu: not imported_lists.is_listed_gpu(gpu)
+    )
+    for total, quantity in totals.items():
         if total.tiling is Tiling.COMPUTE:
             time[total.state] += quantity
     whole = sum(time.values(), Fraction(0))
+    parts, absence = (1, "") if whole else (0, NOT_OBSERVED)
     for state, bound in ((SlotState.INFERRED, MAX_INFERRED), (SlotState.UNKNOWN, MAX_UNKNOWN)):
+        title = f"share of {state} time"
         share = time[state] / whole if whole else Fraction(0)
-        yield ReconciliationCheck("R6", f"share of {state} time", share, Fraction(0), bound=bound)
+        yield ReconciliationCheck(
+            "R6", title, share, Fraction(0), parts, bound=bound, absence=absence
+        )
 
 
 def check_recomputed(

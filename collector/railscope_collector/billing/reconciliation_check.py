@@ -12,7 +12,7 @@ class ReconciliationCheck:
     """A computed sum, its expected value, and the number of parts compared.
 
     `where` names the part with the largest difference. With a `bound`, the found value is reported
-    against it and equality is not required.
+    against it and equality is not required. Without `parts`, nothing was compared, and `absence` is the reason.
     """
 
     rule: str
@@ -22,6 +22,7 @@ class ReconciliationCheck:
     parts: int = 1
     place: str = ""
     bound: Fraction | None = None
+    absence: str = ""
 
     @property
     def difference(self) -> Fraction:

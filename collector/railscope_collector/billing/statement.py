@@ -114,7 +114,7 @@ class TenantStatement:
                 ("Invoice", "none: nothing is billed"),
                 ("Closed", charge_types.show_time(self.closed_ns)),
             ]
-        rows.append(("Observed", self.coverage))
+        rows += [("Observed", self.coverage), ("States", self._states)]
         return [(name, text) for name, text in rows if text]
 
     @property
@@ -160,6 +160,14 @@ class TenantStatement:
             return ""
         shown = charge_types.format_decimal(100 * ratio, _PERCENT_PLACES)
         return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
+
+    @property
+    def _states(self) -> str:
+        """The meaning of each state of GPU time in the table of charges."""
+        stated = {line.charge.state for line in self.invoice.lines}
+        return "; ".join(
+            f"{state}: {tiling.MEANINGS[state]}" for state in tiling.SlotState if state in stated
+        )
 
     @property
     def summary(self) -> list[SummaryLine]:

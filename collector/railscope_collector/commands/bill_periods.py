@@ -173,9 +173,7 @@ def reconcile_command(
             for line in format_checks(checks):
                 click.echo(line)
             if books.evidence is None:
-                click.echo(
-                    "R1, R2, R4 not compared, and unknown time (R6) is expected: this ledger has no evidence of agents"
-                )
+                click.echo("R1, R2 and R4 are not compared: this ledger has no evidence of agents")
             passed = passed and all(check.passes for check in checks)
             if compare is not None:
                 compared = compare(books.ledger, closed_period)
@@ -229,6 +227,8 @@ def _difference(check: reconciliation_check.ReconciliationCheck) -> str:
 
 
 def _remark(check: reconciliation_check.ReconciliationCheck) -> str:
+    if check.absence:
+        return check.absence
     if check.bound is not None:
         difference, bound = _percent(check.found), _percent(check.bound)
         return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"

@@ -274,7 +274,11 @@ def _totals(heads: Sequence[billing_store.InvoiceHead]) -> tuple[str, ...]:
 
 def check_row(check: reconciliation_check.ReconciliationCheck) -> resources.Comparison:
     """Return the row of a comparison."""
-    if check.bound is None:
+    passes: bool | None = check.passes and check.is_within_bound
+    if check.absence:
+        passes, result = None, check.absence
+        found = expected = difference = ""
+    elif check.bound is None:
         result = "equal" if check.passes else "DIFFERS"
         found, expected, difference = map(str, (check.found, check.expected, check.difference))
     else:
@@ -282,9 +286,8 @@ def check_row(check: reconciliation_check.ReconciliationCheck) -> resources.Comp
         found, expected, difference = _percent(check.found), f"≤ {_percent(check.bound)}", ""
     if check.place and not check.passes:
         result += f": {check.place}"
-    parts, passes = check.parts, check.passes and check.is_within_bound
     return resources.Comparison(
-        check.rule, check.title, parts, found, expected, difference, result, passes
+        check.rule, check.title, check.parts, found, expected, difference, result, passes
     )
 
 

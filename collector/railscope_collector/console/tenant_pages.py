@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from http import HTTPStatus
@@ -18,23 +18,9 @@ from railscope_collector.console import PageProblemError, billing_pages, device_
 from railscope_collector.files.quotas_file import Quota
 from railscope_collector.http import gpus_api, incidents_api, read_api
 from railscope_collector.metering import units
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.tiling import MEANINGS
 
 MAX_JOBS, MAX_INCIDENTS, MAX_STATEMENTS = 20, 10, 24
-MEANINGS: Mapping[SlotState, str] = {
-    SlotState.OBSERVED: "held, and measured by an agent",
-    SlotState.INFERRED: "held as the scheduler reported it, not measured",
-    SlotState.IDLE: "free, and observed",
-    SlotState.RESERVED: "reserved, and not used",
-    SlotState.STRANDED: "unusable remainder of a MIG layout",
-    SlotState.SYSTEM: "held by the operator, as for a health check",
-    SlotState.MAINTENANCE: "unavailable by a maintenance of the calendar",
-    SlotState.DOWN: "unavailable by an outage of the calendar",
-    SlotState.REVIEW: "held only by evidence under review",
-    SlotState.UNCLAIMED: "used without a claim",
-    SlotState.UNKNOWN: "no claim and no samples",
-}
-"""Meaning of each state of GPU time."""
 _PERCENT_PLACES = 1
 _UNKNOWN_PLACES = 2
 """Decimals of a budget while its currency is unknown."""

@@ -193,13 +193,20 @@ class Ledger:
             window_entries.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return window_entries
 
-    def totals(self, start_ns: int, end_ns: int) -> dict[TimeTotalKey, units.Units]:
-        """Return cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
+    def totals(
+        self, start_ns: int, end_ns: int, *, of_gpu: Callable[[str], bool] = lambda _: True
+    ) -> dict[TimeTotalKey, units.Units]:
+        """Return cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions.
+
+        `of_gpu` selects GPUs by name.
+        """
         sums: dict[TimeTotalKey, units.Units] = {}
         keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
         with self.database.transaction() as connection:
             times = ledger_queries.sum_times(connection, keys, start_ns, end_ns)
-        for (_, _, tiling, tenant, state), quantity in times.items():
+        for (gpu, _, tiling, tenant, state), quantity in times.items():
+            if not of_gpu(gpu):
+                continue
             of = TimeTotalKey(units.Tiling(tiling), tenant, SlotState(state))
             sums[of] = units.exact(sums.get(of, 0) + quantity)
         return sums

@@ -6,7 +6,7 @@ add up: the state at a time does not depend on the requested window.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -37,6 +37,20 @@ class SlotState(StrEnum):
     UNKNOWN = "unknown"
 
 
+MEANINGS: Mapping[SlotState, str] = {
+    SlotState.OBSERVED: "held, and measured by an agent, or by a job list in its place",
+    SlotState.INFERRED: "held as the scheduler reported it, not measured",
+    SlotState.IDLE: "free, and observed",
+    SlotState.RESERVED: "reserved, and not used",
+    SlotState.STRANDED: "unusable remainder of a MIG layout",
+    SlotState.SYSTEM: "held by the operator, as for a health check",
+    SlotState.MAINTENANCE: "unavailable by a maintenance of the calendar",
+    SlotState.DOWN: "unavailable by an outage of the calendar",
+    SlotState.REVIEW: "held only by evidence under review",
+    SlotState.UNCLAIMED: "used without a claim",
+    SlotState.UNKNOWN: "no claim and no samples",
+}
+"""Meaning of each state, for people."""
 HELD_STATES = (SlotState.OBSERVED, SlotState.INFERRED)
 """States in which a slot is held by a tenant."""
 

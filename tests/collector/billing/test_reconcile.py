@@ -36,6 +36,7 @@ from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
 from railscope_collector.billing.reconciliation import (
+    NOT_OBSERVED,
     check_amounts,
     check_billable_time,
     check_charged_amount,
@@ -192,6 +193,23 @@ def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
     checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
     assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
     assert [(check.passes, check.is_within_bound) for check in checks] == [(True, False)] * 2
+
+
+def test_where_no_agent_reported_there_is_no_share_of_unobserved_time(ledger: Ledger) -> None:
+    """A GPU that only job lists name has no observer. Beside it, the GPU of an agent has its own shares."""
+    half = (BootSampleSpan("boot", START, hours(36)),)
+    seen = (NodeSighting(NodeEvidence.SCHEDULER, START, TWO.end_ns),)
+    listed = gpu("gpu-001/00000000:01:00.0", RED, sample_spans=())
+    observed = gpu("GPU-0", RED, sample_spans=half, sightings=seen)
+    books = books_with(ledger, evidence_of(listed))
+    checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
+    assert [(check.parts, check.absence) for check in checks] == [(0, NOT_OBSERVED)] * 2
+    books = books_after(books, evidence_of(listed, observed))
+    checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
+    assert [(check.found, check.absence) for check in checks] == [
+        (Fraction(24, 72), ""),
+        (Fraction(12, 72), ""),
+    ]
 
 
 def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:
