@@ -184,3 +184,15 @@ def test_a_call_for_a_part_that_needs_a_reset_is_one_for_its_gpu() -> None:
     run.host.calls["nvml.nvmlDeviceGetEncoderUtilization(1)"] = NvmlError(16, "reset required")
     run.step()
     assert (run.state(0), run.reasons(1)) == ("healthy", ["reset_required"])
+
+
+@pytest.mark.parametrize("reads_before", [0, 1])
+def test_gpus_are_lost_if_nvml_lists_none_although_the_driver_has_them(reads_before: int) -> None:
+    run = verdict_sources(2)
+    run.steps(5 * reads_before)
+    run.host.calls[COUNT] = 0
+    run.steps(70)
+    assert list(states_of(run).values()) == ["failed", "failed"]
+    run.host.calls[COUNT] = 2
+    run.steps(70)
+    assert states_of(run) == {"GPU-0": "healthy", "GPU-1": "healthy"}

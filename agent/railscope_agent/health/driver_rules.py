@@ -26,8 +26,13 @@ _NO_ACTION = 0
 
 
 def _is_lost(facts: health_facts.HealthFacts) -> bool:
-    """Return True if both sources report it: one may have been read while the driver was unloaded."""
+    """Return True if NVML listed its GPUs without it, or if both sources report it.
+
+    One source may have been read while the driver was unloaded. If NVML lists no GPU, none of them has a frame.
+    """
     pulses = [has_readings(facts, source) for source in PRESENCE_METRICS]
+    if facts.device_state == _MISSING and True not in pulses:
+        return True
     if all(pulse is Absent.GONE for pulse in pulses):
         return PRESENCE_METRICS.keys().isdisjoint(facts.absent_sources) or _is_lost_by_nvml(facts)
     alive = True in pulses
@@ -52,13 +57,13 @@ def has_readings(facts: health_facts.HealthFacts, source: str) -> bool | Absent:
 
 
 def _is_lost_by_nvml(facts: health_facts.HealthFacts) -> bool:
-    """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
+    """True if a GPU that NVML no longer lists is gone from the bus."""
     state = facts.device_state
     if state == _DRIVER:  # as before: the bus has not been scanned since
         raise health_facts.AbsentFact(Absent.NOT_DUE)
     if isinstance(state, Absent) and state is not Absent.GONE:
         raise health_facts.AbsentFact(state)
-    return state in {_MISSING, Absent.GONE}
+    return state is Absent.GONE
 
 
 def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
