@@ -347,6 +347,19 @@ def test_a_link_to_a_switch_that_never_came_up_is_down_if_it_is_up_at_a_peer(
     assert run.reasons(1) == (["nvlink_down"] if state == "failed" else [])
 
 
+def test_links_that_the_driver_turned_off_for_mig_are_no_fault() -> None:
+    run = verdict_sources(1)
+    set_field(run, 91, 1, 0)
+    set_field(run, "165:0", 0, 0)
+    set_field(run, "138:0", 4096, 0)
+    run.host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = []
+    for mig, reasons in ((0, ["nvlink_down"]), (1, [])):
+        run.host.calls["nvml.nvmlDeviceGetMigMode(0)"] = [mig, mig]
+        run.step(61)
+        run.step()
+        assert run.reasons(0) == reasons
+
+
 @pytest.mark.parametrize(
     ("switches", "passed", "state"), [(0, 0, "healthy"), (6, 0, "failed"), (6, 1, "healthy")]
 )

@@ -43,9 +43,12 @@ def _is_down(facts: health_facts.HealthFacts) -> bool:
     """True if a link is down that is part of a fabric or leads to an NVSwitch, was up before, or is up at a peer.
 
     A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
-    (MIG-enabled) GPU uses none. All GPUs at NVSwitches use the same number of links.
+    (MIG-enabled) GPU uses none, and the driver may turn them off. All GPUs at NVSwitches use the same number of
+    links.
     """
-    if facts.peer_links and not _is_partitioned(facts):
+    if _is_partitioned(facts):
+        return False
+    if facts.peer_links:
         active = facts.reading(n.NVLINK_ACTIVE)
         # Only of a GPU that answers: of another one, nothing is known about its links.
         if active is Absent.UNSUPPORTED and not _answers(facts):
@@ -78,8 +81,6 @@ def _has_carried(facts: health_facts.HealthFacts, link: health_facts.DevicePart)
 
 def _should_be_up(facts: health_facts.HealthFacts) -> bool:
     fabric = facts.reading(h.GPU_FABRIC_STATE)
-    if _is_partitioned(facts):
-        return False
     # GPUs before Hopper do not report the fabric; the fabric manager of the node trains their links to the switches.
     if facts.has_switches:
         return True
