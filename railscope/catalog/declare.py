@@ -233,6 +233,9 @@ class Metric:
     def _valid_steps(self) -> range:
         if self.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
             return range(ALL_ONES[1])
+        if self.kind is MetricKind.STATE:
+            # Newer drivers have further states, and number none of them below the known ones.
+            return range(min(0, *self.states), BLANKS[1].start)
         limits = self.valid or _VALID.get(self.unit)
         if self.kind is not MetricKind.GAUGE or limits is None:
             return range(WHOLE[0], BLANKS[1].start)
@@ -263,7 +266,8 @@ class Metric:
         if stored not in MARKS or self.saturates or self.valid == WHOLE:
             return True
         # A counter passes by the numbers that mark a gauge of 32 bits.
-        is_passed = self.kind is not MetricKind.GAUGE and stored in BLANKS[0]
+        is_counted = self.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
+        is_passed = is_counted and stored in BLANKS[0]
         return is_passed or self.wraps_at_bits < 64  # noqa: PLR2004 - bits of the types of counters
 
     @property
@@ -388,6 +392,13 @@ class MetricTable:
     ) -> Metric:
         """Declare a gauge."""
         return self._metric(MetricKind.GAUGE, name, help_, origin, columns)
+
+    def flag(
+        self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
+    ) -> Metric:
+        """Declare a gauge that is 1 or 0."""
+        columns.setdefault("valid", (0, 1))
+        return self.gauge(name, help_, origin, **columns)
 
     def state(
         self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]

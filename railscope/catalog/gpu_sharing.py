@@ -8,8 +8,8 @@ from railscope.catalog.gpu import MEMORY
 _GPU = MetricTable(GPU, resets=AGENT_START)
 _MIG = MetricTable(MIG, resets=AGENT_START)
 
-GPU_MIG_MODE = _GPU.gauge("railscope_gpu_mig_enabled", "1 if the GPU is in MIG mode, 0 otherwise.", "nvmlDeviceGetMigMode current", since="Ampere", dcgm="DCGM_FI_DEV_MIG_MODE", detail=FULL)
-GPU_MIG_PENDING = _GPU.gauge("railscope_gpu_mig_pending", "1 if the GPU will be in MIG mode after the next reset, 0 otherwise.", "nvmlDeviceGetMigMode pending", since="Ampere", detail=FULL)
+GPU_MIG_MODE = _GPU.flag("railscope_gpu_mig_enabled", "1 if the GPU is in MIG mode, 0 otherwise.", "nvmlDeviceGetMigMode current", since="Ampere", dcgm="DCGM_FI_DEV_MIG_MODE", detail=FULL)
+GPU_MIG_PENDING = _GPU.flag("railscope_gpu_mig_pending", "1 if the GPU will be in MIG mode after the next reset, 0 otherwise.", "nvmlDeviceGetMigMode pending", since="Ampere", detail=FULL)
 GPU_MIG_DEVICES = _GPU.gauge("railscope_gpu_mig_devices", "MIG devices on the GPU: compute instances.", "nvmlDeviceGetMigDeviceHandleByIndex", since="Ampere")
 GPU_SHARING = _GPU.state("railscope_gpu_sharing", "Sharing of the GPU at present, derived from its mode and its processes.", "nvmlDeviceGetMigMode, nvmlDeviceGetActiveVgpus, nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses", states={0: "unused", 1: "exclusive", 2: "time_slicing", 3: "mps", 4: "mig", 5: "vgpu"})
 MIG_INFO = _MIG.info("railscope_mig_info", "Identity of this MIG device: profile, GPU instance, compute instance.", "nvmlDeviceGetName, nvmlDeviceGetAttributes_v2, nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -295,6 +296,41 @@ def test_an_impossible_value_is_an_error_and_no_sample(
     found = readings(read_once(GpuSource.load(), host).frame)
     assert found[f"railscope_gpu_{metric}", ("GPU-0",)] is Absent.ERROR
     assert isinstance(found[f"railscope_gpu_{metric}", ("GPU-1",)], int)
+
+
+ALL_ONES = 2**64 - 1
+FABRIC = {"state": 3, "status": 0, "healthSummary": 1, "healthMask": ONES}
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "answer", "metric", "part"),
+    [
+        (GpuSource.load, "CurrentClocksEventReasons(0)", ALL_ONES, "throttle_active", ("hardware_power_brake",)),
+        (GpuSource.load, "CurrentClocksEventReasons(0)", ONES, "throttle_active", ("hardware_thermal",)),
+        (GpuSource.health, "GpuFabricInfoV(0)", FABRIC, "fabric_condition_active", ("misconfigured",)),
+        (GpuSource.health, "EccMode(0)", [255, 1], "ecc_enabled", ()),
+        (GpuSource.health, "RemappedRows(0)", [0, 0, 0, 255], "row_remap_failure", ()),
+        (GpuSource.health, "EncoderStats(0)", [1, 30, -5], "encoder_latency_seconds", ()),
+        (GpuSource.health, "CurrPcieLinkGeneration(0)", 255, "pcie_link_generation", ()),
+        (GpuSource.health, "FieldValues(0,230)", [0, 0x7FFF_FFF0], "recovery_action", ()),
+    ],
+)  # fmt: skip
+def test_an_impossible_number_is_an_error_also_in_flags_masks_and_states(
+    source: Callable[[], GpuSource], call: str, answer: object, metric: str, part: tuple[str, ...]
+) -> None:
+    host = host_with_gpus(1)
+    host.calls[f"nvml.nvmlDeviceGet{call}"] = answer
+    found = readings(read_once(source(), host).frame)
+    assert found[f"railscope_gpu_{metric}", ("GPU-0", *part)] is Absent.ERROR
+
+
+def test_an_unknown_architecture_or_setting_is_no_label() -> None:
+    host = host_with_gpus(1)
+    for function in ("Architecture", "ModuleId", "PersistenceMode"):
+        host.calls[f"nvml.nvmlDeviceGet{function}(0)"] = ONES
+    outcome = read_once(GpuSource.settings(), host)
+    facts = [value for entity in outcome.frame.schema.entities for value in entity.facts.values()]
+    assert str(ONES) not in facts
 
 
 def test_links_to_a_grace_processor_are_reported_one_by_one() -> None:

@@ -112,6 +112,13 @@ def test_a_bit_error_ratio_in_decades(encoded: int, thousandths: int | Absent) -
     assert bit_error_decades(encoded) == thousandths
 
 
+def test_a_number_without_a_value_has_no_bit_error_ratio() -> None:
+    host = linked(1, {165: 1})
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,220:0)"] = [0, 0xFFFF_FFFF]
+    found = readings(read_once(NvLinkSource("nvlink_signal", signal=True), host).frame)
+    assert found["railscope_nvlink_bit_error_decades", ("GPU-0", "0", "effective")] is Absent.ERROR
+
+
 def test_a_link_count_missing_from_the_driver_is_found_by_queries() -> None:
     host = linked(0, {})
     host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [3, 0]
@@ -119,6 +126,18 @@ def test_a_link_count_missing_from_the_driver_is_found_by_queries() -> None:
         host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = 1
     found = numbers(read_once(NvLinkSource.traffic(), host).frame)
     assert found["railscope_gpu_nvlinks", ("GPU-0",)] == 4
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [([999, 0], Absent.ERROR), ([4, 0], Absent.DENIED), ([0, 0xFFFF_FFFF], Absent.ERROR)],
+)
+def test_an_unknown_number_of_links_is_not_zero(field: list[int], reason: Absent) -> None:
+    host = linked(2, {165: 1})
+    host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = field
+    found = readings(read_once(NvLinkSource.traffic(), host).frame)
+    for metric in ("railscope_gpu_nvlinks", "railscope_gpu_nvlinks_active"):
+        assert found[metric, ("GPU-0",)] is reason
 
 
 def test_an_unreadable_state_leaves_the_number_of_active_links_absent() -> None:

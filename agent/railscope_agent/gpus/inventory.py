@@ -247,7 +247,7 @@ def _describe(  # noqa: PLR0913, PLR0917 - what identifies a GPU
     """Return a GPU with its facts. Raises NvmlError if none can be read at present."""
     entity = Entity(entities.GPU, (name,), _facts(host, index, driver, network, bus))
     mode = _call_or_absence(host, "nvmlDeviceGetMigMode", index)
-    enabled = bool(mode and mode[0])
+    enabled = bool(mode) and mode[0] == 1
     devices = list_mig_devices(host, index, entity) if enabled else ()
     memory = _call_or_absence(host, "nvmlDeviceGetMemoryInfo", index)
     total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
@@ -375,7 +375,7 @@ def _call_or_absence(host: Host, function: str, *arguments: int | str) -> Json:
     Raises NvmlError if the GPU has been lost meanwhile: its facts cannot be refreshed then.
     """
     try:
-        return host.call("nvml", function, *arguments)
+        return fact_readers.without_mark(host.call("nvml", function, *arguments))
     except NvmlError as error:
         if error.code in _LOST:
             raise

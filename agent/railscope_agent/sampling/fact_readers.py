@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from railscope.catalog.declare import MARKS
 from railscope_agent.host import Host, Json, NvmlError
 
 
 def call_nvml(host: Host, function: str, *arguments: int | str) -> Json:
-    """Return the answer of an NVML call, or None if the call fails."""
+    """Return the answer of an NVML call, or None if the call fails or returns a number that stands for no value."""
     try:
-        return host.call("nvml", function, *arguments)
+        return without_mark(host.call("nvml", function, *arguments))
     except (NvmlError, OSError):
         return None
+
+
+def without_mark(answer: Json) -> Json:
+    """Return an answer, or None for a number that stands for no value (nvml.h, NVML_DEVICE_ARCH_UNKNOWN)."""
+    return None if isinstance(answer, int) and answer in MARKS else answer
 
 
 def read_text(host: Host, path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from railscope.catalog.declare import EntityKind, Metric
+from railscope.catalog.declare import MARKS, EntityKind, Metric
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Json
@@ -134,9 +134,17 @@ def item(index: int) -> PickReading:
     return lambda result: int(result[index])
 
 
+def packed(result: Json) -> int:
+    """Return a number that contains several readings. Raises ValueError for a number that stands for no value."""
+    number = int(result)
+    if number in MARKS:
+        raise ValueError
+    return number
+
+
 def bit(mask: int) -> PickReading:
     """1 if a bit of a mask is set, else 0."""
-    return lambda result: int(bool(int(result) & mask))
+    return lambda result: int(bool(packed(result) & mask))
 
 
 def count(result: Json) -> Reading:

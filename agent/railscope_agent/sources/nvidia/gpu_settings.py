@@ -13,7 +13,7 @@ from railscope import frame, reading
 from railscope.catalog import entities, gpu
 from railscope_agent.gpus.inventory import GpuDevice
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import answer_readings
+from railscope_agent.sampling import answer_readings, fact_readers
 
 _HASH_DIGITS = 16
 
@@ -56,4 +56,4 @@ def _values(host: Host, function: str, index: int) -> list[Json]:
         return []
     except (NvmlError, OSError) as error:
         return [] if answer_readings.reason_for(error) is reading.Absent.UNSUPPORTED else [None]
-    return answer if isinstance(answer, list) else [answer]
+    return [*map(fact_readers.without_mark, answer if isinstance(answer, list) else [answer])]

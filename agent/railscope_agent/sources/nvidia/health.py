@@ -19,6 +19,7 @@ from railscope_agent.sources.nvidia.call_table import (
     items,
     key,
     members,
+    packed,
     simple,
 )
 
@@ -68,7 +69,7 @@ def _status(result: Json) -> Reading:
 
 def _health_mask(result: Json) -> int:
     """Fabric health mask; 0, which reports no condition, if the structure is too old to contain one."""
-    return int(result["healthMask"]) if "healthMask" in result else 0
+    return packed(result["healthMask"]) if "healthMask" in result else 0
 
 
 def _condition(shift: int, at_fault: int) -> PickReading:

@@ -16,7 +16,13 @@ from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.sources.nvidia import call_plan, call_table, column_history
 from railscope_agent.topology.pci import pci_address
 
@@ -65,6 +71,8 @@ _EXPONENT_BITS, _MANTISSA_MASK = 8, 0xF
 _EXPONENT_MASK = (1 << _EXPONENT_BITS) - 1
 _THOUSANDTHS = 1000
 ACTIVE = 1
+_COUNTS = n.NVLINK_LINKS, n.NVLINK_ACTIVE
+"""Metrics of the links of a GPU together."""
 
 
 def bit_error_decades(packed: int) -> Reading:
@@ -81,7 +89,7 @@ def bit_error_decades(packed: int) -> Reading:
 
 
 def _decades(value: Json) -> Reading:
-    return bit_error_decades(int(value))
+    return bit_error_decades(call_table.packed(value))
 
 
 def _field(
@@ -197,6 +205,8 @@ class NvLinkSource(source.SourceWithoutResources):
         """States of the links of each GPU at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
         """Column of a GPU's number of links, and columns of its link states."""
+        self._unclear: list[tuple[int, Absent]] = []
+        """Columns of GPUs whose number of links is not known yet, with the reason."""
         self._errors = column_history.DeviceTotals(n.NVLINK_ERRORS, n.GPU_NVLINK_ERRORS)
 
     @classmethod
@@ -215,12 +225,18 @@ class NvLinkSource(source.SourceWithoutResources):
         if self._plans.is_outdated:
             self._calls.clear()
         columns = probe_result.ColumnBuilder()
-        linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
+        counts = {gpu.index: self._links(host, gpu) for gpu in gpus.values()}
+        linked = [gpu for gpu in gpus.values() if counts[gpu.index] not in {0, *Absent}]
         tables = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.add_columns(host, tables, columns, self._needs)
-        self._totals = []
+        self._totals, self._unclear = [], []
         if not self._signal:
             self._totals = _totals(linked, columns)
+            self._unclear = [
+                (columns.add_each(_COUNTS, gpu.entity), count)
+                for gpu in gpus.values()
+                if isinstance(count := counts[gpu.index], Absent)
+            ]
             self._errors.add_columns(columns, [gpu.entity for gpu in linked])
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(columnless_entities=[gpu.entity for gpu in linked])
@@ -230,12 +246,14 @@ class NvLinkSource(source.SourceWithoutResources):
         is_part = metric is n.NVLINK_ERRORS and self.selects(n.GPU_NVLINK_ERRORS)
         return is_part or metric is n.NVLINK_STATE or self.selects(metric)
 
-    def _links(self, host: Host, gpu: GpuDevice) -> int:
+    def _links(self, host: Host, gpu: GpuDevice) -> Reading:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""
-        link_count = _count(host, gpu.index)
-        if link_count is None:  # a failed call does not mean lost links
-            link_count = self._counts.get(gpu.entity.key, 0)
-        count = self._counts[gpu.entity.key] = link_count
+        count = _count(host, gpu.index)
+        if isinstance(count, Absent):  # a failed call does not mean lost links
+            count = self._counts.get(gpu.entity.key, count)
+        if isinstance(count, Absent):
+            return count
+        self._counts[gpu.entity.key] = count
         if count != self._calls.get(gpu.index, (0, None))[0]:
             make = signal_fields if self._signal else traffic_fields
             links = [
@@ -250,6 +268,8 @@ class NvLinkSource(source.SourceWithoutResources):
         """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
         self._plans.read(host, into)
         self._errors.read(into)
+        for total, reason in self._unclear:
+            into.put_none(total, len(_COUNTS), reason)
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
@@ -278,13 +298,13 @@ def _totals(
             states[entity.whole_key].append(position)
     totals = []
     for gpu in gpus:
-        total = columns.add_each((n.NVLINK_LINKS, n.NVLINK_ACTIVE), gpu.entity)
+        total = columns.add_each(_COUNTS, gpu.entity)
         totals.append((total, states[gpu.entity.key]))
     return totals
 
 
-def _count(host: Host, gpu: int) -> int | None:
-    """Number of links of a GPU; None if the driver does not report it at present."""
+def _count(host: Host, gpu: int) -> Reading:
+    """Number of links of a GPU, or the reason for which the driver does not report it at present."""
     try:
         (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, _LINK_COUNT)
     except NvmlError as error:
@@ -292,9 +312,9 @@ def _count(host: Host, gpu: int) -> int | None:
     except OSError:
         value, code = 0, _NOT_SUPPORTED
     if code == 0:
-        return min(int(value), _MAX_LINKS)
+        return int(value) if 0 <= value <= _MAX_LINKS else Absent.ERROR
     if code not in _NO_LINKS_CODES:
-        return None
+        return answer_readings.nvml_reason(code)
     # NVML without the field: links are counted up to the first one that does not answer.
     states = (
         fact_readers.call_nvml(host, "nvmlDeviceGetNvLinkState", gpu, link)

@@ -249,7 +249,7 @@ def settings_table(host: Host, gpu: int) -> call_table.CallTable:
 
 
 def _bounded_count(number: Json) -> int:
-    return min(number, _MAX_PARTS) if isinstance(number, int) else 0
+    return number if isinstance(number, int) and 0 <= number <= _MAX_PARTS else 0
 
 
 def _first_field(answer: Json) -> Reading:
