@@ -2,7 +2,8 @@
 
 Sources: torvalds/linux drivers/infiniband: core/sysfs.c (`ib`: the counters of port management, of all
 drivers), hw/mlx5/counters.c, hw/mlx4/main.c (diagnostic counters), hw/bnxt_re/hw_counters.c and
-Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c, hw/erdma/erdma_verbs.c, hw/mana/counters.c. A
+Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c, hw/erdma/erdma_verbs.c,
+hw/hns/hns_roce_main.c, hw/mana/counters.c. A
 counter that is in no row, because its driver does not document it or misnames it (`recoverable_errors` of
 bnxt_re counts broadcasts), is reported under its own name. The firmware of AMD's NICs names the counters of
 `ionic`: ROCm/device-metrics-exporter docs/configuration/nic-metricslist.md.
@@ -31,8 +32,8 @@ class RdmaRow(NamedTuple):
 TRAFFIC = (
     RdmaRow("transmit_bytes", "Bytes the port sent.", "ib: port_xmit_data_64, port_xmit_data (4-byte words); hfi1: port_xmit_data (8-byte flits); bnxt_re, efa, mana: tx_bytes; ionic: tx_rdma_ucast_bytes; erdma: tx_bytes_cnt", summed=True, basic=True),
     RdmaRow("receive_bytes", "Bytes the port received.", "ib: port_rcv_data_64, port_rcv_data (4-byte words); hfi1: port_rcv_data (8-byte flits); bnxt_re, efa, mana: rx_bytes; ionic: rx_rdma_ucast_bytes; erdma: rx_bytes_cnt", summed=True, basic=True),
-    RdmaRow("transmit_packets", "Packets the port sent.", "ib: port_xmit_packets_64, port_xmit_packets; bnxt_re, efa: tx_pkts; mana: tx_packets; ionic: tx_rdma_ucast_pkts; erdma: tx_packets_cnt"),
-    RdmaRow("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets; ionic: rx_rdma_ucast_pkts; erdma: rx_packets_cnt", basic=True),
+    RdmaRow("transmit_packets", "Packets the port sent.", "ib: port_xmit_packets_64, port_xmit_packets; bnxt_re, efa: tx_pkts; mana: tx_packets; ionic: tx_rdma_ucast_pkts; erdma: tx_packets_cnt; hns: tx_pkt"),
+    RdmaRow("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets; ionic: rx_rdma_ucast_pkts; erdma: rx_packets_cnt; hns: rx_pkt", basic=True),
     RdmaRow("transmit_unicast_packets", "Unicast packets the port sent.", "ib: unicast_xmit_packets, port_unicast_xmit_packets"),
     RdmaRow("receive_unicast_packets", "Unicast packets the port received.", "ib: unicast_rcv_packets, port_unicast_rcv_packets"),
     RdmaRow("transmit_multicast_packets", "Multicast packets the port sent.", "ib: multicast_xmit_packets, port_multicast_xmit_packets; ionic: tx_rdma_mcast_pkts"),
@@ -121,8 +122,8 @@ LOSS = (
 CONGESTION = (
     RdmaRow("transmit_wait_ticks", "Ticks in which data was ready to send but no credit was left.", "ib: port_xmit_wait", bits=32, saturates=True, summed=True),
     RdmaRow("ecn_marked_packets", "RoCE packets received with a congestion mark.", "mlx5: np_ecn_marked_roce_packets, cc_rx_ce_pkts; bnxt_re: rx_ecn_marked_pkts, np_ecn_marked_roce_packets; irdma: RxECNMrkd; mana: received_ecns; ionic: rx_rdma_ecn_pkts", summed=True, basic=True),
-    RdmaRow("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps; ionic: tx_rdma_cnp_pkts", summed=True, basic=True),
-    RdmaRow("congestion_notifications_received", "Congestion notifications received, whether acted on or not.", "mlx5: cc_rx_cnp_pkts; mana: received_cnps, received_cnp_count; ionic: rx_rdma_cnp_pkts", summed=True),
+    RdmaRow("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps; ionic: tx_rdma_cnp_pkts; hns: tx_cnp_pkt", summed=True, basic=True),
+    RdmaRow("congestion_notifications_received", "Congestion notifications received, whether acted on or not.", "mlx5: cc_rx_cnp_pkts; mana: received_cnps, received_cnp_count; ionic: rx_rdma_cnp_pkts; hns: rx_cnp_pkt", summed=True),
     RdmaRow("congestion_notifications_handled", "Congestion notifications received and acted on.", "mlx5: rp_cnp_handled; bnxt_re: rx_cnp_pkts, rp_cnp_handled; irdma: cnpHandled", summed=True, basic=True),
     RdmaRow("congestion_notifications_ignored", "Congestion notifications received and not acted on.", "mlx5, bnxt_re: rp_cnp_ignored; irdma: cnpIgnored"),
     RdmaRow("congestion_rate_increases", "Times congestion control let a connection send faster again.", "mana: rate_inc_events"),
@@ -135,8 +136,8 @@ CONGESTION = (
 )
 LINK = (
     RdmaRow("symbol_errors", "Minor link errors on one or more lanes.", "ib: symbol_error", bits=16, saturates=True, summed=True),
-    RdmaRow("receive_errors", "Packets received with an error.", "ib: port_rcv_errors; bnxt_re: rx_roce_errors", bits=16, saturates=True),
-    RdmaRow("transmit_errors", "Packets not sent because of an error.", "bnxt_re: tx_roce_errors"),
+    RdmaRow("receive_errors", "Packets received with an error.", "ib: port_rcv_errors; bnxt_re: rx_roce_errors; hns: rx_err_pkt", bits=16, saturates=True),
+    RdmaRow("transmit_errors", "Packets not sent because of an error.", "bnxt_re: tx_roce_errors; hns: tx_err_pkt"),
     RdmaRow("receive_remote_physical_errors", "Packets received that were marked bad on the way.", "ib: port_rcv_remote_physical_errors", bits=16, saturates=True),
     RdmaRow("receive_switch_relay_errors", "Packets received that a switch could not forward.", "ib: port_rcv_switch_relay_errors", bits=16, saturates=True),
     RdmaRow("transmit_constraint_errors", "Packets not sent because of a partition or filter rule.", "ib: port_xmit_constraint_errors", bits=8, saturates=True),

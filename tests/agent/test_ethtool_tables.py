@@ -27,7 +27,7 @@ from railscope_agent.topology.network_interface import NetworkInterface
 PLACES = {NIC: "", NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
 SHORT = {
     "mlx5_core": "mlx5", "mlx5e_rep": "mlx5", "bnxt_en": "bnxt", "ice": "ice", "i40e": "i40e", "ionic": "ionic",
-    "ena": "ena", "mana": "mana", "gve": "gve", "hv_netvsc": "hv_netvsc",
+    "mlx4_en": "mlx4", "hns3": "hns3", "cxgb4": "cxgb4", "ena": "ena", "mana": "mana", "gve": "gve", "hv_netvsc": "hv_netvsc",
 }  # fmt: skip
 ROWS = [(driver, text, metric) for driver, rows in DRIVERS.items() for text, metric in rows]
 
@@ -122,9 +122,15 @@ BE2NET = [
 ]  # fmt: skip
 
 
+QEDE = ["rx_pfc_frames", "tx_pfc_frames", "no_buff_discards", "brb_discards", "ttl0_discard"]
+BNX2X = ["pfc_frames_received", "pfc_frames_sent", "rx_brb_discard"]
+
+
 @pytest.mark.parametrize(
     ("driver", "names", "rest"),
     [
+        ("qede", QEDE, ["ttl0_discard"]),
+        ("bnx2x", BNX2X, ["rx_brb_discard"]),
         ("tg3", TG3, ["tx_collisions", "dma_writeq_full"]),
         ("e1000e", E1000E, ["rx_smbus"]),
         ("be2net", BE2NET, ["pmem_fifo_overflow_drop", "jabber_events"]),

@@ -21,7 +21,7 @@ DRIVERS = {
     "mlx5_0": ("mlx5_core", "mlx5"), "bnxt_re0": ("bnxt_en", "bnxt_re"),
     "rocep1s0": ("ice", "irdma"), "mlx4_0": ("mlx4_core", "mlx4"), "rdmap0s6": ("efa", "efa"),
     "mana_0": ("mana", "mana"), "hfi1_0": ("hfi1", "hfi1"), "ionic_0": ("ionic", "ionic"),
-    "erdma_0": ("erdma", "erdma"),
+    "erdma_0": ("erdma", "erdma"), "hns_0": ("hns3", "hns"),
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 A name may contain {priority}, {class} or {lane}. If several statistics of a driver map to one
 metric, the first one that the NIC reports counts. Omitted: per-queue counters, frame size counters,
 and offloads. virtio has per-queue counters only; their sum is what the kernel counts for the
-interface. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5), bnxt_ethtool.c,
+interface. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5), mlx4/en_ethtool.c,
+mlx4_stats.h, bnxt_ethtool.c, hns3pf/hclge_main.c, cxgb4_ethtool.c,
 ice_ethtool.c, i40e_ethtool.c, pensando/ionic/ionic_stats.c; of the virtual NICs of clouds amazon/ena/ena_ethtool.c,
 microsoft/mana/mana_ethtool.c, google/gve/gve_ethtool.c, and drivers/net/hyperv/netvsc_drv.c.
 """
@@ -36,6 +37,14 @@ ENA: tuple[StatisticMetric, ...] = (
 )
 
 MANA: tuple[StatisticMetric, ...] = (
+    ("hc_tc{priority}_rx_pause_phy", c.PFC_RECEIVED),
+    ("hc_tc{priority}_tx_pause_phy", c.PFC_SENT),
+    ("hc_tc{class}_rx_byte_phy", c.CLASS_RECEIVED),
+    ("hc_tc{class}_tx_byte_phy", c.CLASS_SENT),
+    ("hc_tc{class}_rx_pkt_phy", c.CLASS_RECEIVED_PACKETS),
+    ("hc_tc{class}_tx_pkt_phy", c.CLASS_SENT_PACKETS),
+    ("hc_rx_pkt_drop_phy", c.DISCARDS_RECEIVED),
+    ("hc_tx_pkt_drop_phy", c.DISCARDS_SENT),
     ("hc_rx_bytes", c.RECEIVED),
     ("hc_tx_bytes", c.SENT),
     ("hc_rx_ucast_pkts", c.RECEIVED_UNICAST),
@@ -100,9 +109,9 @@ _NAMES: Mapping[declare.Metric, tuple[str, ...]] = {
     c.JABBERS: ("rx_jabbers", "rx_jabber"),
     c.RECEIVE_ERRORS: ("rx_errors",),
     c.TRANSMIT_ERRORS: ("tx_errors",),
-    c.DISCARDS_RECEIVED: ("rx_discards", "rx_dropped"),
+    c.DISCARDS_RECEIVED: ("rx_discards", "rx_dropped", "brb_discards"),
     c.DISCARDS_SENT: ("tx_discards", "tx_dropped"),
-    c.OUT_OF_BUFFER: ("rx_missed_errors", "rx_drops_no_pbuf"),
+    c.OUT_OF_BUFFER: ("rx_missed_errors", "rx_drops_no_pbuf", "no_buff_discards"),
     c.ALLOCATION_FAILURES: ("alloc_rx_buff_failed", "rx_alloc_fail"),
     c.CHECKSUM_ERRORS: ("rx_csum_offload_errors",),
     c.TIMEOUTS: ("tx_timeout_count", "tx_timeout"),
@@ -114,8 +123,8 @@ _NAMES: Mapping[declare.Metric, tuple[str, ...]] = {
     ),
     c.RESUME_RECEIVED: ("rx_flow_control_xon", "rx_xon_pause_rcvd"),
     c.RESUME_SENT: ("tx_flow_control_xon", "tx_xon_sent"),
-    c.PFC_FRAMES_RECEIVED: ("rx_priority_pause_frames",),
-    c.PFC_FRAMES_SENT: ("tx_priority_pauseframes",),
+    c.PFC_FRAMES_RECEIVED: ("rx_priority_pause_frames", "rx_pfc_frames", "pfc_frames_received"),
+    c.PFC_FRAMES_SENT: ("tx_priority_pauseframes", "tx_pfc_frames", "pfc_frames_sent"),
     c.RECEIVED_CONTROL: ("rx_control_frames", "rx_mac_ctrl_rcvd"),
     c.SENT_CONTROL: ("tx_controlframes",),
 }  # fmt: skip
@@ -125,7 +134,7 @@ STANDARD: tuple[StatisticMetric, ...] = tuple(
 )
 """Names for a driver without a table, under which Linux drivers count what the standard groups count.
 
-Sources: tg3.c, e1000e/ethtool.c, be_ethtool.c and others in torvalds/linux drivers/net/ethernet.
+Sources: tg3.c, e1000e/ethtool.c, be_ethtool.c, qede_ethtool.c, bnx2x_ethtool.c and others in torvalds/linux drivers/net/ethernet.
 """
 
 GROUPS: Mapping[str, declare.Metric] = {
@@ -253,6 +262,96 @@ MLX5: tuple[StatisticMetric, ...] = (
     *c.FUNCTION.items(),
 )
 
+MLX4: tuple[StatisticMetric, ...] = (
+    ("rx_pause_prio_{priority}", c.PFC_RECEIVED),
+    ("tx_pause_prio_{priority}", c.PFC_SENT),
+    ("rx_pause_duration_prio_{priority}", c.PFC_RECEIVED_TIME),
+    ("tx_pause_duration_prio_{priority}", c.PFC_SENT_TIME),
+    ("rx_pause_transition_prio_{priority}", c.PFC_RECEIVED_TRANSITIONS),
+    ("tx_pause_transition_prio_{priority}", c.PFC_SENT_TRANSITIONS),
+    ("rx_prio_{priority}_bytes", c.PRIORITY_RECEIVED),
+    ("tx_prio_{priority}_bytes", c.PRIORITY_SENT),
+    ("rx_prio_{priority}_packets", c.PRIORITY_RECEIVED_PACKETS),
+    ("tx_prio_{priority}_packets", c.PRIORITY_SENT_PACKETS),
+    ("rx_pause", c.GLOBAL_PAUSE_RECEIVED),
+    ("tx_pause", c.GLOBAL_PAUSE_SENT),
+    ("rx_pause_duration", c.GLOBAL_PAUSE_RECEIVED_TIME),
+    ("tx_pause_duration", c.GLOBAL_PAUSE_SENT_TIME),
+    ("rx_pause_transition", c.GLOBAL_PAUSE_TRANSITIONS),
+    ("rx_bytes_phy", c.RECEIVED),
+    ("tx_bytes_phy", c.SENT),
+    ("rx_packets_phy", c.RECEIVED_PACKETS),
+    ("tx_packets_phy", c.SENT_PACKETS),
+    ("rx_multicast_packets", c.RECEIVED_MULTICAST),
+    ("tx_multicast_packets", c.SENT_MULTICAST),
+    ("rx_broadcast_packets", c.RECEIVED_BROADCAST),
+    ("tx_broadcast_packets", c.SENT_BROADCAST),
+    ("rx_dropped", c.DISCARDS_RECEIVED),
+    ("tx_dropped", c.DISCARDS_SENT),
+    ("rx_crc_errors", c.CRC_ERRORS),
+    ("rx_jabbers", c.JABBERS),
+    ("rx_in_range_length_error", c.LENGTH_ERRORS),
+    ("rx_out_range_length_error", c.OUT_OF_RANGE),
+    ("tx_timeout", c.TIMEOUTS),
+    ("queue_stopped", c.QUEUE_STOPS),
+    ("wake_queue", c.QUEUE_WAKES),
+)
+"""rx_bytes is left out: with virtual functions it is the sum of the rings, without RDMA."""
+
+HNS3: tuple[StatisticMetric, ...] = (
+    ("mac_rx_pfc_pri{priority}_pkt_num", c.PFC_RECEIVED),
+    ("mac_tx_pfc_pri{priority}_pkt_num", c.PFC_SENT),
+    ("mac_rx_pfc_pkt_num", c.PFC_FRAMES_RECEIVED),
+    ("mac_tx_pfc_pkt_num", c.PFC_FRAMES_SENT),
+    ("mac_rx_mac_pause_num", c.GLOBAL_PAUSE_RECEIVED),
+    ("mac_tx_mac_pause_num", c.GLOBAL_PAUSE_SENT),
+    ("mac_rx_total_oct_num", c.RECEIVED),
+    ("mac_tx_total_oct_num", c.SENT),
+    ("mac_rx_good_pkt_num", c.RECEIVED_PACKETS),
+    ("mac_tx_good_pkt_num", c.SENT_PACKETS),
+    ("mac_rx_uni_pkt_num", c.RECEIVED_UNICAST),
+    ("mac_tx_uni_pkt_num", c.SENT_UNICAST),
+    ("mac_rx_multi_pkt_num", c.RECEIVED_MULTICAST),
+    ("mac_tx_multi_pkt_num", c.SENT_MULTICAST),
+    ("mac_rx_broad_pkt_num", c.RECEIVED_BROADCAST),
+    ("mac_tx_broad_pkt_num", c.SENT_BROADCAST),
+    ("mac_rx_control_pkt_num", c.RECEIVED_CONTROL),
+    ("mac_tx_control_pkt_num", c.SENT_CONTROL),
+    ("mac_rx_fcs_err_pkt_num", c.CRC_ERRORS),
+    ("mac_rx_bad_pkt_num", c.RECEIVE_ERRORS),
+    ("mac_tx_err_all_pkt_num", c.TRANSMIT_ERRORS),
+    ("mac_rx_oversize_pkt_num", c.OVERSIZE),
+    ("mac_rx_undersize_pkt_num", c.UNDERSIZE),
+    ("mac_rx_fragment_pkt_num", c.FRAGMENTS),
+    ("mac_rx_jabber_pkt_num", c.JABBERS),
+)
+"""The times of pauses (xoff_time) are left out: the driver does not state their unit."""
+
+CXGB4: tuple[StatisticMetric, ...] = (
+    ("rx_ppp{priority}_frames", c.PFC_RECEIVED),
+    ("tx_ppp{priority}_frames", c.PFC_SENT),
+    ("rx_pause_frames", c.GLOBAL_PAUSE_RECEIVED),
+    ("tx_pause_frames", c.GLOBAL_PAUSE_SENT),
+    ("rx_octets_ok", c.RECEIVED),
+    ("tx_octets_ok", c.SENT),
+    ("rx_frames_ok", c.RECEIVED_PACKETS),
+    ("tx_frames_ok", c.SENT_PACKETS),
+    ("rx_unicast_frames", c.RECEIVED_UNICAST),
+    ("tx_unicast_frames", c.SENT_UNICAST),
+    ("rx_multicast_frames", c.RECEIVED_MULTICAST),
+    ("tx_multicast_frames", c.SENT_MULTICAST),
+    ("rx_broadcast_frames", c.RECEIVED_BROADCAST),
+    ("tx_broadcast_frames", c.SENT_BROADCAST),
+    ("tx_frames_dropped", c.DISCARDS_SENT),
+    ("tx_error_frames", c.TRANSMIT_ERRORS),
+    ("rx_fcs_errors", c.CRC_ERRORS),
+    ("rx_symbol_errors", c.SYMBOL_ERRORS),
+    ("rx_length_errors", c.LENGTH_ERRORS),
+    ("rx_frames_too_long", c.OVERSIZE),
+    ("rx_runt_frames", c.FRAGMENTS),
+    ("rx_jabber_errors", c.JABBERS),
+)
+
 BNXT: tuple[StatisticMetric, ...] = (
     ("rx_pfc_ena_frames_pri{priority}", c.PFC_RECEIVED),
     ("tx_pfc_ena_frames_pri{priority}", c.PFC_SENT),
@@ -363,6 +462,7 @@ ICE: tuple[StatisticMetric, ...] = (
 
 I40E: tuple[StatisticMetric, ...] = (
     *((f"port.{name}", metric) for name, metric in _INTEL),
+    ("port.rx_discards", c.DISCARDS_RECEIVED),
     ("port.rx_priority_{priority}_xoff_rx", c.PFC_RECEIVED),
     ("port.tx_priority_{priority}_xoff_tx", c.PFC_SENT),
     ("port.rx_priority_{priority}_xon_rx", c.PFC_RESUMED_RECEIVED),
@@ -393,6 +493,9 @@ IONIC: tuple[StatisticMetric, ...] = (
 DRIVERS: dict[str, tuple[StatisticMetric, ...]] = {
     "mlx5_core": MLX5,
     "mlx5e_rep": MLX5,
+    "mlx4_en": MLX4,
+    "hns3": HNS3,
+    "cxgb4": CXGB4,
     "bnxt_en": BNXT,
     "ice": ICE,
     "i40e": I40E,

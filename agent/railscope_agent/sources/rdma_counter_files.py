@@ -35,8 +35,9 @@ _DRIVERS = {
     "ice": "irdma",
     "i40e": "irdma",
     "idpf": "irdma",
+    "hns3": "hns",
 }
-_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "erdma", "hfi1", "ionic", "mana")
+_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "erdma", "hfi1", "hns", "ionic", "mana")
 
 
 def rdma_driver(pci_driver: str, device: str) -> str:
