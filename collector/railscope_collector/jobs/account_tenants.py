@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from railscope_collector.files.tenants_file import TenantMappings, unmapped_tenant
+from railscope_collector.files.tenants_file import UNMAPPED, TenantMappings
 from railscope_collector.jobs.job_list import JobList, ListedJob, build_job_list
 
 CLAIM_PROVIDERS = {
@@ -19,18 +19,16 @@ CLAIM_PROVIDERS = {
 
 
 def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings) -> list[ListedJob]:
-    """The jobs with the tenants of their accounts, split where the tenant of an account changes.
-
-    An account without a row keeps its name.
-    """
+    """The jobs with the tenants of their accounts, split where the tenant of an account changes."""
     mapped: list[ListedJob] = []
+    names = tenant_names(tenants)
     for job in jobs:
-        default = unmapped_tenant(source, job.tenant)
+        # Without a duration a job has no parts, and is of no tenant.
         pieces = tenants.timeline(source, job.tenant, job.start_ns, job.end_ns)
         if not pieces:
-            mapped.append(job)  # it has no duration
+            mapped.append(job)
         for start_ns, end_ns, tenant in pieces:
-            name = job.tenant if tenant == default else tenant
+            name = account_name(tenant, names)
             part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
             if start_ns > job.start_ns:
                 # The start of the run decides precedence and price: another tenant moves no time between jobs.
@@ -46,7 +44,16 @@ def map_list_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> Job
     return msgspec.structs.replace(jobs, jobs=mapped.jobs, unended=mapped.unended)
 
 
-def account_name(tenant: str) -> str:
-    """A tenant of the ledger as named in a list: `slurm:physics` is an account without a row."""
-    source, colon, owner = tenant.partition(":")
-    return owner if colon and source in CLAIM_PROVIDERS.values() else tenant
+def tenant_names(tenants: TenantMappings) -> frozenset[str]:
+    """Names of the tenants of a file."""
+    return frozenset(mapping.tenant for mapping in tenants)
+
+
+def account_name(tenant: str, taken: Collection[str] = ()) -> str:
+    """A tenant as named in a ledger of job lists: an account without a row, `slurm:physics`, has its own name.
+
+    Unless a tenant has that name: whoever may create an account or a namespace must not bill another tenant.
+    """
+    source, colon, owner = tenant.partition(UNMAPPED)
+    is_account = colon and source in CLAIM_PROVIDERS.values()
+    return owner if is_account and owner not in taken else tenant

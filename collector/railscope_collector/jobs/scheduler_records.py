@@ -13,8 +13,13 @@ import msgspec
 
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 from railscope_collector.files.tenants_file import TenantMappings
-from railscope_collector.jobs import JobsError, job_list_reader, job_reconciliation, job_report
-from railscope_collector.jobs.account_tenants import account_name, map_tenants
+from railscope_collector.jobs import (
+    JobsError,
+    account_tenants,
+    job_list_reader,
+    job_reconciliation,
+    job_report,
+)
 from railscope_collector.jobs.bad_lines import JobListError
 from railscope_collector.jobs.job_list import ListedJob
 from railscope_collector.ledger.ledger_store import Ledger
@@ -39,6 +44,8 @@ class SchedulerRecords:
     schedulers: frozenset[str]
     jobs: tuple[ListedJob, ...]
     unended: frozenset[str]
+    tenant_names: frozenset[str]
+    """Tenants of the tenants file, of which no account without a row has the name."""
 
     @classmethod
     def read(
@@ -48,6 +55,7 @@ class SchedulerRecords:
         tenants: TenantMappings | None = None,
     ) -> SchedulerRecords:
         """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError."""
+        tenants = tenants or TenantMappings()
         jobs: list[ListedJob] = []
         unended: set[str] = set()
         for scheduler, paths in files.items():
@@ -58,10 +66,11 @@ class SchedulerRecords:
                 except (JobListError, OSError, UnicodeDecodeError) as error:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
-                jobs += map_tenants(job_list.jobs, scheduler, tenants or TenantMappings())
+                jobs += account_tenants.map_tenants(job_list.jobs, scheduler, tenants)
                 unended |= set(job_list.running)
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
-        return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
+        names = account_tenants.tenant_names(tenants)
+        return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended), names)
 
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int
@@ -69,7 +78,9 @@ class SchedulerRecords:
         """Compare the ledger with these schedulers' jobs in a period. Raises UnusableLedgerError."""
         entries = (
             # With tenants as named in the scheduler records.
-            msgspec.structs.replace(entry, tenant=account_name(entry.tenant))
+            msgspec.structs.replace(
+                entry, tenant=account_tenants.account_name(entry.tenant, self.tenant_names)
+            )
             for entry in _by_gpu(ledger, period)
             if _is_from(entry, self.schedulers)
         )

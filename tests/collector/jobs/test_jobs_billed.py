@@ -117,6 +117,16 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
     assert "not compared, as they have not ended: 5" in agreed.stdout
 
 
+def test_an_account_with_the_name_of_a_tenant_is_not_billed_to_it(cluster):
+    books = cluster.books(row(1, "physics", 0, 10, 1), row(2, "institute", 0, 10, 3))
+    assert cluster.imported(books, "2025-12").exit_code == 0
+    cluster.publish()
+    closed = cluster.bill("close", "2025-12")
+    assert totals(closed.stdout) == {"institute": "20.00", "slurm:institute": "60.00"}
+    agreed = cluster.bill("reconcile", "2025-12", "--slurm", books, "--tenants", cluster.tenants)
+    assert agreed.exit_code == 0, agreed.output
+
+
 def test_a_job_keeps_the_price_of_its_start_if_its_account_changes_hands(cluster):
     assert cluster.imported(cluster.books(row(2, "physics", 230, 250, 2)), "2025-12").exit_code == 0
     head, price = PRICES.split("[[price]]")

@@ -139,3 +139,4 @@ def test_an_account_without_a_row_is_named_as_the_books_do():
     assert account_name("kubernetes:lab:x") == "lab:x"
     assert account_name("docker:anna") == "docker:anna"
     assert account_name("staff") == "staff"
+    assert account_name("slurm:staff", {"staff"}) == "slurm:staff"

@@ -59,6 +59,19 @@ def test_json_has_the_same_jobs():
         read_sacct(json.dumps({"jobs": [job | {"time": {"start": 100, "end": 99}}]}))
 
 
+def test_each_run_of_a_requeued_job_has_gpu_time():
+    jobs = read(
+        row(State="NODE_FAIL"),
+        row(State="REQUEUED", Start="130", End="150"),
+        row(State="PENDING", Start="Unknown", End="Unknown", NodeList="None assigned"),
+    )
+    assert [(job.start_ns, job.end_ns) for job in jobs.jobs] == [
+        (100 * S, 120 * S),
+        (130 * S, 150 * S),
+    ]
+    assert jobs.never_started == 1
+
+
 def test_steps_and_jobs_without_gpus_have_no_gpu_time():
     jobs = read(
         row(),
