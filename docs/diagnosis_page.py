@@ -139,7 +139,7 @@ def sections() -> dict[str, list[str]]:
         "Switches": _SWITCH_EVIDENCE.splitlines(),
         "Advice": _ADVICE.splitlines(),
         "Explanations": [
-            "While a finding of a class on the right may explain it, a finding of the class on the left waits. Both concern the same device, node, rail or job.",
+            "While a finding of a class on the right may explain it, a finding of the class on the left waits. Both concern the same device, node, rail or job. A larger unit explains its parts.",
             "",
             *_table(
                 ("class", "may be explained by"),

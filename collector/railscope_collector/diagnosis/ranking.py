@@ -93,8 +93,7 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
     "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late", "nccl_hang")},
     "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
-    "thermal_straggler": {Relation.DEVICE: ("gpu_lost", "thermal_straggler"), Relation.NODE: ("hw_slowdown",)},
-    "hw_slowdown": {Relation.DEVICE: ("hw_slowdown",)},
+    "thermal_straggler": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("hw_slowdown",)},
     "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down", "nccl_hang")},
     "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
     "job_slowdown": {Relation.JOB: (*FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
@@ -105,6 +104,11 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "gpu_lost": {Relation.NODE: ("node_down",)},
 }  # fmt: skip
 """Classes that may explain a class, by the property that both share."""
+_EDGES = {
+    name: {**EDGES.get(name, {}), Relation.DEVICE: (*EDGES.get(name, {}).get(Relation.DEVICE, ()), name)}
+    for name in CLASSES
+}  # fmt: skip
+"""Also the class itself: a larger unit explains its parts, which may show the fault before the rest of them does."""
 
 REFUTED = {"agent_partition": "node_down", "node_down": "agent_partition"}
 """Conclusions from the same silence of a node: the later one has seen more of its job, and ends the other."""
@@ -220,13 +224,13 @@ def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach
         and (
             cause_class != effect_class or relation is not Relation.DEVICE or cause.contains(effect)
         )
-        for relation, classes in EDGES.get(effect_class, {}).items()
+        for relation, classes in _EDGES[effect_class].items()
     )
 
 
 _RELATIONS: dict[str, set[Relation]] = defaultdict(set)
 """Relations by which a class may explain others."""
-for _relations in EDGES.values():
+for _relations in _EDGES.values():
     for _relation, _classes in _relations.items():
         for _name in _classes:
             _RELATIONS[_name].add(_relation)
@@ -249,7 +253,7 @@ class CauseIndex(Generic[ItemT]):
         """Yield what may explain a finding, in the order of the index; an item may be repeated."""
         found = (
             self._causes.get((name, relation, key), ())
-            for relation, classes in EDGES.get(effect_class, {}).items()
+            for relation, classes in _EDGES[effect_class].items()
             for key in effect.shared(relation)
             for name in classes
         )

@@ -145,6 +145,18 @@ def test_a_setting_of_a_node_that_few_nics_still_show_is_one_fault() -> None:
     assert incident.parts == (8, 9)
 
 
+def test_a_nic_that_shows_a_setting_before_the_rest_of_its_node_is_a_part_of_it() -> None:
+    """The first NIC with congestion shows it minutes before the others have any."""
+
+    def ignores_notifications(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["ignores"][1, : 8 if since >= 8 else 1] = 200.0
+
+    nic, node = incidents_of(ignores_notifications)
+    assert (nic.cause.kind, node.cause.kind) == ("nic", "node")
+    assert nic.explained_by == node.incident_id
+
+
 def test_a_nic_that_shows_a_setting_later_than_its_node_is_another_fault() -> None:
     def ignores_notifications(_: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
