@@ -242,6 +242,21 @@ def test_a_gpu_that_the_driver_no_longer_lists_has_failed() -> None:
     assert run.state(1) == "healthy"
 
 
+def test_a_gpu_in_place_of_a_broken_one_starts_without_its_faults() -> None:
+    run = verdict_sources(2)
+    run.step()
+    run.log(1, "NVRM: Xid (PCI:0000:02:00): 79, pid=7, name=python3, GPU has fallen off the bus.")
+    there = {call: run.host.calls[call] for call in of_gpu(run.host, 1)}
+    run.host.calls |= dict.fromkeys(there, LOST)
+    run.steps(10)
+    assert (run.state(1), run.reasons(1)) == ("failed", ["gpu_lost", "xid_fatal"])
+    run.host.calls |= there | {"nvml.nvmlDeviceGetUUID(1)": "GPU-2"}
+    run.steps(70)
+    healthy = {key for (name, key), state in readings(run.frame).items() if name == HEALTH}
+    assert healthy == {("GPU-0",), ("GPU-2",)}
+    assert (run.state(0), run.state(2)) == ("healthy", "healthy")
+
+
 def test_a_gpu_that_was_handed_to_a_virtual_machine_is_no_longer_judged() -> None:
     run = verdict_sources(2)
     run.step()

@@ -244,14 +244,19 @@ class FactCollector:
         listed = {
             key[1] for source in _SOURCES_OF_EVERY_GPU for key in self._readings[source].columns
         }
-        named = {gpu.address for name, gpu in self._gpus.items() if name in listed}
+        at_address = {gpu.address: gpu for name, gpu in self._gpus.items() if name in listed}
         for name, gpu in tuple(self._gpus.items()):
             if name in listed:
                 continue
-            # It was known by its address until the driver had its UUID: two entries would be two GPUs.
-            has_uuid_now = name == gpu.address and name in named
+            successor = at_address.get(gpu.address) if gpu.address else None
+            if (
+                successor and name != gpu.address
+            ):  # another GPU has its place: faults up to now were its own
+                lifetime = successor.lifetime
+                lifetime.cleared_ns = max(lifetime.cleared_ns, gpu.lifetime.polled_ns)
             is_failed = self._has_failed_to_start(gpu.address, gpu.lifetime)
-            if has_uuid_now or (self._device_state(gpu) in _TAKEN_AWAY and not is_failed):
+            # One that was known by its address until the driver had its UUID is the successor itself.
+            if successor or (self._device_state(gpu) in _TAKEN_AWAY and not is_failed):
                 del self._gpus[name]
 
     def _has_failed_to_start(self, address: str, lifetime: GpuLifetime) -> bool:
