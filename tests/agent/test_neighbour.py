@@ -135,6 +135,7 @@ MAC, OTHER_MAC = "aa:bb:cc:00:00:01", "aa:bb:cc:00:00:02"
     [
         (("etp1", MAC, "etp1"), []),
         ((MAC, "etp1", MAC), []),
+        ((MAC, "etp1", "etp1", MAC, "etp1"), []),
         ((MAC, "etp1", "etp5"), ["leaf-1 etp5"]),
         (("etp1", MAC, "etp5"), ["leaf-1 etp5"]),
         (("etp1", "etp5"), ["leaf-1 etp5"]),
@@ -155,6 +156,16 @@ def test_a_mac_address_that_a_daemon_announces_for_a_time_is_no_recabling(
         places += [after.removesuffix(f" {MAC}") for _, _, after in neighbour_changes(outcome)]
         host.clock.advance(30)
     assert places == changed
+
+
+def test_another_name_of_a_switch_is_no_recabling() -> None:
+    """Its chassis identifies it: a daemon may announce no name until it is configured."""
+    host = rails(1)
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
+    for name in ("leaf-1", "", "leaf-1", "leaf-1.example"):
+        host.calls[CALL] = {"eth0": LEAF | {"system": name}}
+        assert not neighbour_changes(reader.run())
+        host.clock.advance(30)
 
 
 def test_two_switches_at_one_interface_are_a_finding() -> None:

@@ -104,7 +104,7 @@ class NeighbourSource(ScanningSource):
         place, known = _join_facts(facts, "switch", "switch_port", "chassis"), facts
         before = self._announced.get(interface)
         # Otherwise each restart of the switch's daemon would be a move to another port and back.
-        if before and _is_unnamed(before[1], facts):
+        if before and _is_same_port(before[1], facts):
             place, known = before[0], before[1] if _is_address(facts) else facts
         # Two switches that announce in turn would be a move with each announcement: they are a finding instead.
         if before and before[1].get("chassis") in neighbour.get("other_chassis", ()):
@@ -142,11 +142,17 @@ def _is_address(facts: Mapping[str, str]) -> bool:
     return _MAC_ADDRESS.fullmatch(facts.get("switch_port", "")) is not None
 
 
-def _is_unnamed(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """True if one of two announcements of a port has a MAC address: a daemon announces it until it is configured."""
-    place = ("chassis", "port_description")
-    is_alike = all(before.get(name) == now.get(name) for name in place)
-    return is_alike and _is_address(before) != _is_address(now)
+def _is_same_port(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """True if two announcements are of one port of a chassis, whatever name the switch has.
+
+    One of them may have a MAC address for the port: a daemon announces it until it is configured.
+    """
+
+    def is_equal(name: str) -> bool:
+        return before.get(name) == now.get(name)
+
+    is_unnamed = _is_address(before) != _is_address(now) and is_equal("port_description")
+    return is_equal("chassis") and (is_equal("switch_port") or is_unnamed)
 
 
 def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
