@@ -250,8 +250,9 @@ def test_link_modes_of_both_ends():
         }
 
 
-def test_a_link_that_is_down_has_no_speed():
-    with open_netlink(ethtool(4, u8(2, 1), u32(5, 0xFFFFFFFF), u8(6, 0xFF), u32(9, 0))) as (
+@pytest.mark.parametrize("unknown", [0xFFFFFFFF, 0xFFFF, 0])
+def test_a_link_that_is_down_has_no_speed(unknown: int):
+    with open_netlink(ethtool(4, u8(2, 1), u32(5, unknown), u8(6, 0xFF), u32(9, 0))) as (
         netlink,
         _,
     ):

@@ -337,3 +337,14 @@ def test_an_optional_counter_that_was_switched_off_is_gone() -> None:
     host.calls[ANSWER] = OSError(errno.ENODEV, "")
     found = readings(reader.run().frame)
     assert (found[sent], found[got]) == (Absent.GONE, Absent.GONE)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("100 Gb/sec (4X EDR)", 100_000), ("2.5 Gb/sec (1X SDR)", 2_500), ("0 Gb/sec", Absent.UNSUPPORTED)],
+)  # fmt: skip
+def test_a_rate_of_zero_is_unknown(text: str, rate: Reading) -> None:
+    """A driver that does not know the speed of its port must not lower the sum of a rail."""
+    host = machine("bnxt_re0", {"ports/1/rate": text, "ports/1/state": "1: DOWN"})
+    found = readings(read_once(RdmaSource(), host).frame)
+    assert found["railscope_rdma_port_rate_bytes_per_second", ("bnxt_re0", "1")] == rate

@@ -23,6 +23,7 @@ from railscope.reading import (
     Absent,
     Reading,
     is_failure,
+    known_speed,
     reason_of,
 )
 from railscope_agent.host import Host
@@ -329,7 +330,7 @@ def _parse_rate(content: bytes | Absent) -> Reading:
     if isinstance(content, Absent):
         return content
     match = _RATE.match(content)
-    return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
+    return known_speed(round(float(match[1]) * _MEGABITS_PER_GIGABIT)) if match else Absent.ERROR
 
 
 def _finding(devices: int, ports: int, files: int) -> probe_result.ProbeFinding:

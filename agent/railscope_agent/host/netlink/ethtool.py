@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 
 from railscope.capture import Json
+from railscope.reading import known_speed
 from railscope_agent.host.module_eeprom.pages import HALF_BYTES, HalfPage
 from railscope_agent.host.netlink import messages
 from railscope_agent.host.netlink.connection import NetlinkConnection
@@ -80,10 +81,10 @@ _FEC_COUNTERS = {2: "corrected_blocks", 3: "uncorrectable_blocks", 4: "corrected
 _FEC_BITS = {49: "None", 50: "RS", 51: "BASER", 74: "LLRS"}
 # ETHTOOL_A_RINGS_*
 _RINGS = {6: "receive", 2: "receive_limit", 9: "transmit", 5: "transmit_limit"}
-# ETHTOOL_A_LINKMODES_*; SPEED_UNKNOWN, DUPLEX_*
+# ETHTOOL_A_LINKMODES_*; DUPLEX_*
 _MODES_FLAGS, _MODES_OURS, _MODES_PEER = {2: "autonegotiation"}, 3, 4
 _SPEED, _DUPLEX, _LANES = 5, 6, 9
-_SPEED_UNKNOWN, _DUPLEXES = 0xFFFFFFFF, {0: "half", 1: "full"}
+_DUPLEXES = {0: "half", 1: "full"}
 # ETHTOOL_A_LINKSTATE_*
 _STATE_FLAGS, _STATE_COUNTERS = {2: "up"}, {7: "down_events"}
 _EXTENDED_STATE, _EXTENDED_SUBSTATE = 5, 6
@@ -183,8 +184,7 @@ class EthtoolFamily:
             **_flags(attributes, _MODES_FLAGS),
         }
         speed = messages.integer(attributes.get(_SPEED, b"\0"))
-        # Drivers report either of them for a link that is down: the speed is unknown, not zero.
-        if speed not in (0, _SPEED_UNKNOWN):
+        if isinstance(known_speed(speed), int):
             answer["speed_megabits"] = speed
         if _DUPLEX in attributes and messages.integer(attributes[_DUPLEX]) in _DUPLEXES:
             answer["duplex"] = _DUPLEXES[messages.integer(attributes[_DUPLEX])]
