@@ -16,13 +16,15 @@ from railscope.catalog import declare, kernel as c
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _STATE = r"(?: \([\w ]{1,30}\))?"
+# A user who has an interface in a network namespace names it (net/core/dev.c, dev_change_name).
+_TEXT = r": (?!renamed from )"
 _INTERFACE = rf"[a-z][\w.\-]{{0,14}}(?={_STATE}: )"
 DEVICE_LINE = re.compile(
-    rf"[\w.-]+ (?P<pci>{_PCI})(?: [^\s:]{{1,64}})?{_STATE}: (?P<text>.*)", re.IGNORECASE
+    rf"[\w.-]+ (?P<pci>{_PCI})(?: [^\s:]{{1,64}})?{_STATE}{_TEXT}(?P<text>.*)", re.IGNORECASE
 )
 """A line about a PCI device. An interface that is not registered has its state after its name."""
 STUCK_LINE = re.compile(
-    rf"(?:[\w.-]+ \S+ |mlx4_en: )(?P<sender>{_INTERFACE}){_STATE}: .*?"
+    rf"(?:[\w.-]+ \S+ |mlx4_en: )(?P<sender>{_INTERFACE}){_STATE}{_TEXT}.*?"
     r"(?:\btx[ _]time-?out\b|\btimeout on tx queue\b)"
     rf"|(?:[\w.-]+ \S+ )?(?P<watched>{_INTERFACE}){_STATE}: NETDEV WATCHDOG: .*timed out"
     # Older kernels write this once per boot (WARN_ONCE), and only the line of the driver the next time.
@@ -58,6 +60,7 @@ _FAILED = (
     ),
     rf"\bfail(?:ed|ure)? to (?:soft |hard )?reset (?:the )?{_DEVICE}\b|\b(?:can(?: ?no|')t|unable to|error) reset(?:ting)? (?:the )?device\b",
     r"\bfailed during FW reset\b|\bcan(?:no|')t re-?enable PCI device\b|\bdid not come back after reset\b",
+    r"\bReset indication didn't turn\b|\bDriver is in error state\b",
     rf"\b{_DEVICE}\b(?: heartbeat| is)* (?:not respon|unrespon|stall|assert|crash|hang|hung|dead\b|halted)",
     r"\bFW stopped\b|\bdriver for the device stopped because\b",
     r"\bcause a leak of a command resource\b|\bcommand 0x[0-9a-f]+ .*timed out\b|\bError \(timeout: [0-9]+\) msg\b|\bDEV_?CMD\b.*\btime(?:out|d out)\b",
@@ -74,7 +77,7 @@ _RESET = (
         rf" (?:an? )?(?:{_DEVICE} )?(?:reset|recovery)\b"
     ),
     rf"\b{_DEVICE} reset (?:requested|detected|initiated|event|interrupt)\b",
-    r"\btrigger reset is on\b|\bFW Down: Stopping\b",
+    r"\btrigger reset is on\b|\bFW Down: Stopping\b|\breceived reset event\b",
 )
 
 
