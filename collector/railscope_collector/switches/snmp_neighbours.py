@@ -42,6 +42,23 @@ def neighbour_readings(
     return part
 
 
+def local_port_ids(
+    ports: Mapping[Index, Entity], rows: TableRows, chassis: str
+) -> dict[tuple[str, ...], str]:
+    """Return the port ID that the switch announces for each port, by the key of the port: lldpLocPortId.
+
+    Servers receive it, and it need not be a name of the port: Junos announces the index of the interface.
+    """
+    found = {}
+    for number, port in _local_ports(ports, rows, chassis).items():
+        ids = _local_ids(
+            rows.column("local_port").get((number,), b""), rows.column("local_kind").get((number,))
+        )
+        if len(ids) == 1 and ids[0]:
+            found[port.key] = ids[0]
+    return found
+
+
 def _neighbour(rows: TableRows, index: Index) -> dict[str, str]:
     is_chassis_mac = rows.column("chassis_kind").get(index) == CHASSIS_MAC
     is_port_mac = rows.column("port_kind").get(index) == _PORT_MAC

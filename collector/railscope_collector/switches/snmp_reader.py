@@ -94,6 +94,7 @@ class SnmpReader:
     _probe_at: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Time of the next read of each table that never had rows, by its columns."""
     _missing: dict[str, bool] = field(default_factory=dict)
+    _port_ids: dict[tuple[str, ...], str] = field(default_factory=dict)
     _empty_polls: dict[str, int] = field(default_factory=dict)
     """Polls since the last one with rows, by column that had some."""
 
@@ -119,7 +120,9 @@ class SnmpReader:
         neighbours = (
             await _read_table(_read_columns(walk, columns.NEIGHBOUR_COLUMNS)) if is_due else None
         )
-        found = SwitchTables(named, TableRows(interfaces), optional, neighbours, self._missing)
+        found = SwitchTables(
+            named, TableRows(interfaces), optional, neighbours, self._missing, self._port_ids
+        )
         dialect = COMWARE if self.vendor == COMWARE else STANDARD_DIALECT
         return await service.run_in_thread(make_reading, self.switch.name, found, dialect)
 

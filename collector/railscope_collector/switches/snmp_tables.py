@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from railscope.catalog import declare, entities, switches as catalog
@@ -26,7 +26,11 @@ from railscope_collector.switches.fact_readings import (
 from railscope_collector.switches.snmp_columns import (
     NEIGHBOUR_COLUMNS,  # noqa: F401 - names of the columns of `SwitchTables.neighbours`
 )
-from railscope_collector.switches.snmp_neighbours import CHASSIS_MAC, neighbour_readings
+from railscope_collector.switches.snmp_neighbours import (
+    CHASSIS_MAC,
+    local_port_ids,
+    neighbour_readings,
+)
 from railscope_collector.switches.snmp_values import (
     LANES,
     Index,
@@ -63,6 +67,8 @@ class SwitchTables:
     neighbours: TableRows | None = None
     missing: dict[str, bool] = field(default_factory=dict)
     """Tables that the switch does not have (true) or has (false), as of this and earlier polls."""
+    port_ids: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Port ID that the switch announces for each port, as of the last poll in which it was due."""
 
     @property
     def chassis(self) -> str:
@@ -81,6 +87,13 @@ def make_reading(switch: str, tables: SwitchTables, dialect: str = "") -> base.S
         )
         raise base.SwitchReadError(message)
     _note_missing(tables)
+    _note_port_ids(tables, ports)
+    ports = {
+        index: replace(
+            port, facts={**port.facts, "lldp_port_id": tables.port_ids.get(port.key, "")}
+        )
+        for index, port in ports.items()
+    }
     due = {facts.INTERFACES: tables.interfaces}
     due |= {table: rows for table, rows in tables.optional.items() if rows is not None}
     uptime = as_number(tables.scalars.get("sysUpTime"))
@@ -104,6 +117,13 @@ def _note_missing(tables: SwitchTables) -> None:
         tables.missing.setdefault(name, False)
         if rows is not None and not rows.failure:
             tables.missing[name] = rows.is_missing
+
+
+def _note_port_ids(tables: SwitchTables, ports: Mapping[Index, Entity]) -> None:
+    """Replace the port IDs by those of this poll; a failure of it changes nothing."""
+    if tables.neighbours is not None and not tables.neighbours.failure:
+        tables.port_ids.clear()
+        tables.port_ids |= local_port_ids(ports, tables.neighbours, tables.chassis)
 
 
 def _identity(tables: SwitchTables) -> dict[str, str]:

@@ -209,3 +209,32 @@ def test_local_port_of_lldp_is_the_one_that_its_texts_name_alone_or_else_its_ind
         for (_, entity), known in readings
         if known
     } == expected
+
+
+@pytest.mark.parametrize(
+    ("local", "kind", "announced"),
+    [
+        ((b"1001", b"1002"), 7, ("1001", "1002")),
+        (OWN_MACS[:2], 3, ("02:00:00:00:00:01", "02:00:00:00:00:02")),
+        ((b"Ethernet2", b"Ethernet1"), 5, ("Ethernet1", "Ethernet2")),
+        ((b"deleted", b""), 7, ("", "")),
+    ],
+)
+def test_the_port_id_that_a_switch_announces_for_a_port_is_a_fact_of_it(local, kind, announced):
+    """Junos announces the index of an interface, and the operator's text as description (LLDP-MIB lldpLocPortId)."""
+    values = [6, 6], [b"Ethernet1", b"Ethernet2"], [b"server", b"server"], OWN_MACS
+    names = ("ifType", "ifName", "ifAlias", "ifPhysAddress")
+    interfaces = {
+        column: {(1001 + n,): of_ports[n] for n in range(2)}
+        for column, of_ports in zip(names, values, strict=True)
+    }
+    rows = {
+        "local_port": {(n + 1,): local[n] for n in range(2)},
+        "local_kind": {(1,): kind, (2,): kind},
+    }
+    port_ids: dict[tuple[str, ...], str] = {}
+    for neighbours in (of(rows), None, TableRows(failure=Absent.TIMEOUT)):
+        found = tables.SwitchTables({}, of(interfaces), neighbours=neighbours, port_ids=port_ids)
+        ports_of = dict(tables.make_reading("leaf-07", found).streams[PORTS]).keys()
+        found_ids = {entity.key[1]: entity.facts["lldp_port_id"] for _, entity in ports_of}
+        assert found_ids == dict(zip(("Ethernet1", "Ethernet2"), announced, strict=True))
