@@ -104,6 +104,8 @@ async def test_answers_are_as_described(tmp_path: Path, demo_months: Path, role:
             target = path.format_map({name: quote(text, safe="") for name, text in PARTS.items()})
             statuses[path], text = await running.get(target, TOKENS[role])
             check(path, statuses[path], text)
+            unknown = path.format_map(dict.fromkeys(PARTS, "%22%3Cunknown"))
+            check(path, *await running.get(unknown, TOKENS[role]))
     refused = {path for path, status in statuses.items() if status != 200}
     if role is Role.AUDITOR:
         assert not refused

@@ -222,7 +222,8 @@ def _errors(
     """Yield the statuses of errors that a route may answer."""
     yield from (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
     yield HTTPStatus.SERVICE_UNAVAILABLE
-    if any(each["in"] == "query" for each in parameters):
+    # A period has a form of its own; any other text may be a name.
+    if any(each["in"] == "query" or each["name"] == "period" for each in parameters):
         yield HTTPStatus.BAD_REQUEST
     if "{" in route.path:
         yield HTTPStatus.NOT_FOUND
