@@ -126,8 +126,15 @@ def check_http_url(setting: str, url: str) -> None:
         message = f"invalid {setting}: expected a URL without user and password"
         raise SettingsError(message)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        message = f"invalid {setting} {url!r}: expected http://HOST/PATH or https://HOST/PATH"
+        message = (
+            f"invalid {setting} {shown_url(url)!r}: expected http://HOST/PATH or https://HOST/PATH"
+        )
         raise SettingsError(message)
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for logs and messages: without its query, which may contain a credential."""
+    return urlsplit(url)._replace(query="", fragment="").geturl()
 
 
 def _from_environment(

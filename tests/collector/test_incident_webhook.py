@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 from support.incidents import incident
 
 from railscope.settings import SettingsError
@@ -28,11 +29,13 @@ class Receiver:
     status: int = 200
     notifications: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     on_request: Callable[[], object] = lambda: None
 
     async def handle(self, request: web.Request) -> web.Response:
         self.on_request()
         self.authorizations.append(request.headers.get("Authorization"))
+        self.keys += request.query.getall("key", [])
         if self.status == 200:
             self.notifications.append(await request.json())
         return web.Response(status=self.status, headers={"Location": "/elsewhere"})
@@ -62,14 +65,16 @@ def collector_settings(**settings: Any) -> CollectorSettings:
 
 
 @contextlib.asynccontextmanager
-async def connected(advertised_url: str = "", **settings: Any) -> AsyncIterator[Pair]:
+async def connected(
+    advertised_url: str = "", query: str = "", **settings: Any
+) -> AsyncIterator[Pair]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/hook", receiver.handle)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook{query}"
     diagnosis = DiagnosisSettings(webhook_url=url, **settings)
     try:
         async with aiohttp.ClientSession() as session:
@@ -150,6 +155,16 @@ async def test_a_notification_that_was_not_accepted_is_sent_again(status: int) -
         pair.receiver.status = 200
         assert await pair.send(incident("a"), incident("b"))
     assert pair.receiver.states == [("a", "firing"), ("b", "firing")]
+
+
+async def test_a_failure_is_logged_without_the_query_of_the_url() -> None:
+    """The key of a receiver may be in the query: it is sent, and not logged."""
+    async with connected(query="?key=hunter2") as pair:
+        pair.receiver.status = 503
+        with capture_logs() as logs:
+            assert not await pair.send(incident("a"))
+    assert [each["problem"] for each in logs] == ["status 503: expected 2xx"]
+    assert (pair.receiver.keys, "hunter2" in str(logs)) == (["hunter2"], False)
 
 
 async def test_critical_incidents_are_sent_first_and_older_ones_before_newer_ones() -> None:

@@ -406,10 +406,11 @@ async def test_samples_wait_for_a_server_that_may_accept_them_later(status: int,
     answer = web.Response(status=status, headers={"Retry-After": after} if after else {})
     with capture_logs() as logs:
         async with serving(answer) as server:
-            settings = RemoteWriteSettings(url=server.url, period_seconds=0.1)
+            settings = RemoteWriteSettings(url=f"{server.url}?key=hunter2", period_seconds=0.1)
             async with writing(settings, [up("a")], [up("a", 2.0)]) as sink:
                 await until(lambda: sink.writer.written == 2)
     assert sink.writer.dropped == 0
+    assert {each["url"] for each in logs} == {server.url}, "a query may contain a credential"
     assert [timestamp for _, _, timestamp in server.series] == [1000, 2000]
     events = [each["event"] for each in logs]
     assert events == ["sink_connection_failed", "sink_connected"]

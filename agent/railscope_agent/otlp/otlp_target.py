@@ -55,8 +55,8 @@ class OtlpTarget:
 
     @property
     def shown_url(self) -> str:
-        """URL without its query, which may contain a credential."""
-        return urlsplit(self.url)._replace(query="", fragment="").geturl()
+        """URL for logs and messages."""
+        return settings.shown_url(self.url)
 
 
 def is_configured(configured: OtlpSettings) -> bool:

@@ -18,7 +18,7 @@ import structlog
 from railscope import figures
 from railscope.api import IncidentDocument
 from railscope.catalog.incidents import WEBHOOK_FAILURES
-from railscope.settings import check_http_url, read_named_file
+from railscope.settings import check_http_url, read_named_file, shown_url
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
 from railscope_collector.diagnosis.evidence_words import dated_text
@@ -129,7 +129,7 @@ class IncidentWebhook:
             self._failed.add(content["groupLabels"]["incident"])
             self.failures += 1
             if problem != self._problem:
-                url = self.settings.diagnosis.webhook_url
+                url = shown_url(self.settings.diagnosis.webhook_url)
                 log.warning("incident_notification_failed", url=url, problem=problem)
         self._problem = problem
         return not problem

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from railscope.settings import shown_url
 from railscope_collector.sinks import SinkError
 
 log = structlog.get_logger(__name__)
@@ -90,14 +91,17 @@ class QueuedWriter:
                     log.warning(
                         "sink_batch_rejected",
                         sink=self.name,
-                        url=self.url,
+                        url=shown_url(self.url),
                         problem=problem,
                         entries=batch.size,
                     )
                     break
                 if problem != last_problem:
                     log.warning(
-                        "sink_connection_failed", sink=self.name, url=self.url, problem=problem
+                        "sink_connection_failed",
+                        sink=self.name,
+                        url=shown_url(self.url),
+                        problem=problem,
                     )
                 last_problem = problem
                 await asyncio.sleep(max(seconds, min(error.retry_seconds, MAX_RETRY_AFTER_SECONDS)))
@@ -107,4 +111,4 @@ class QueuedWriter:
                 self.rejected += rejected
                 break
         if last_problem:
-            log.info("sink_connected", sink=self.name, url=self.url)
+            log.info("sink_connected", sink=self.name, url=shown_url(self.url))

@@ -161,9 +161,9 @@ class RemoteWriteSink:
                 async with self._connected(events.format, events.url) as send:
                     await send(events.format.encode((), time.time_ns()))
             except SinkError as error:
-                message = f"cannot write to remote_write.events_url {events.url}: {error}"
+                message = f"cannot write to remote_write.events_url {settings.shown_url(events.url)}: {error}"
                 raise settings.SettingsError(message) from error
-        accepted = f"{events.url} accepts events" if events else ""
+        accepted = f"{settings.shown_url(events.url)} accepts events" if events else ""
         if not configured.url:
             return accepted or "off: no remote_write.url"
         encoder = self._encoder()
@@ -173,14 +173,15 @@ class RemoteWriteSink:
             async with self._connected(encoder.format, configured.url) as send:
                 is_rejected = bool(await send(body))
         except SinkError as error:
-            message = f"cannot write to remote_write.url {self.settings.url}: {error}"
+            message = (
+                f"cannot write to remote_write.url {settings.shown_url(self.settings.url)}: {error}"
+            )
             raise settings.SettingsError(message) from error
         if is_rejected:
-            message = (
-                f"remote_write.url {self.settings.url} rejects samples; the log has its reason"
-            )
+            message = f"remote_write.url {settings.shown_url(self.settings.url)} rejects samples; the log has its reason"
             raise settings.SettingsError(message)
-        return ", ".join(filter(None, (f"{configured.url} accepts samples", accepted)))
+        shown = settings.shown_url(configured.url)
+        return ", ".join(filter(None, (f"{shown} accepts samples", accepted)))
 
     def _labels(self) -> dict[str, str]:
         """Return the labels of all series. Raises SettingsError."""
@@ -232,7 +233,11 @@ class RemoteWriteSink:
             problem = message[:MAX_PROBLEM_LENGTH]
             name = self.writer.name
             log.warning(
-                "sink_samples_rejected", sink=name, url=url, problem=problem, entries=rejected
+                "sink_samples_rejected",
+                sink=name,
+                url=settings.shown_url(url),
+                problem=problem,
+                entries=rejected,
             )
         return rejected
 
