@@ -239,18 +239,26 @@ class IncidentTable:
     unread: frozenset[str] = frozenset()
     """Identities of further incidents that the diagnosis knows: their lines were invalid."""
 
-    def find(self, number: str) -> ReportedIncident | None:
-        """Return an incident by its identity."""
-        return next((each for each in self.incidents if each.document.id == number), None)
+    def of_tenant(self, tenant: str) -> Iterator[ReportedIncident]:
+        """Yield what a tenant may read of the incidents that touch its jobs, oldest first.
+
+        An explanation that the tenant may not read is none: for this tenant, the incident is a cause.
+        """
+        touching = [each for each in self.incidents if tenant in each.tenant_nodes]
+        readable = {None, *(each.document.id for each in touching)}
+        for own in filter(None, (each.of_tenant(tenant) for each in touching)):
+            document = own.document
+            if document.explained_by in readable:
+                yield own
+            else:
+                yield replace(own, document=msgspec.structs.replace(document, explained_by=None))
 
     def cells(self, tenant: str | None = None) -> Iterator[ViewCell]:
         """Yield the metrics of incidents; for a tenant those that touch its jobs."""
         if not self.timestamp_ns:
             return
-        reported = self.incidents
+        reported = self.incidents if tenant is None else tuple(self.of_tenant(tenant))
         if tenant is not None:
-            visible = (each.of_tenant(tenant) for each in reported)
-            reported = tuple(each for each in visible if each is not None)
             yield from _loss_cells({k: v for k, v in self.lost_seconds.items() if k[1] == tenant})
         else:
             for name, count in self.opened.items():

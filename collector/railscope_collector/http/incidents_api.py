@@ -145,23 +145,17 @@ def incident_detail(
 
 def visible_incidents(table: IncidentTable, credential: Credential) -> list[ReportedIncident]:
     """Return what a reader may see of the incidents, newest first."""
-    visible = (_visible(incident, credential) for incident in reversed(table.incidents))
-    return [incident for incident in visible if incident is not None]
+    if credential.role is Role.TENANT:
+        return [*table.of_tenant(credential.tenant)][::-1]
+    return [*reversed(table.incidents)]
 
 
 def find_visible(
     table: IncidentTable, number: str, credential: Credential
 ) -> ReportedIncident | None:
     """Return what a reader may see of an incident; None if there is no such incident for the reader."""
-    incident = table.find(number)
-    return _visible(incident, credential) if incident else None
-
-
-def _visible(incident: ReportedIncident, credential: Credential) -> ReportedIncident | None:
-    """Return what a reader may see of an incident; None for nothing."""
-    if credential.role is Role.TENANT:
-        return incident.of_tenant(credential.tenant)
-    return incident
+    found = visible_incidents(table, credential)
+    return next((each for each in found if each.document.id == number), None)
 
 
 def _curve_document(curve: EvidenceCurve) -> api.CurveDocument:

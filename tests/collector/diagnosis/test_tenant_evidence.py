@@ -89,6 +89,25 @@ async def test_a_tenant_reads_evidence_detail_and_curve_of_its_own_job() -> None
     assert OWN_NODE not in json.dumps(other)
 
 
+async def test_an_explanation_that_a_tenant_may_not_read_is_none() -> None:
+    """The incident is a cause for that tenant, also in its metrics; the identity of the other one is not shown."""
+    effect = reported((), explained_by="i2")
+    cause = replace(incident("i2"), tenant_nodes={"blue": frozenset({OTHER_NODE})})
+    table = IncidentTable(SECOND_NS, (effect, cause))
+    read_by = {
+        tenant: {each.document.id: each for each in table.of_tenant(tenant)} for tenant in NODES
+    }
+    assert read_by["red"].keys() == {"i1"}
+    assert read_by["red"]["i1"].is_root
+    assert read_by["blue"]["i1"].document.explained_by == "i2"
+    shown = {
+        tenant: {cell.labels[0] for cell in table.cells(tenant) if cell.metric is ONSET_METRIC}
+        for tenant in NODES
+    }
+    assert shown == {"red": {"i1"}, "blue": {"i2"}}
+    assert (await read(effect, "red"))["explained_by"] is None
+
+
 async def test_a_rank_that_another_tenant_left_on_a_shared_node_is_not_named() -> None:
     """An event without a GPU counts for the only job of its node, and may name a node of the job before."""
     found = reported(
