@@ -284,7 +284,8 @@ class OciArchive:
         described = self._blob(_MANIFEST, manifest) | {
             "platform": {"architecture": architecture, "os": "linux"},
             "annotations": {
-                "io.containerd.image.name": name,
+                # containerd stores it unchanged, and Kubernetes requests images by their full names.
+                "io.containerd.image.name": f"docker.io/library/{name}",
                 "org.opencontainers.image.ref.name": name.rpartition(":")[2],
             },
         }
