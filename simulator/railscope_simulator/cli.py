@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import os
 import shlex
 import signal
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import click
 from railscope import __version__, convert_errors, extras, listen_address, log_output, settings
 from railscope.capture import Capture, write_capture
 from railscope.durable_files import write_atomically
-from railscope_agent.commands import config_option
+from railscope_agent.commands import config_option, load_settings
 from railscope_agent.commands.replay import GC_ALLOCATIONS
 from railscope_agent.commands.run import collector_flags, run_agent, settings_flags
 from railscope_agent.config import PREFIX, AgentSettings
@@ -44,6 +45,7 @@ from railscope_simulator.cluster.captures import write_cluster
 from railscope_simulator.cluster.cluster_parts import count_processes
 from railscope_simulator.cluster.scenario import ScenarioError, read_scenario
 from railscope_simulator.cluster.shipped_nodes import ShippedCluster, ShippingOutcome
+from railscope_simulator.demo.faults import begin_node
 from railscope_simulator.live import (
     STEP_NS,
     LiveNode,
@@ -401,13 +403,27 @@ class SimulatedHost(recorded_host.RecordedHost):
 @click.command()
 @config_option
 @settings_flags
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def simulate_agent(config: Path | None, file: Path, **flags: Any) -> None:
-    """Run an agent on the simulated node that FILE describes, until it is stopped."""
-    run_agent(lambda: _host(file), config, flags, f"{__version__}+simulated")
+@click.argument(
+    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+def simulate_agent(config: Path | None, file: Path | None, **flags: Any) -> None:
+    """Run an agent on the simulated node that FILE describes, until it is stopped.
+
+    Without FILE, the node begins now. If the name of the node ends in 0, 1, 2 or 3, it has faults of the demo; the first
+    one begins after 40 s on node 0. Each start is a boot of the node.
+    """
+
+    def read_node() -> LiveNode:
+        if file:
+            return read_live_node(file)
+        return begin_node(
+            load_settings(config, {"node": flags["node"]}).node or os.uname().nodename
+        )
+
+    run_agent(lambda: _host(read_node), config, flags, f"{__version__}+simulated")
 
 
-def _host(file: Path) -> tuple[Host, str]:
+def _host(read_node: Callable[[], LiveNode]) -> tuple[Host, str]:
     with convert_errors(LiveNodeFileError, click.ClickException):
-        host = measure_memory(lambda: SimulatedHost(read_live_node(file), live_clock.LiveClock()))
+        host = measure_memory(lambda: SimulatedHost(read_node(), live_clock.LiveClock()))
     return host, host.node

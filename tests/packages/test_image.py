@@ -15,6 +15,7 @@ import pytest
 import yaml
 from support.image_root import ImageSandbox, UnpackedImage
 from support.packages import ROOT, require
+from test_kubernetes import HELM, parse, pod, run
 
 import railscope_agent.config
 import railscope_collector.config
@@ -233,6 +234,22 @@ def test_agent_and_collector_run_in_the_image_as_the_manifests_start_them(
         scrape("http://127.0.0.1:9470/api/v1/nodes", token, f'"{NODE}"')
     logs = [(tmp_path / f"{name}.log").read_text() for name in programs]
     assert not [line for text in logs for line in text.splitlines() if " error " in line]
+
+
+def test_a_simulated_node_runs_in_the_image_as_the_chart_starts_it(
+    sandbox: ImageSandbox, tmp_path: Path
+):
+    """User 65532 without capabilities, a read-only root, and no file of the machine."""
+    values = "trial=true,simulatedNodes=1"
+    text = run(HELM, "template", "railscope", ROOT / "deploy/helm/railscope", "--set", values)
+    (container,) = pod(parse(text), "simulated")["spec"]["containers"]
+    environment = environment_of(container) | {
+        "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-of-{NODE}",
+    }
+    log = tmp_path / "simulated.log"
+    with sandbox.started(*container["args"], environment=environment, log=log):
+        sandbox.run("/opt/railscope/bin/python", "-I", "-c", SCRAPE, "http://127.0.0.1:9469/metrics", "secret", "railscope_gpu_info{")  # fmt: skip
+    assert not [line for line in log.read_text().splitlines() if " error " in line]
 
 
 def test_the_image_reports_its_version(sandbox: ImageSandbox):

@@ -87,13 +87,19 @@ def _trial(packed: Path) -> Objects:
     return parse(run(HELM, "template", "railscope", packed, "--set", given))
 
 
+@pytest.fixture(name="simulated", scope="module")
+def _simulated(packed: Path) -> Objects:
+    given = "trial=true,simulatedNodes=4,monitoring.enabled=true"
+    return parse(run(HELM, "template", "railscope", packed, "--set", given))
+
+
 @pytest.fixture(name="applied", scope="module")
 def _applied() -> Objects:
     return {**kustomized("deploy/kubernetes"), **kustomized("deploy/kubernetes/monitoring")}
 
 
 def pod(objects: Objects, program: str) -> dict[str, Any]:
-    kind = {"agent": "DaemonSet", "collector": "StatefulSet"}[program]
+    kind = "DaemonSet" if program == "agent" else "StatefulSet"
     template: dict[str, Any] = objects[kind, f"railscope-{program}"]["spec"]["template"]
     return template
 
@@ -118,7 +124,9 @@ def test_the_packed_chart_renders_to_the_manifests(
     assert by_default == kustomized("deploy/kubernetes").keys() - {("Namespace", "railscope")}
 
 
-@pytest.mark.parametrize("given", ["trial=false", "trial=true,monitoring.enabled=true"])
+@pytest.mark.parametrize(
+    "given", ["trial=false", "trial=true,monitoring.enabled=true", "trial=true,simulatedNodes=4"]
+)
 def test_helm_finds_nothing_wrong_in_the_chart(packed: Path, given: str):
     for path in (packed, CHART):
         run(HELM, "lint", "--strict", path, "--set", given)
@@ -143,6 +151,8 @@ _QUANTITIES = {
 def other_value(number: int, entry: chart_page.ChartValue) -> Any:
     """A value of the same type that no manifest contains otherwise."""
     name = f"marker-{number}"
+    if entry.key == "simulatedNodes":
+        return 0
     if isinstance(entry.default, bool):
         return entry.key == "monitoring.enabled"
     if entry.key == "image.pullPolicy":
@@ -168,7 +178,7 @@ def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
     ]
     found = zip(values, markers, strict=True)
     unused = [entry.key for entry, marker in found if not re.search(rf"\b{marker}(?!\w)", text)]
-    assert unused == ["trial", "image.pullPolicy", "monitoring.enabled"]
+    assert unused == ["trial", "simulatedNodes", "image.pullPolicy", "monitoring.enabled"]
     assert "PodMonitor" in text
     assert text.count("imagePullPolicy: Never") == 2
 
@@ -180,6 +190,7 @@ def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
         "agent.resources=1",
         "other=1",
         "trial=yes",
+        "simulatedNodes=21",  # a trial admits 20
         "image.pullPolicy=no",
         "agent.nodeSelector.pool=true",  # labels are texts
         "monitoring.labels.release=1",
@@ -219,9 +230,13 @@ def is_of_kubernetes(item: Mapping[str, Any]) -> bool:
 
 
 def test_the_manifests_and_the_chart_are_valid(
-    rendered: Objects, applied: Objects, trial: Objects, kubernetes_validate: Any
+    rendered: Objects,
+    applied: Objects,
+    trial: Objects,
+    simulated: Objects,
+    kubernetes_validate: Any,
 ):
-    for objects in (rendered, applied, trial):
+    for objects in (rendered, applied, trial, simulated):
         checked = [item for item in objects.values() if is_of_kubernetes(item)]
         assert len(checked) > 20
         for item in checked:
@@ -394,9 +409,52 @@ def test_a_trial_changes_secrets_and_the_way_to_the_token_only(rendered: Objects
     assert sorted(kept) == ["railscope-agent-metrics", "railscope-collector", "railscope-collector-metrics"]  # fmt: skip
 
 
-def test_an_agent_of_a_trial_is_admitted_for_its_node(trial: Objects, tmp_path: Path):
+def test_simulated_nodes_replace_agents_and_need_no_rights_or_volume(
+    trial: Objects, simulated: Objects
+):
+    agents, nodes = ("DaemonSet", "railscope-agent"), ("StatefulSet", "railscope-simulated")
+    assert trial.keys() ^ simulated.keys() == {agents, nodes}
+    assert simulated[nodes]["spec"]["replicas"] == 4
+    for kind, name in (nodes, ("StatefulSet", "railscope-collector")):
+        text = json.dumps(simulated[kind, name])
+        words = ("hostPath", "hostNetwork", "hostPID", "volumeClaimTemplates", "nodeSelector")
+        assert not [word for word in words if word in text]
+        spec = simulated[kind, name]["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["containers"][0]["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def test_the_series_of_a_simulated_node_have_its_name(trial: Objects, simulated: Objects):
+    """All simulated nodes may run on one node of the cluster."""
+    names = []
+    for objects in (trial, simulated):
+        (endpoint,) = objects["PodMonitor", "railscope-agent"]["spec"]["podMetricsEndpoints"]
+        names += endpoint["relabelings"][0]["sourceLabels"]
+    assert names == ["__meta_kubernetes_pod_node_name", "__meta_kubernetes_pod_name"]
+    labels = simulated["StatefulSet", "railscope-simulated"]["spec"]["template"]["metadata"]["labels"]  # fmt: skip
+    assert labels["app.kubernetes.io/name"] == "railscope-agent"
+
+
+def test_nobody_is_billed_for_simulated_nodes(packed: Path):
+    """Without a trial they are rejected."""
+    run(HELM, "version")
+    command = [str(HELM), "template", "railscope", str(packed), "--set", "simulatedNodes=4"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode != 0
+    assert "simulatedNodes without a trial" in outcome.stderr
+
+
+@pytest.mark.parametrize("kind", ["agent", "simulated"])
+def test_an_agent_of_a_trial_is_admitted_for_its_node(
+    kind: str, simulated: Objects, trial: Objects, tmp_path: Path
+):
     """Kubernetes replaces $(NAME) in a variable by the value of an earlier one."""
-    (container,) = pod(trial, "agent")["spec"]["containers"]
+    trial = simulated if kind == "simulated" else trial
+    (container,) = pod(trial, kind)["spec"]["containers"]
     environment = {"RAILSCOPE_AGENT_NODE": "gpu-001"}
     for entry in container["env"]:
         if key := entry.get("valueFrom", {}).get("secretKeyRef"):

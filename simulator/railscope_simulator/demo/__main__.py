@@ -20,6 +20,7 @@ from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
 from railscope_simulator.demo.faults import (
+    SCHEDULERS,
     FaultChange,
     FaultRecord,
     FaultTarget,
@@ -32,12 +33,6 @@ from railscope_simulator.demo.report import DemoScreen, verdict
 from railscope_simulator.demo.watchers import Watchers, WatchersError
 
 REFRESH_SECONDS, COMPARE_SECONDS = 2.0, 1.0
-_SCHEDULERS = {
-    "gpu-node-1": "slurm",
-    "gpu-node-2": "kubernetes",
-    "gpu-node-3": "kubernetes",
-    "gpu-node-4": "slurm",
-}
 _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,7 +66,7 @@ def demo(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
         child_process.end_with_parent(os.getppid())
     try:
         with _lock(directory):
-            cluster = DemoCluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
+            cluster = DemoCluster(directory, dict(SCHEDULERS), any_ports=any_ports)
             good = asyncio.run(DemoRun(cluster, Watchers(directory), seconds).run())
     except (WatchersError, ProgramError) as error:
         raise click.ClickException(str(error)) from None

@@ -24,9 +24,8 @@ from railscope import extras
 from railscope.http_responses import read_body
 from railscope.service import run_in_thread
 from railscope.settings import CONFIGURATION_VARIABLE
-from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
-from railscope_simulator.demo.faults import ROUND_SECONDS, plan_faults
+from railscope_simulator.demo.faults import ROUND_SECONDS, UPTIME_NS, plan_faults
 from railscope_simulator.demo.process import Program, ProgramError, run_to_end
 from railscope_simulator.live import LiveNode
 from railscope_simulator.lldp_neighbours import LEAF
@@ -45,7 +44,6 @@ MISSING_SWITCHES = (
 PUSH_SECONDS = "1"
 _SETTLE_SECONDS = 15.0
 _TIMEOUT, _MAX_ANSWER_BYTES = aiohttp.ClientTimeout(total=60), 64 << 20
-_UPTIME_NS = 9 * 86_400 * SECOND_NS
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
 vision,kubernetes,research,2020-01-01T00:00:00Z,
@@ -162,7 +160,7 @@ class DemoCluster:
         with contextlib.suppress(OSError, ValueError, KeyError):
             text = self._file_of(next(iter(self.schedulers))).read_text(encoding="utf-8")
             return int(parse_toml(text)["booted_wall_ns"])
-        return time.time_ns() - _UPTIME_NS
+        return time.time_ns() - UPTIME_NS
 
     def _file_of(self, node: str) -> Path:
         return self.directory / "nodes" / f"{node}.toml"

@@ -12,6 +12,8 @@ a sample from before it need a Prometheus that was started by then, or the next 
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,15 @@ from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_simulator import data, live, node_hardware
 
 ROUND_SECONDS = 1140.0
+UPTIME_NS = 9 * 86_400 * SECOND_NS
+"""Time since the boot of a node when its simulation begins."""
+SCHEDULERS = {
+    "gpu-node-1": "slurm",
+    "gpu-node-2": "kubernetes",
+    "gpu-node-3": "kubernetes",
+    "gpu-node-4": "slurm",
+}
+"""Scheduler of each node's GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,23 @@ def next_begin(seconds: float) -> FaultChange:
 def plan_faults(node: str) -> tuple[live.PlannedFault, ...]:
     """Return the faults that the simulation of a node applies."""
     return tuple(fault.plan for fault in FAULTS if fault.node == node and fault.scenario)
+
+
+def begin_node(name: str) -> live.LiveNode:
+    """Return a node that begins now: that of the demo with the number at the end of the name, from 0, or a healthy one."""
+    digits = re.search(r"[0-9]{1,4}$", name)
+    number = int(digits[0]) if digits else 0
+    demo_name, scheduler = dict(enumerate(SCHEDULERS.items())).get(number, ("", "kubernetes"))
+    return live.LiveNode(
+        name,
+        number,
+        scheduler,
+        booted_wall_ns=time.time_ns() - UPTIME_NS,
+        started_wall_ns=time.time_ns(),
+        started_boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        round_seconds=ROUND_SECONDS,
+        faults=plan_faults(demo_name),
+    )
 
 
 class FaultTarget(NamedTuple):
