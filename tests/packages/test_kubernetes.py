@@ -514,13 +514,13 @@ def _secrets_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def upgrade(
-    server: SecretServer, secrets_chart: Path, home: Path
+    server: SecretServer, secrets_chart: Path, home: Path, given: str = "trial=true"
 ) -> subprocess.CompletedProcess[str]:
     """Render the Secrets as `helm upgrade` does, and store them."""
     if not HELM.exists():
         pytest.skip("helm is missing: run `make servers`")
     address = f"http://127.0.0.1:{server.server_port}"
-    options = ["--set", "trial=true", "--dry-run=server", "--disable-openapi-validation"]
+    options = ["--set", given, "--dry-run=server", "--disable-openapi-validation"]
     outcome = subprocess.run(
         [HELM, "template", "railscope", secrets_chart, "--namespace", "railscope", "--kube-apiserver", address, *options],
         env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
@@ -555,3 +555,16 @@ def test_a_lost_token_of_prometheus_is_an_error(secrets_chart: Path, tmp_path: P
     assert outcome.returncode == 1
     assert "tokens.toml of the Secret railscope-collector lacks the token" in outcome.stderr
     assert "fix: run add_nodes.sh" in outcome.stderr
+
+
+@pytest.mark.parametrize("change", [(0, 0), (0, 2), (4, 0), (4, 2)])
+def test_a_release_has_simulated_nodes_or_real_ones_for_all_its_life(
+    change: tuple[int, int], packed: Path, rendered: Objects, simulated: Objects, tmp_path: Path
+):
+    """A collector that has metered simulated nodes must not go on to bill real ones."""
+    before, after = change
+    objects = simulated if before else rendered
+    with run_secret_server() as server:
+        server.stateful_sets["railscope-collector"] = objects["StatefulSet", "railscope-collector"]
+        outcome = upgrade(server, packed, tmp_path, f"trial=true,simulatedNodes={after}")
+    assert ("exclude each other" in outcome.stderr) == (bool(before) != bool(after))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from railscope.timestamps import SECOND_NS
+from railscope_simulator.demo.faults import SCHEDULERS, begin_node, plan_faults
+from railscope_simulator.demo.process import Program
 from railscope_simulator.live import (
     MAX_START_STEPS,
     MAX_STEPS,
@@ -182,3 +185,30 @@ def test_a_fault_that_does_not_exist_is_named(tmp_path: Path):
     replace(NODE, faults=(PlannedFault("no_such", 1, 1),)).write(path)
     with pytest.raises(LiveNodeFileError, match="unknown scenario: 'no_such'"):
         read_live_node(path)
+
+
+def test_a_node_that_begins_now_has_the_faults_of_its_number() -> None:
+    """The first four are the nodes of the demo; no two nodes share a device, and each start is a boot."""
+    names = [*(f"railscope-simulated-{number}" for number in (0, 1, 2, 3, 4, 10)), "without-number"]
+    nodes = [begin_node(name) for name in names]
+    plans = [plan_faults(name) for name in SCHEDULERS]
+    assert [node.faults for node in nodes] == [*plans, (), (), plans[0]]
+    assert all(plans)
+    uuids = [gpu.uuid for node in nodes for gpu in build_node_hardware(node.spec).gpus]
+    assert len({*uuids}) == 8 * len(nodes)
+    again = begin_node(names[0])
+    assert build_node_hardware(again.spec).gpus[0].uuid == uuids[0]
+    assert again.spec.boot_id != nodes[0].spec.boot_id
+    assert min(fault.begin_seconds for fault in plans[0]) < 60, "a short trial shows a fault"
+
+
+async def test_an_agent_simulates_a_node_without_a_file(tmp_path: Path) -> None:
+    options = ("--node", "railscope-simulated-0", "--listen", "127.0.0.1:0")
+    environment = {**os.environ, "RAILSCOPE_AGENT_COLLECTOR__URL": ""}
+    command = ["simulate-agent", *options, "--state-directory", str(tmp_path)]
+    agent = Program("agent", command, environment)
+    await agent.start(tmp_path)
+    try:
+        await agent.find_logged(r"agent_started .*railscope-simulated-0")
+    finally:
+        await agent.stop()

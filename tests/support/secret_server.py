@@ -1,4 +1,4 @@
-"""API server of Kubernetes that has Secrets of one namespace only."""
+"""API server of Kubernetes that has Secrets and StatefulSets of one namespace only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 SECRETS = "/api/v1/namespaces/railscope/secrets"
+STATEFUL_SETS = "/apis/apps/v1/namespaces/railscope/statefulsets"
 DISCOVERY = {
     "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/apis": {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [{"name": "apps", "versions": [{"groupVersion": "apps/v1", "version": "v1"}]}],
+    },
+    "/apis/apps/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "apps/v1",
+        "resources": [
+            {"name": "statefulsets", "singularName": "statefulset", "namespaced": True, "kind": "StatefulSet",
+             "verbs": ["get"]}
+        ],
+    },
     "/api/v1": {
         "kind": "APIResourceList",
         "groupVersion": "v1",
@@ -32,6 +45,7 @@ class SecretServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), SecretRequest)
         self.secrets: dict[str, dict[str, Any]] = {}
+        self.stateful_sets: dict[str, dict[str, Any]] = {}
         self.version = 0
         self.before_patch: list[Callable[[], None]] = []
         """Changes by others, each made once before a patch is applied."""
@@ -77,6 +91,8 @@ class SecretRequest(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         name = path.removeprefix(f"{SECRETS}/")
         found = DISCOVERY.get(path) or self.server.secrets.get(name)
+        if path.startswith(f"{STATEFUL_SETS}/"):
+            found = self.server.stateful_sets.get(path.removeprefix(f"{STATEFUL_SETS}/"))
         if name in self.server.unreadable:
             self._reject(500, "InternalError")
         elif found:
