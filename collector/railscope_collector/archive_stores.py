@@ -91,9 +91,9 @@ class DirectoryStore:
         with self._convert(f"cannot write {path}"):
             durable_files.make_directory(path.parent)
             durable_files.delete_partial_files(path.parent, path.name)
-            if not path.exists():
-                # Read-only: a file of the archive is never replaced.
-                durable_files.create_durably(path, content, 0o440)
+            # Also if it exists: a writer that was killed may not have made its name durable. Read-only: a file of the
+            # archive is never replaced.
+            durable_files.create_durably(path, content, 0o440)
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """See `ArchiveStore`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.disk import FailingPath
+from support.disk import FailingPath, synced_files
 
 from railscope.wire import SentAt
 from railscope_collector.framelog.framelog import FrameLog, FrameLogError
@@ -130,6 +130,16 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
     found = [r for _, r in read_segment(path, stats)]
     assert len(found) == 4
     assert all(r in [record(n) for n in range(5)] for r in found)
+
+
+async def test_records_of_a_collector_that_was_killed_are_durable_after_opening(tmp_path: Path):
+    """It may have ended between the write and the synchronization of a record, which a restart applies."""
+    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+        await log.append(record(1), taken)
+    with synced_files() as synced:
+        async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)):
+            pass
+    assert synced >= {tmp_path, segment_path(tmp_path, 1)}
 
 
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):

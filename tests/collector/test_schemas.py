@@ -9,6 +9,7 @@ from threading import Thread
 import pytest
 from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
+from support.disk import synced_files
 
 from railscope.wire import WireEntity, WireGroup, WireSchema
 from railscope_collector.config import FrameLogSettings, IngestLimits
@@ -31,6 +32,14 @@ from railscope_collector.fleet.schemas import (
 def schema(number: int) -> WireSchema:
     group = WireGroup("railscope_gpu_energy_joules_total", (1, 1000), (0,))
     return WireSchema("gpu", (group,), (WireEntity("gpu", (f"GPU-{number}",)),))
+
+
+def test_schemas_of_a_collector_that_was_killed_are_durable_after_opening(tmp_path: Path):
+    """It may have ended between the rename of a file and the synchronization of the directory."""
+    SchemaFiles(tmp_path).write({schema_digest(b"schema"): b"schema"})
+    with synced_files() as synced:
+        assert list(SchemaFiles(tmp_path).open()) == [b"schema"]
+    assert synced == {tmp_path}
 
 
 def put_all(schemas: StoredSchemas, *numbers: int) -> list[KnownSchema]:

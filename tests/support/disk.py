@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PosixPath
+from types import FrameType
 from typing import ClassVar
 
 import pytest
@@ -34,6 +36,24 @@ class FailingPath(PosixPath):
             yield
         finally:
             self._failing.remove(str(self))
+
+
+@contextmanager
+def synced_files() -> Iterator[set[Path]]:
+    """Collect the files and directories that this thread synchronizes; the caller of fsync names the descriptor so."""
+    synced = set[Path]()
+
+    def record(frame: FrameType, event: str, called: object) -> None:
+        is_sync = event == "c_call" and called in {os.fsync, os.fdatasync}
+        if is_sync and "descriptor" in frame.f_locals:
+            synced.add(Path(f"/proc/self/fd/{frame.f_locals['descriptor']}").readlink())
+
+    before = sys.getprofile()
+    sys.setprofile(record)
+    try:
+        yield synced
+    finally:
+        sys.setprofile(before)
 
 
 def memory_directory() -> str | None:

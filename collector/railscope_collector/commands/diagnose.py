@@ -409,7 +409,7 @@ def _diagnose_frame_log(
     files = SchemaFiles(state / "schemas")
     known_schemas = {}
     if (state / "schemas").is_dir():
-        for content in files.open():
+        for content in files.read_new():
             if content:
                 schema = decode_schema(content)
                 known_schemas[schema_hash(schema)] = schema

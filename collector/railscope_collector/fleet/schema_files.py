@@ -51,18 +51,20 @@ class SchemaFiles:
     _lock: Lock = field(default_factory=Lock)
 
     def open(self) -> Iterator[bytes | None]:
-        """Yield the content of every stored schema; None for a damaged file."""
+        """Open the directory to write to it; yield the content of every stored schema, None for a damaged file."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Of a collector that was killed.
+        # Of a collector that was killed, possibly between the rename of a file and its durability.
         durable_files.delete_partial_files(self.directory)
-        yield from self._read_new()
+        durable_files.sync_directory(self.directory)
+        yield from self.read_new()
 
     def scan(self) -> None:
         """Find the schemas that another process has stored since the last call."""
-        for _ in self._read_new():
+        for _ in self.read_new():
             pass
 
-    def _read_new(self) -> Iterator[bytes | None]:
+    def read_new(self) -> Iterator[bytes | None]:
+        """Yield the content of every schema stored since the last call; None for a damaged file."""
         known = set(self._names.values())
         for path in sorted(self.directory.iterdir()):
             if path.suffix in {_SINGLE, _SEVERAL} and path.name not in known:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import structlog
 
-from railscope.durable_files import append_durably, sync_directory
+from railscope.durable_files import append_durably, sync_directory, truncate_durably
 from railscope_collector.framelog import segment_files, state_manifest
 
 # Bounds the memory while a disk is slow: above it senders are rejected, and keep their envelopes in the spool.
@@ -94,8 +94,9 @@ class FrameLog:
             for end, _ in segment_files.read_segment(path, segment_files.FrameLogStats()):
                 self.offset = end
             self._descriptor = os.open(path, os.O_WRONLY)
-            # A crash while writing leaves a torn record, which no record may follow.
-            os.ftruncate(self._descriptor, self.offset)
+            # A crash while writing leaves a torn record, which no record may follow, and whole ones that are not on
+            # the disk yet: a frame that is sent again is acknowledged without a write if one of them has it.
+            truncate_durably(self._descriptor, self.offset)
             self._marker = segment_files.read_marker(path)
             # A crash may have preceded it: a power failure could remove the name of a segment with acknowledged
             # records.

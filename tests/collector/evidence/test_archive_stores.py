@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import s3_server
-from support.disk import enlarge, small_file_system
+from support.disk import enlarge, small_file_system, synced_files
 
 from railscope.settings import SettingsError
 from railscope_collector.archive_stores import (
@@ -68,6 +68,16 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArchiveStore:
     found = open_archive_store(settings)
     assert found is not None
     return found
+
+
+def test_a_file_that_exists_is_durable_on_return(tmp_path: Path):
+    """A writer that was killed may have created it, and ended before the directory was synchronized."""
+    store = open_archive_store(ArchiveSettings(url=str(tmp_path)))
+    assert store
+    store.create(NAME, b"first")
+    with synced_files() as synced:
+        store.create(NAME, b"first")
+    assert (tmp_path / NAME).parent in synced
 
 
 def test_a_file_is_created_once_and_never_replaced(store: ArchiveStore):
