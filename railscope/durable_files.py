@@ -177,7 +177,9 @@ def stage_files(directory: Path, *, replace: bool) -> Iterator[StagedFiles]:
 def delete_partial_files(directory: Path, of: str = "") -> None:
     """Delete what interrupted writes have left: in a directory, or only of one of its files."""
     for partial in directory.glob(f"{of}.*{PARTIAL}" if of else f"*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
+        # Other files with this suffix belong to an administrator.
+        if PARTIAL_NAME.fullmatch(partial.name) and partial.is_file() and not partial.is_symlink():
+            partial.unlink(missing_ok=True)
 
 
 def append_durably(descriptor: int, content: bytes, offset: int) -> None:
@@ -240,12 +242,14 @@ def read_json(path: Path, shape: type[FileContent]) -> FileContent | None:
 def lock_directory(directory: Path) -> int:
     """Lock a directory for this process and return the descriptor that holds the lock.
 
+    Files that interrupted writes have left in the directory are deleted: no other process writes there.
     Raises BlockingIOError if another process holds it, OSError if the directory cannot be written.
     """
     descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         # The kernel releases it when the process ends, however it ends; a file with a process ID would stay.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        delete_partial_files(directory)
     except OSError:
         os.close(descriptor)
         raise

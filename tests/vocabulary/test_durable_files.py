@@ -71,6 +71,16 @@ def test_reading_removes_an_interrupted_write_of_this_file_only(tmp_path: Path) 
     assert names(tmp_path) == ["state.json"]
 
 
+def test_the_owner_of_a_directory_deletes_interrupted_writes_and_no_other_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "state.json.0123abcd.partial").write_bytes(b'{"a"')
+    (tmp_path / "notes.partial").write_bytes(b"of an administrator")
+    (tmp_path / "backup.0123abcd.partial").mkdir()
+    os.close(durable.lock_directory(tmp_path))
+    assert names(tmp_path) == ["backup.0123abcd.partial", "lock", "notes.partial"]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": "one"}', b'"\xff"', b"[" * 100_000])
 def test_a_damaged_json_file_is_renamed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)

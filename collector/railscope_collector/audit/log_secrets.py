@@ -14,11 +14,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from railscope.audit.signed_note import NoteError, SecretKey
-from railscope.durable_files import create_durably, make_directory, sync_directory
+from railscope.durable_files import (
+    create_durably,
+    delete_partial_files,
+    make_directory,
+    sync_directory,
+)
 from railscope.settings import SettingsError
 from railscope_collector.audit import AuditLogError
 
@@ -76,11 +82,12 @@ class PersonalSalts:
 
     def make_commitment(self, person: str) -> str:
         """Return the commitment to a person's name, in hexadecimal; create a salt if there is none."""
-        # Repeated, as an erasure may delete the salt between its creation and this read.
+        # Repeated, as an erasure may delete the salt, finished or not, before this read.
         salt = self._salt(person)
         while salt is None:
             make_directory(self.directory)
-            create_durably(self._path(person), secrets.token_bytes(SALT_BYTES), 0o600)
+            with suppress(FileNotFoundError):
+                create_durably(self._path(person), secrets.token_bytes(SALT_BYTES), 0o600)
             salt = self._salt(person)
         return _commitment(salt, person)
 
@@ -91,12 +98,14 @@ class PersonalSalts:
 
     def erase(self, person: str) -> bool:
         """Erase a salt, durable on return; return True if there was one."""
-        try:
-            self._path(person).unlink()
-        except FileNotFoundError:
-            return False
-        sync_directory(self.directory)
-        return True
+        path = self._path(person)
+        is_found = path.exists()
+        path.unlink(missing_ok=True)
+        # A collector that was killed while it created the salt has left another name of it.
+        delete_partial_files(self.directory, path.name)
+        if self.directory.exists():
+            sync_directory(self.directory)
+        return is_found
 
     def _salt(self, person: str) -> bytes | None:
         path = self._path(person)

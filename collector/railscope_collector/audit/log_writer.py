@@ -122,6 +122,7 @@ class AuditLog:
         ownership.acquire()
         self.publisher.open()
         size = self.signed.size
+        Tiles(self.directory, size).delete_unfinished()
         node = Tiles(self.directory, size).node
         tree = merkle.CompactRange(
             size, [node(level, index) for level, index in merkle.subtrees(size)]

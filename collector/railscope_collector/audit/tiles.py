@@ -21,7 +21,7 @@ from pathlib import Path
 
 from railscope import convert_errors
 from railscope.audit import merkle
-from railscope.durable_files import PARTIAL, make_directory, write_durably
+from railscope.durable_files import PARTIAL, delete_partial_files, make_directory, write_durably
 from railscope_collector import archive_stores
 from railscope_collector.audit import AuditLogError
 
@@ -300,6 +300,13 @@ class Tiles:
             full, partial = widths(old, level)
             if partial and widths(self.size, level)[0] > full:
                 shutil.rmtree(self.directory / f"{tile_name(level, full)}.p")
+
+    def delete_unfinished(self) -> None:
+        """Delete files that a writer that was killed has left beside the next tiles. Raises OSError."""
+        for level in ("entries", *range(LEVELS)):
+            full_path = self.directory / tile_name(level, widths(self.size, level)[0])
+            for directory in (full_path.parent, full_path.with_name(f"{full_path.name}.p")):
+                delete_partial_files(directory)
 
     def _write(self, level: int | str, index: int, width: int, content: bytes) -> None:
         path = self.directory / tile_name(level, index, width)

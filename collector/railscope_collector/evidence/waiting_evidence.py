@@ -89,10 +89,7 @@ class WaitingEvidence:
     def open(self) -> Counter[str]:
         """Check all files, and delete unfinished ones; return the number of intervals of each node. Raises OSError."""
         waiting: Counter[str] = Counter()
-        for path in self.directory.glob(f"{_NAMES}.*{durable_files.PARTIAL}"):
-            is_file = path.is_file() and not path.is_symlink()
-            if is_file and durable_files.PARTIAL_NAME.fullmatch(path.name):
-                path.unlink(missing_ok=True)  # of a writer that was killed
+        durable_files.delete_partial_files(self.directory)  # of a writer that was killed
         for path in sorted(self.directory.glob(_NAMES)):
             self._number = int(path.stem)
             try:

@@ -181,3 +181,14 @@ def test_t9_erasing_salts_changes_nothing_but_the_confirmable_names(
         assert [decode_audit_record(raw).pii["owner"] for raw in raws] == [
             known[name] for name in names
         ]
+
+
+def test_an_erased_salt_has_no_copy_of_a_writer_that_was_killed(tmp_path: Path) -> None:
+    """The writer may have ended between the creation of a salt and the deletion of its temporary name."""
+    salts = PersonalSalts(tmp_path)
+    salts.make_commitment("zoe")
+    (salt,) = tmp_path.iterdir()
+    salt.with_name(f"{salt.name}.0123abcd.partial").hardlink_to(salt)
+    assert salts.erase("zoe")
+    assert not salts.erase("zoe")
+    assert list(tmp_path.iterdir()) == []

@@ -412,6 +412,19 @@ def test_a_partial_file_of_a_killed_writer_is_not_an_alteration(good: Path, tmp_
     assert verify_log(directory, KEY.public) == found
 
 
+def test_the_next_writer_deletes_unfinished_files_of_a_killed_one(tmp_path: Path) -> None:
+    """A writer that is killed again and again must not fill the disk."""
+    write_log(tmp_path, [300])
+    unfinished = [
+        tmp_path / f"{name}.1a2b3c4d{PARTIAL}"
+        for name in ("acknowledged", "tile/0/001", "tile/0/001.p/44", "tile/entries/001.p/44")
+    ]
+    for path in unfinished:
+        path.touch()
+    write_log(tmp_path, [1])
+    assert [path for path in unfinished if path.exists()] == []
+
+
 def test_a_log_without_its_journal_has_lost_what_was_not_signed(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     shutil.rmtree(directory / "journal")
