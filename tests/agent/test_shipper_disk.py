@@ -78,6 +78,23 @@ async def test_a_full_disk_costs_nothing_that_memory_can_hold(
     assert "free disk space" in failed["advice"]
 
 
+async def test_what_only_memory_has_at_the_end_is_a_counted_loss(
+    small_disk: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
+) -> None:
+    _, link = late_collector
+    with capture_logs() as logs:
+        async with run_shipper(small_disk, link) as run:
+            for _ in range(6):
+                publish_large(run, 40_000)
+                await run.shipper.flush()
+            await run.failed()
+    stored = len(list((small_disk / "spool").iterdir()))
+    assert 0 < stored == run.stats.spool_envelopes
+    assert run.stats.dropped_frames["disk"] == 6 - stored
+    (stopped,) = [entry for entry in logs if entry["event"] == "agent_stopped"]
+    assert (stopped["dropped_frames"], stopped["waiting_envelopes"]) == (6 - stored, stored)
+
+
 async def test_a_disk_that_comes_back_is_used_again(
     tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:

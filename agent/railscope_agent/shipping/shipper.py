@@ -124,6 +124,7 @@ class Shipper:
             # After the group has ended: no other task sends or spools now.
             await self._send_at_shutdown()
             self._disk.stop()
+            self._drop_memory()
             log.info(
                 "agent_stopped",
                 shipped_frames=self.stats.shipped_frames,
@@ -153,6 +154,12 @@ class Shipper:
                 directory=str(self.directory),
                 timeout_seconds=SHUTDOWN_SECONDS,
             )
+
+    def _drop_memory(self) -> None:
+        """Count what no disk has and no collector received: it ends with the process."""
+        while self._memory:
+            self._record_loss(spool.FrameLoss("disk", 1, self._memory.popleft()[1]))
+        self._update_stats()
 
     # Frames to envelopes -----------------------------------------------------------------------
 
