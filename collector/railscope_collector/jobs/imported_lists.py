@@ -165,13 +165,15 @@ def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
 def add_list(connection: sa.Connection, new: NewList, by: record_draft.TimedActor) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
+    The same list made at a later time is recorded: it states that no other job began until then.
+
     Raises JobLedgerError for a period that overlaps another one of the source.
     """
     for other in read_newest_lists(connection):
         if other.source != new.source:
             continue
         if other.period == new.period:
-            if other.content_hash == new.content_hash:
+            if other.content_hash == new.content_hash and other.as_of_ns >= new.as_of_ns:
                 return False
         elif other.period.overlaps(new.period):
             message = (
@@ -266,10 +268,14 @@ def is_listed_gpu(gpu: str) -> bool:
 
 
 def uncovered_days(lists: Sequence[ImportedList], days: range) -> list[tuple[str, int]]:
-    """Source and day of each day without a list of the source, from its first list on."""
+    """Source and day of each day without a list of the source, from its first list on.
+
+    A list that was made before the end of a day does not contain all of its jobs.
+    """
     by_source: dict[str, list[range]] = {}
     for imported in lists:
-        span = range(imported.period.start_ns // DAY_NS, imported.period.end_ns // DAY_NS)
+        made_ns = min(imported.as_of_ns, imported.period.end_ns)
+        span = range(imported.period.start_ns // DAY_NS, made_ns // DAY_NS)
         by_source.setdefault(imported.source, []).append(span)
     return [
         (source, day)

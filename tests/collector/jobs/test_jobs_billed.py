@@ -72,7 +72,7 @@ class BilledCluster:
         published = self.bill("prices", "publish", self.file("prices.toml", PRICES))
         assert published.exit_code == 0, published.output
 
-    def imported(self, books: Path, period: str) -> Result:
+    def imported(self, books: Path, period: str, *more: str) -> Result:
         return self.bill(
             "import-jobs",
             books,
@@ -84,6 +84,7 @@ class BilledCluster:
             "h100",
             "--tenants",
             self.tenants,
+            *more,
         )
 
 
@@ -115,6 +116,20 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
     assert agreed.exit_code == 0, agreed.output
     assert "jobs that differ: 0" in agreed.stdout
     assert "not compared, as they have not ended: 5" in agreed.stdout
+
+
+def test_a_list_that_was_made_before_its_period_ended_does_not_close_it(cluster):
+    books = cluster.books(row(1, "physics", 0, 10, 1))
+    early = cluster.imported(books, "2025-12", "--as-of", "2025-12-20T12:00:00Z")
+    assert early.exit_code == 0, early.output
+    cluster.publish()
+    rejected = cluster.bill("close", "2025-12")
+    assert rejected.exit_code == 1
+    assert "(job list slurm from 2025-12-20 to 2025-12-31)" in rejected.output
+    # The same jobs, but no other one began until the end of the period.
+    assert cluster.imported(books, "2025-12").exit_code == 0
+    closed = cluster.bill("close", "2025-12")
+    assert totals(closed.stdout) == {"institute": "20.00"}
 
 
 def test_an_account_with_the_name_of_a_tenant_is_not_billed_to_it(cluster):
