@@ -89,6 +89,10 @@ def _changed_matters(missing: Mapping[charge_types.Charge, Fraction]) -> set[cha
         lambda: defaultdict(Fraction)
     )
     for matter, quantity in missing.items():
+        if matter.kind is charge_types.ChargeKind.MINIMUM_TOPUP:
+            # Due at the end of the claim: its start is that of the last interval, however the time is divided.
+            steps[_without_dates(matter)][matter.service_t1_ns] += quantity
+            continue
         # Per nanosecond: charges that are only divided differently cancel at each instant.
         density = quantity / (matter.service_t1_ns - matter.service_t0_ns)
         step = steps[_without_dates(matter)]

@@ -80,6 +80,19 @@ def test_time_that_turns_out_to_be_observed_is_not_a_correction():
     assert not correction_charges(invoices, rate(late, prices, MONTH).charges, MONTH, MONTH.end_ns)
 
 
+def test_a_minimum_of_time_that_turns_out_to_be_observed_is_not_a_correction():
+    """Neither if the last interval of the claim is longer now, nor if it is shorter."""
+    prices = book(price(2 * EUR, minimum_ns=2 * HOUR_NS))
+    silent = usage(0, HOUR_NS, state=SlotState.INFERRED, node_evidence=NodeEvidence.BMC)
+    half = HOUR_NS // 2
+    divided = [replace(silent, end_ns=half), usage(half, HOUR_NS)]
+    for first, second in (([silent], divided), (divided, [silent])):
+        invoices = issued(rate(first, prices, MONTH).charges, MONTH)
+        assert [invoice.total_minor for invoice in invoices] == [400]
+        again = rate(second, prices, MONTH).charges
+        assert not correction_charges(invoices, again, MONTH, MONTH.end_ns)
+
+
 def test_only_energy_that_came_late_is_billed_on():
     prices = book(price(2 * EUR), price(EUR, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS))
     before = rate([usage(0, HOUR_NS, energy_millijoules=3_600_000_000)], prices, MONTH).charges
