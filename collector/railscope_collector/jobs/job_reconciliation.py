@@ -109,22 +109,23 @@ def pair_runs(
     entries: Iterable[tiling.TilingEntry],
     records: Iterable[ListedJob],
     window: units.Period,
-    unended: set[str],
+    unended: Iterable[ListedJob],
 ) -> list[JobRun]:
-    """Every run of every job, by job; jobs without an end in the records are left out."""
-    claim_times = _claim_times(entries, window, unended)
+    """Every run of every job, by job; runs without an end in the records, and their claims, are left out."""
+    claim_times = _claim_times(entries, window)
     jobs: dict[str, list[ListedJob]] = defaultdict(list)
-    for job in records:
-        if job.id not in unended:
-            jobs[job.id].append(job)
-    runs: list[JobRun] = []
-    for name in sorted(claim_times.keys() | jobs.keys()):
-        runs += _pair_claims(name, sorted(jobs[name]), claim_times[name], window)
-    return runs
+    for job in (*records, *unended):
+        jobs[job.id].append(job)
+    return [
+        run
+        for name in sorted(claim_times.keys() | jobs.keys())
+        for run in _pair_claims(name, sorted(jobs[name]), claim_times[name], window)
+        if run.job is None or run.job.end_ns < FOREVER_NS
+    ]
 
 
 def _claim_times(
-    entries: Iterable[tiling.TilingEntry], window: units.Period, unended: set[str]
+    entries: Iterable[tiling.TilingEntry], window: units.Period
 ) -> dict[str, list[ClaimTime]]:
     """Claims on GPUs by job, each from first to last entry, with its quantity."""
     times: dict[tuple[str, str, str], ClaimTime] = {}
@@ -138,7 +139,7 @@ def _claim_times(
             continue
         name = evidence.job_id(entry.workload)
         t0_ns, t1_ns = _clip(window, entry.t0_ns, entry.t1_ns)
-        if name in unended or t0_ns >= t1_ns:
+        if t0_ns >= t1_ns:
             continue
         key = (entry.gpu, entry.claim, entry.tenant)
         if key not in times:
@@ -240,7 +241,7 @@ class TenantCheck:
 class JobComparison:
     """All tenants in order, the jobs that differ, and those compared by times only.
 
-    `unended` are jobs without an end in the scheduler records, which are not compared.
+    `unended` are jobs with a run without an end in the scheduler records, which is not compared.
     """
 
     tenants: tuple[TenantCheck, ...]
@@ -260,7 +261,7 @@ def compare_jobs(
     records: Iterable[ListedJob],
     tolerance_ns: int,
     window: units.Period = ALL_TIME,
-    unended: Collection[str] = (),
+    unended: Collection[ListedJob] = (),
 ) -> JobComparison:
     """Compare the ledger's entries with the jobs of one or several schedulers.
 
@@ -268,7 +269,7 @@ def compare_jobs(
     exact GPU time. Jobs with parts of GPUs whose size the records do not state are compared by
     times only.
     """
-    paired = pair_runs(entries, records, window, set(unended))
+    paired = pair_runs(entries, records, window, unended)
     compared = [(run, *_kinds(run, tolerance_ns)) for run in paired]
     return JobComparison(
         tenants=_tenants([run for run in paired if not run.is_in_parts], tolerance_ns),
@@ -277,7 +278,7 @@ def compare_jobs(
         ),
         jobs=sum(run.job is not None for run in paired),
         in_parts=tuple(sorted({run.id for run in paired if run.is_in_parts})),
-        unended=tuple(sorted(set(unended))),
+        unended=tuple(sorted({job.id for job in unended})),
     )
 
 

@@ -39,11 +39,11 @@ class SchedulerRecordsError(JobsError):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerRecords:
-    """The ended jobs of schedulers, and the ids of those that have not ended."""
+    """The ended jobs of schedulers, and those that have not ended."""
 
     schedulers: frozenset[str]
     jobs: tuple[ListedJob, ...]
-    unended: frozenset[str]
+    unended: tuple[ListedJob, ...]
     tenant_names: frozenset[str]
     """Tenants of the tenants file, of which no account without a row has the name."""
 
@@ -57,7 +57,7 @@ class SchedulerRecords:
         """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError."""
         tenants = tenants or TenantMappings()
         jobs: list[ListedJob] = []
-        unended: set[str] = set()
+        unended: set[ListedJob] = set()
         for scheduler, paths in files.items():
             for path in paths:
                 try:
@@ -67,10 +67,10 @@ class SchedulerRecords:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
                 jobs += account_tenants.map_tenants(job_list.jobs, scheduler, tenants)
-                unended |= set(job_list.running)
+                unended |= set(job_list.unended)
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
         names = account_tenants.tenant_names(tenants)
-        return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended), names)
+        return cls(schedulers, tuple(sorted(set(jobs))), tuple(sorted(unended)), names)
 
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.claim_terms import ClaimAuthority
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope_collector.jobs.account_tenants import account_name
 from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
@@ -85,6 +85,23 @@ def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger
     assert [(check.tenant, check.found) for check in found.tenants] == [("physics", 100 * S)]
     pods = books(tmp_path, '{"items": []}', "kubernetes").compare_with(ledger, DAY, 0)
     assert [difference.job for difference in pods.differences] == ["lab/p"]
+
+
+def test_the_ended_runs_of_a_job_that_runs_again_are_compared(ledger, tmp_path):
+    written(
+        ledger,
+        reported("slurm/n1/7/GPU-0", "7", 100, 200),
+        reported("slurm/n1/8/GPU-0", "8", 300, 400),
+        reported("slurm/n1/7b/GPU-0", "7", 500, 600),
+    )
+    running = "7|u|physics|500|Unknown|n1|gres/gpu=1\n"
+    found = books(tmp_path, SACCT + running).compare_with(ledger, DAY, 0)
+    assert (found.agrees, found.jobs, found.unended) == (True, 1, ("7", "8"))
+    longer = SACCT.replace("7|u|physics|100|200", "7|u|physics|50|200")
+    found = books(tmp_path, longer + running).compare_with(ledger, DAY, 0)
+    assert [difference.run.recorded_time for difference in found.differences] == [
+        150 * S * GPU_CAPACITY
+    ]
 
 
 def test_a_claim_of_a_file_may_be_one_of_slurm(ledger, tmp_path):

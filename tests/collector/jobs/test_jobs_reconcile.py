@@ -27,6 +27,7 @@ from support.shared import capture_path
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.slurm.sacct import COLUMNS
 from railscope.slurm.scontrol import parse_text
+from railscope.timestamps import FOREVER_NS
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
 from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_reader import read_sacct
@@ -152,7 +153,8 @@ def test_a_source_may_name_the_job_of_a_workload_and_states_of_the_node_are_not_
 
 def test_a_job_without_an_end_is_not_compared():
     ran = ListedJob(0, "7", "a", "u", 100 * S, (GPUS[0],))
-    found = compare_jobs(ledger([ran]), [], 0, unended=["7"])
+    running = msgspec.structs.replace(ran, end_ns=FOREVER_NS)
+    found = compare_jobs(ledger([ran]), [], 0, unended=[running])
     assert found == JobComparison((), (), 0, unended=("7",))
 
 
