@@ -9,7 +9,6 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from railscope.catalog import gpu_health
 from railscope_dashboards import dashboard_parts, panels, query
 
-NODES = '{node=~"$node"}'
 HEALTH_TEXTS = {value: text for value, (text, _) in panels.HEALTH.items()}
 ACTIONS = {value: text for value, text in gpu_health.GPU_ACTION.states.items() if text != "none"}
 NODE_GPU = {"node": "Node", "gpu": "GPU"}
@@ -36,13 +35,13 @@ def build_dashboard() -> Dashboard:
                 "node", "Node", "railscope_node_reporting", allows_several=True
             ),
         ),
-        marks=(dashboard_parts.xid_marks(NODES),),
+        marks=(dashboard_parts.xid_marks(query.NODES),),
         tags=("gpu", "health"),
     )
 
 
 def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> query.Query:
-    return query.in_state(f"railscope_{metric}", NODES, f'state{matcher}"{state}"')
+    return query.in_state(f"railscope_{metric}", query.NODES, f'state{matcher}"{state}"')
 
 
 def _count_by(label: str, metric: str, unit: str = "") -> query.Query:
@@ -51,7 +50,7 @@ def _count_by(label: str, metric: str, unit: str = "") -> query.Query:
 
 def _summary() -> Iterator[panels.Panel]:
     unknown = "GPUs with missing readings; those of stale nodes are not included."
-    reporting = f"max by (node) (railscope_node_reporting{NODES})"
+    reporting = f"max by (node) (railscope_node_reporting{query.NODES})"
     stale = query.build_query(f"count({reporting}) - sum({reporting})", query.COUNT)
     action = _in_state("none|ignore", "gpu_recommended_action", "!~")
     yield from (
@@ -61,20 +60,22 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(104, "Unknown", unknown, _in_state("unknown"), panels.NONE_IS_GOOD),
         panels.number(105, "Stale nodes", "The state of their GPUs is unknown.", stale, panels.NONE_IS_GOOD),
         panels.number(106, "Devices missing", "GPUs that a node had and that left its bus.", _in_state("missing", "gpu_device_state"), panels.NONE_IS_GOOD),
-        panels.number(107, "Xids in the last hour", "Driver errors.", query.count_increase(f"railscope_kernel_xids_total{NODES}"), panels.NONE_IS_GOOD),
+        panels.number(107, "Xids in the last hour", "Driver errors.", query.count_increase(f"railscope_kernel_xids_total{query.NODES}"), panels.NONE_IS_GOOD),
         panels.number(108, "GPUs with a recommended action", "GPUs whose health recommends an action.", action, panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 
 def _matrix() -> Iterator[panels.Panel]:
-    by_gpu = query.build_query(query.with_index(health("node, gpu", NODES), NODES), query.COUNT)
-    missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
-    not_healthy = f"{health('node', NODES)} > 0 or ({missing}) + 2"
+    by_gpu = query.build_query(
+        query.with_index(health("node, gpu", query.NODES), query.NODES), query.COUNT
+    )
+    missing = f"max by (node) (railscope_node_reporting{query.NODES}) == 0"
+    not_healthy = f"{health('node', query.NODES)} > 0 or ({missing}) + 2"
     by_health = panels.layers(
         203,
         "GPUs by health",
         "Number of GPUs in each state.",
-        _count_by("state", f"railscope_gpu_health{NODES}"),
+        _count_by("state", f"railscope_gpu_health{query.NODES}"),
         span=12,
     )
     yield from (
@@ -83,10 +84,12 @@ def _matrix() -> Iterator[panels.Panel]:
                       query.build_query(not_healthy, query.COUNT, "{{node}}"), panels.HEALTH, span=12),
         panels.in_colours(by_health, dict(panels.HEALTH.values())),
     )  # fmt: skip
-    reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES} == 1)"
-    verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
-    action = query.state_number("railscope_gpu_recommended_action", ACTIONS, "node, gpu", NODES)
-    last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
+    reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{query.NODES} == 1)"
+    verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', query.NODES)}"
+    action = query.state_number(
+        "railscope_gpu_recommended_action", ACTIONS, "node, gpu", query.NODES
+    )
+    last = f"min by (node) (railscope_node_last_frame_age_seconds{query.NODES}) and ({missing})"
     active, worst = query.build_query(reasons, query.COUNT), query.build_query(verdict, query.COUNT)
     yield panels.rows(
         204,
@@ -122,29 +125,31 @@ def _matrix() -> Iterator[panels.Panel]:
 
 
 def _errors() -> Iterator[panels.Panel]:
-    xids = f"sum by (node) (rate(railscope_kernel_xids_total{NODES}[$__rate_interval])) > 0"
-    in_log = f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})"
+    xids = f"sum by (node) (rate(railscope_kernel_xids_total{query.NODES}[$__rate_interval])) > 0"
+    in_log = f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{query.NODES})"
     ecc = 'railscope_gpu_ecc_errors_total{node=~"$node", lifetime="volatile"}'
     pending, failed = (
-        query.build_query(f"sum(railscope_gpu_row_remap_{state}{NODES})")
+        query.build_query(f"sum(railscope_gpu_row_remap_{state}{query.NODES})")
         for state in ("pending", "failure")
     )
     nvlink = _count_by(
-        "error", f"railscope:node_nvlink_errors:rate5m{NODES}", query.EVENTS_PER_SECOND
+        "error", f"railscope:node_nvlink_errors:rate5m{query.NODES}", query.EVENTS_PER_SECOND
     )
     all_nvlink = query.build_query(
-        f"sum(rate(railscope_gpu_nvlink_errors_total{NODES}[$__rate_interval]))",
+        f"sum(rate(railscope_gpu_nvlink_errors_total{query.NODES}[$__rate_interval]))",
         query.EVENTS_PER_SECOND,
     )
     by_reason = '{node=~"$node", reason=~".*thermal|.*power_brake"}'
     throttled = _count_by("reason", f"railscope:node_gpu_throttle:rate5m{by_reason}", query.COUNT)
-    switches = f"sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval]))"
+    switches = (
+        f"sum by (node) (increase(railscope_kernel_sxids_total{query.NODES}[$__rate_interval]))"
+    )
     xid_keys = {"node": "Node", "pci_address": "PCI address", "xid": "Xid"}
     yield from (
         panels.bars(301, "Xids", "Driver errors of each node.", query.build_query(xids, query.EVENTS_PER_SECOND, "{{node}}")),
         panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", query.build_query(in_log, query.COUNT), worst="highest"), span=16),
         panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _count_by("error", ecc, query.COUNT)),
-        panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _count_by("cause", f"railscope_gpu_remapped_rows{NODES}")),
+        panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _count_by("cause", f"railscope_gpu_remapped_rows{query.NODES}")),
         panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
                      pending.with_name("wait for a reset"), failed.with_name("failed"), steps=panels.NONE_IS_GOOD),
         panels.lines(306, "NVLink errors", "Errors of all links, by kind; kinds appear with their first error.", all_nvlink.with_name("all kinds"), nvlink, steps=panels.ANY_IS_BAD),
@@ -154,7 +159,10 @@ def _errors() -> Iterator[panels.Panel]:
 
 
 def _links() -> Iterator[panels.Panel]:
-    active, present = f"railscope_gpu_nvlinks_active{NODES}", f"railscope_gpu_nvlinks{NODES}"
+    active, present = (
+        f"railscope_gpu_nvlinks_active{query.NODES}",
+        f"railscope_gpu_nvlinks{query.NODES}",
+    )
     down = query.build_query(f"max by (node) ({present} - {active})", query.COUNT)
     yield panels.rows(
         401,
@@ -165,7 +173,7 @@ def _links() -> Iterator[panels.Panel]:
         panels.Column("Present", query.build_query(f"max by (node) ({present})")),
         panels.Column("Down", down, panels.NONE_IS_GOOD, worst="highest"),
     )
-    changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
+    changes = f"sum by (node) (changes(railscope_network_link_up{query.NODES}[$__rate_interval]))"
     yield panels.bars(
         402,
         "Link changes of NICs",

@@ -12,6 +12,7 @@ from railscope_dashboards import panels
 from railscope_dashboards.health import HEALTH_TEXTS, health
 from railscope_dashboards.query import (
     COUNT,
+    NODES,
     SHARE,
     Query,
     build_query,
@@ -126,7 +127,6 @@ def cause_panels() -> Iterator[panels.Panel]:
     )
 
 
-NODES = '{node=~"$node"}'
 ON_RAIL = '{node=~"$node", rail!=""}'
 GPU = {"node": "Node", "gpu": "GPU"}
 

@@ -31,16 +31,16 @@ def build_dashboard() -> Dashboard:
         console="/jobs",
         choices=CHOICES,
         marks=(
-            dashboard_parts.claim_marks(job_panels.NODES),
-            dashboard_parts.xid_marks(job_panels.NODES),
+            dashboard_parts.claim_marks(query.NODES),
+            dashboard_parts.xid_marks(query.NODES),
         ),
         tags=("gpu", "job"),
     )
 
 
-def _top_jobs(aggregation: str, name: str) -> query.Query:
+def _top_jobs(name: str) -> query.Query:
     """Return the ten jobs with most of a metric; several collectors may each hold a part of a job."""
-    jobs = f"{aggregation} by ({job_panels.JOB_LABELS}) (railscope_job_{name}{job_panels.SELECTED_JOBS})"
+    jobs = f"sum by ({job_panels.JOB_LABELS}) (railscope_job_{name}{job_panels.SELECTED_JOBS})"
     return query.build_query(f"topk(10, {jobs})", legend=BY_JOB)
 
 
@@ -109,8 +109,8 @@ def _jobs() -> Iterator[panels.Panel]:
     yield from (
         panels.rows(501, "Jobs", about, job_panels.JOB, *columns, span=24),
         panels.lines(502, "SM activity", "Means over the GPUs of each job; the ten busiest.", query.build_query(f"topk(10, {active})", legend=BY_JOB)),
-        panels.layers(503, "Power", "Total of the GPUs of each job; the ten highest.", _top_jobs("sum", "sum_gpu_power_watts")),
-        panels.lines(504, "RDMA traffic out", "Of the ports on the rails of each job's GPUs; the ten with most.", _top_jobs("sum", "sum_rdma_transmit_bytes_per_second")),
+        panels.layers(503, "Power", "Total of the GPUs of each job; the ten highest.", _top_jobs("sum_gpu_power_watts")),
+        panels.lines(504, "RDMA traffic out", "Of the ports on the rails of each job's GPUs; the ten with most.", _top_jobs("sum_rdma_transmit_bytes_per_second")),
     )  # fmt: skip
 
 

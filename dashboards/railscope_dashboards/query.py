@@ -40,6 +40,8 @@ RATE_UNITS: Mapping[MetricUnit, str] = {
 }
 EVENTS_PER_SECOND = "cps"
 SHARE = "percentunit"
+NODES = '{node=~"$node"}'
+"""Selector of the chosen nodes."""
 
 _VECTOR = re.compile(r'\brailscope[_:][\w:]+(?:\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})?(?:\[[^\]]*\])?')
 _AGGREGATION = {Rollup.SUM: "sum", Rollup.MAX: "max", Rollup.MIN: "min"}
@@ -108,9 +110,9 @@ def active_gpus(name: str) -> str:
     return f"sum({share} * railscope_cluster_count_gpu_{name})"
 
 
-def highest_rates(selector: str, counter: str) -> Query:
+def highest_rates(counter: str) -> Query:
     """Return the ten nodes with the highest rate of a counter."""
-    rate = f"rate(railscope_{counter}_total{selector}[$__rate_interval])"
+    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
     return build_query(f"topk(10, sum by (node) ({rate}))", EVENTS_PER_SECOND, "{{node}}")
 
 

@@ -24,6 +24,7 @@ from railscope_dashboards.panels import (
 )
 from railscope_dashboards.query import (
     EVENTS_PER_SECOND,
+    NODES,
     SHARE,
     Query,
     build_query,
@@ -34,7 +35,6 @@ from railscope_dashboards.switch_panels import rail_panels
 
 UID = "railscope-rails"
 QUESTION = "Does every rail carry its share, and where does congestion come from?"
-NODES = '{node=~"$node"}'
 NIC_ON_RAIL = '{node=~"$node", rail=~"$rail", rail!=""}'
 RAILS = '{rail=~"$rail"}'
 CHOICES = (

@@ -8,7 +8,6 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from railscope_dashboards import dashboard_parts, panels, query
 
-NODES = '{node=~"$node"}'
 UNHEALTHY_STATES = {1: "starting", 2: "partial", 3: "failed"}
 NODE_SOURCE = {"node": "Node", "source": "Source"}
 
@@ -40,12 +39,12 @@ def unhealthy_sources(by: str, selector: str) -> panels.Column:
     return panels.Column("State", state, panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
 
 
-FRAME_AGE = f"min by (node) (railscope_node_last_frame_age_seconds{NODES})"
+FRAME_AGE = f"min by (node) (railscope_node_last_frame_age_seconds{query.NODES})"
 """Of several collectors, one may have received frames of a node in the past."""
 
 
 def _of_nodes(aggregation: str, name: str) -> query.Query:
-    return query.build_query(f"{aggregation}(railscope_{name}{NODES})")
+    return query.build_query(f"{aggregation}(railscope_{name}{query.NODES})")
 
 
 SIMULATED = "on (node) railscope_agent_replay_resident_memory_bytes"
@@ -53,18 +52,18 @@ SIMULATED = "on (node) railscope_agent_replay_resident_memory_bytes"
 
 
 def _cpu_of_agents(aggregation: str, parameter: str = "") -> query.Query:
-    used = f"rate(railscope_agent_cpu_seconds_total{NODES}[$__rate_interval])"
+    used = f"rate(railscope_agent_cpu_seconds_total{query.NODES}[$__rate_interval])"
     return query.build_query(f"{aggregation}({parameter}{used} unless {SIMULATED})", query.SHARE)
 
 
 def _memory_of_agents() -> query.Query:
-    used = f"railscope_agent_resident_memory_bytes{NODES}"
+    used = f"railscope_agent_resident_memory_bytes{query.NODES}"
     return query.build_query(f"max({used} unless {SIMULATED})")
 
 
 def _rate(counter: str, by: str = "") -> query.Query:
     grouping, legend = (f" by ({by}) ", f"{{{{{by}}}}}") if by else ("", "")
-    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
+    rate = f"rate(railscope_{counter}_total{query.NODES}[$__rate_interval])"
     return query.build_query(f"sum{grouping}({rate})", query.EVENTS_PER_SECOND, legend)
 
 
@@ -77,9 +76,9 @@ def _not_stored(name: str, results: str) -> query.Query:
 
 def _summary() -> Iterator[panels.Panel]:
     up = 'up{job="railscope-agent", node=~"$node"}'
-    reporting = f"max by (node) (railscope_node_reporting{NODES})"
-    limit = query.in_state("railscope_governor_state", NODES, 'state="at_limit"')
-    failed = query.in_state("railscope_source_state", NODES, 'state="failed"')
+    reporting = f"max by (node) (railscope_node_reporting{query.NODES})"
+    limit = query.in_state("railscope_governor_state", query.NODES, 'state="at_limit"')
+    failed = query.in_state("railscope_source_state", query.NODES, 'state="failed"')
     expensive: panels.Steps = ((None, "green"), (0.02, "orange"))
     yield from (
         panels.number(101, "Agents with failed scrapes", "Failed scrapes.", query.build_query(f"count({up}) - sum({up})", query.COUNT), panels.NONE_IS_GOOD),
@@ -94,11 +93,11 @@ def _summary() -> Iterator[panels.Panel]:
 
 
 def _cost() -> Iterator[panels.Panel]:
-    used = f"rate(railscope_source_cpu_seconds_total{NODES}[$__rate_interval])"
+    used = f"rate(railscope_source_cpu_seconds_total{query.NODES}[$__rate_interval])"
     cpu = f"avg by (source) ({used} unless {SIMULATED})"
-    reads = f"max by (source) (railscope_source_read_duration_seconds{NODES})"
-    governors = f"sum by (resource, state) (railscope_governor_state{NODES})"
-    stretched = f"topk(10, max by (node) (railscope_agent_stretched_sources{NODES}) > 0)"
+    reads = f"max by (source) (railscope_source_read_duration_seconds{query.NODES})"
+    governors = f"sum by (resource, state) (railscope_governor_state{query.NODES})"
+    stretched = f"topk(10, max by (node) (railscope_agent_stretched_sources{query.NODES}) > 0)"
     yield from (
         panels.lines(201, "CPU of agents", "Share of one CPU: the most expensive agent and the median, without simulated agents.",
                      _cpu_of_agents("max").with_name("highest"), _cpu_of_agents("quantile", "0.5, ").with_name("median")),
@@ -112,10 +111,10 @@ def _cost() -> Iterator[panels.Panel]:
 
 
 def _age() -> Iterator[panels.Panel]:
-    ages = f"topk(20, max by (node, source) (railscope_source_age_seconds{NODES}))"
+    ages = f"topk(20, max by (node, source) (railscope_source_age_seconds{query.NODES}))"
     column = panels.Column("Age", query.build_query(ages), panels.OLD, worst="highest")
     frames = f"topk(10, {FRAME_AGE})"
-    offset = f"railscope_node_clock_offset_seconds{NODES} unless on (instance, node) railscope_node_reporting == 0"
+    offset = f"railscope_node_clock_offset_seconds{query.NODES} unless on (instance, node) railscope_node_reporting == 0"
     clocks = (
         query.build_query(f"{aggregation}({offset})").with_name(name)
         for aggregation, name in (("max", "highest"), ("min", "lowest"))
@@ -128,18 +127,18 @@ def _age() -> Iterator[panels.Panel]:
 
 
 def _gaps() -> Iterator[panels.Panel]:
-    sources = f"sum by (state) (railscope:node_source_state:sum{NODES})"
-    absent = f"sum by (reason) (railscope:node_source_absent_readings:sum{NODES})"
-    unhealthy = unhealthy_sources("node, source", NODES)
+    sources = f"sum by (state) (railscope:node_source_state:sum{query.NODES})"
+    absent = f"sum by (reason) (railscope:node_source_absent_readings:sum{query.NODES})"
+    unhealthy = unhealthy_sources("node, source", query.NODES)
     yield from (
         panels.layers(401, "Sources by state", "States of all sources.", query.build_query(sources, legend="{{state}}")),
         panels.rows(402, "Sources with failures", "Their readings are absent, not zero.", NODE_SOURCE, unhealthy, span=8),
         panels.layers(403, "Absent readings", "By reason; `unsupported` does not indicate a fault.", query.build_query(absent, legend="{{reason}}")),
-        panels.lines(404, "Missed ticks", "Reads of any source that took longer than its period, by node.", query.highest_rates(NODES, "agent_missed_ticks")),
+        panels.lines(404, "Missed ticks", "Reads of any source that took longer than its period, by node.", query.highest_rates("agent_missed_ticks")),
         panels.lines(405, "Dropped by agents", "Frames, by reason; these are lost.", _rate("agent_dropped_frames", "reason"), steps=panels.ANY_IS_BAD),
         panels.lines(406, "Spools", "Maximum that waits on the disks of agents.", _of_nodes("max", "spool_size_bytes")),
-        panels.lines(407, "Failures to ship", "By node: the collector was unavailable or busy.", query.highest_rates(NODES, "agent_ship_failures")),
-        panels.lines(408, "Kernel messages lost", "Overwritten before the agent could read them.", query.highest_rates(NODES, "kernel_log_lost_records")),
+        panels.lines(407, "Failures to ship", "By node: the collector was unavailable or busy.", query.highest_rates("agent_ship_failures")),
+        panels.lines(408, "Kernel messages lost", "Overwritten before the agent could read them.", query.highest_rates("kernel_log_lost_records")),
         panels.lines(409, "Missed windows of bursts", "Of NICs and GPUs.",
                      _rate("nic_burst_missed_windows").with_name("NICs"), _rate("gpu_burst_missed_windows").with_name("GPUs")),
         panels.lines(410, "Pushes of NCCL Inspector not stored", "Requests that agents rejected, and points, by result.",

@@ -23,7 +23,6 @@ _ABOUT_LINKS = (
     f"Links of which both ends are known. “{NO_READINGS}”: no switch is read, or no link is known."
 )
 ON_RAIL = '{node=~"$node", rail=~"$rail", rail!=""}'
-_NODES = '{node=~"$node"}'
 HERE = '{switch="$switch", port="$port"}'
 _LINK_HERE = f'{_INFO}{{node="$node", interface="$interface", switch="$switch"}}'
 _NIC_HERE = '{node="$node", interface="$interface"}'
@@ -55,14 +54,14 @@ def with_nic(expression: str, selector: str = ON_RAIL) -> str:
     return f"{expression} * on ({PORT}) group_left ({NIC}, rail) {info}"
 
 
-def with_port(expression: str, selector: str = ON_RAIL) -> str:
+def with_port(expression: str) -> str:
     """Add switch, port and rail to each series of a NIC; NICs without a link are omitted."""
-    info = f"group by ({PORT}, {NIC}, rail) (topk by ({NIC}) (1, {_INFO}{selector}))"
+    info = f"group by ({PORT}, {NIC}, rail) (topk by ({NIC}) (1, {_INFO}{ON_RAIL}))"
     return f"{expression} * on ({NIC}) group_left ({PORT}, rail) {info}"
 
 
 def _nic_rate(name: str) -> str:
-    return f"sum by ({NIC}) (rate(railscope_nic_{name}_total{_NODES}[$__rate_interval]))"
+    return f"sum by ({NIC}) (rate(railscope_nic_{name}_total{query.NODES}[$__rate_interval]))"
 
 
 def explained(panel: panels.Panel) -> panels.Panel:
@@ -157,7 +156,7 @@ def _differences() -> Iterator[panels.Panel]:
     def between(switch_counter: str, nic_counter: str) -> query.Query:
         frames = f"railscope_switch_port_{switch_counter}_pfc_pause_frames_total"
         port = f"sum by ({PORT}) (max by ({PORT}, priority) ({frames} - {frames} offset 15m >= 0))"
-        other = f"railscope_nic_{nic_counter}_pfc_pause_frames_total{_NODES}"
+        other = f"railscope_nic_{nic_counter}_pfc_pause_frames_total{query.NODES}"
         nic = f"sum by ({NIC}) ({other} - {other} offset 15m >= 0)"
         by = f"{NIC}, {PORT}"
         difference = f"sum by ({by}) ({with_nic(port)}) - sum by ({by}) ({with_port(nic)})"
