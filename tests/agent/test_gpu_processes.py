@@ -89,6 +89,14 @@ def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -
     assert found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "41")] == 0
 
 
+def test_a_process_has_no_more_memory_than_its_gpu() -> None:
+    host = gpu(process(41, 1000), process(42, 1001))
+    info = {"total": 1000, "reserved": 0, "used": 900, "free": 100}
+    host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"] = info
+    found = values_by_pid(read_once(GpuProcessSource(), host).frame)
+    assert found == {"41": 1000, "42": Absent.ERROR}
+
+
 def test_processes_beyond_the_bound_are_counted() -> None:
     host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
     frame = read_once(GpuProcessSource(max_reported=8), host).frame

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from railscope.catalog import entities, gpu_sharing as s
 from railscope.frame import Entity
-from railscope.reading import Absent
+from railscope.reading import Absent, Reading
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.gpus.process_lists import (
     ListedProcess,
@@ -127,8 +127,7 @@ class GpuProcessSource(source.SourceWithoutResources):
             if process is None:
                 into.put_none(column, 3, absent or Absent.UNSUPPORTED)
                 continue
-            memory = process.memory_bytes
-            into.put(column, Absent.UNSUPPORTED if memory is None else memory)
+            into.put(column, _memory_on(use.gpu, process.memory_bytes))
             activity = (busy, busy) if isinstance(busy, Absent) else busy.get(pid, (0, 0))
             into.put_readings(column + 1, activity)
 
@@ -146,11 +145,19 @@ class GpuProcessSource(source.SourceWithoutResources):
         busy = _vgpu_utilization(host, use.gpu.index)
         for instance, column in use.vgpus.items():
             try:
-                into.put(column, int(host.call("nvml", "nvmlVgpuInstanceGetFbUsage", instance)))
+                used = int(host.call("nvml", "nvmlVgpuInstanceGetFbUsage", instance))
+                into.put(column, _memory_on(use.gpu, used))
             except NvmlError as error:
                 into.put(column, answer_readings.nvml_reason(error.code))
             into.put(column + 1, busy if isinstance(busy, Absent) else busy.get(instance, 0))
         return set(instances) != use.vgpus.keys()
+
+
+def _memory_on(gpu: GpuDevice, used_bytes: int | None) -> Reading:
+    """Memory of a GPU that a process or virtual GPU uses: an error if the GPU has less, if its memory is known."""
+    if used_bytes is None:
+        return Absent.UNSUPPORTED
+    return Absent.ERROR if 0 < gpu.memory_bytes < used_bytes else used_bytes
 
 
 def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
