@@ -29,7 +29,7 @@ def test_no_number_comes_out_as_another() -> None:
     host = FakeHost()
     limits = {name: METRICS[f"railscope_gpu_{metric}"].valid for name, (metric, _) in PAIRS.items()}
     row = {
-        name: str(min(place, limits[name][1]) if limits[name] else place)
+        name: str(min(place, (limits[name] or (0, place))[1]))
         for place, name in enumerate(PAIRS, 10)
     }
     row |= {name: str(number) for number, name in enumerate(fnmatch.filter(PAIRS, "pcie.*gen*"), 1)}
