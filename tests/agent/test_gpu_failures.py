@@ -68,6 +68,18 @@ def test_a_driver_that_rejects_is_a_problem_with_a_remedy(
     assert outcome.problem == f"NVML error {code}: refused"
 
 
+@pytest.mark.parametrize("count", [65, -1, 2**32 - 1])
+def test_a_number_of_gpus_that_no_node_has_is_a_failure_of_nvml(count: int) -> None:
+    host = host_with_gpus(2)
+    host.calls[COUNT] = count
+    outcome = read_once(GpuSource.load(), host)
+    assert (outcome.frame, [finding.verdict for finding in outcome.findings]) == (
+        None,
+        [ProbeVerdict.BROKEN],
+    )
+    assert f"invalid number of GPUs: {count}: expected at most 64" in outcome.problem
+
+
 async def test_a_driver_that_is_loaded_later_is_found_at_the_next_tick() -> None:
     host = host_with_gpus(2)
     host.calls[COUNT] = NvmlError(9)
@@ -329,6 +341,7 @@ def test_an_unknown_architecture_or_setting_is_no_label() -> None:
     for function in ("Architecture", "ModuleId", "PersistenceMode"):
         host.calls[f"nvml.nvmlDeviceGet{function}(0)"] = ONES
     outcome = read_once(GpuSource.settings(), host)
+    assert outcome.frame
     facts = [value for entity in outcome.frame.schema.entities for value in entity.facts.values()]
     assert str(ONES) not in facts
 

@@ -325,7 +325,10 @@ def test_an_event_names_the_reason_of_an_unknown_verdict() -> None:
 def test_gpus_that_come_and_go_fill_no_memory() -> None:
     run = verdict_sources()
     for number in range(MAX_GPUS + 8):
-        run.host.calls |= answers(0) | {"nvml.nvmlDeviceGetUUID(0)": f"GPU-{number}"}
+        run.host.calls |= answers(0) | {
+            "nvml.nvmlDeviceGetUUID(0)": f"GPU-{number}",
+            "nvml.nvmlDeviceGetPciInfo(0)": {"busId": f"00000000:{0x10 + number:02X}:00.0"},
+        }
         run.step(61)
     assert run.frame
     judged = [key for name, key in readings(run.frame) if name == HEALTH]

@@ -27,7 +27,10 @@ from railscope_agent.topology.pci import (
 )
 
 _LIBRARY_NOT_FOUND = 12
+_UNKNOWN_ERROR = 999
 _LOST = {15, 16}
+MAX_GPUS = 64
+"""More than a node has; the driver supports 32 (open-gpu-kernel-modules, nvlimits.h, NV_MAX_DEVICES)."""
 NVIDIA_DRIVER = "nvidia"
 """Name of NVIDIA's driver on the PCI bus."""
 _ARCHITECTURES = {
@@ -95,7 +98,7 @@ class GpuInventory:
             raise self._failure
         self._failure, self.is_listed = None, False
         try:
-            count = host.call("nvml", "nvmlDeviceGetCount")
+            count = _count(host)
         except NvmlError as error:
             # A library that was there and is missing now is an update of the driver, not a node without GPUs.
             if self.gpus or error.code != _LIBRARY_NOT_FOUND:
@@ -218,6 +221,16 @@ class GpuInventory:
             entity = replace(before.entity, facts={**before.entity.facts, **facts})
             return replace(before, index=index, entity=entity)
         return GpuDevice(index, Entity(entities.GPU, (name,), facts), address)
+
+
+def _count(host: Host) -> int:
+    """Return the number of GPUs. Raises NvmlError, also for a number that no node has: each one is called."""
+    count = int(host.call("nvml", "nvmlDeviceGetCount"))
+    if not 0 <= count <= MAX_GPUS:
+        raise NvmlError(
+            _UNKNOWN_ERROR, f"invalid number of GPUs: {count}: expected at most {MAX_GPUS}"
+        )
+    return count
 
 
 @dataclass(frozen=True, slots=True)
