@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,21 @@ class HousekeepingState:
     witnesses: dict[str, cosignatures.CosignedCheckpoint]
     files: list[journal.JournalFile]
     checkpoint: log_checkpoint.Checkpoint
+
+
+def check_file_kinds(directory: Path) -> None:
+    """Check that the directory has regular files only. Raises LogVerificationError, OSError.
+
+    Before any of them is read: a read of a named pipe may never end.
+    """
+    for path in _existing_files(directory):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            continue  # a writer has removed it since
+        if not stat.S_ISREG(mode):
+            message = f"symbolic link or special file: {path}"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
 
 
 def read_housekeeping(
@@ -160,8 +176,6 @@ def _raise(error: OSError) -> None:
 
 
 def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
-    if path.is_symlink() or not path.is_file():
-        return "symbolic link or special file" if path.exists() or path.is_symlink() else ""
     if name in _TOP_FILES or name.startswith(f"{signing_guard.CONFLICT_DIRECTORY}/"):
         return ""
     if name.startswith("journal/"):

@@ -74,6 +74,7 @@ def _verify(
     anchors: Iterable[str],
     archive: archive_stores.ArchiveReader | None,
 ) -> VerifiedLog:
+    directory_check.check_file_kinds(directory)
     housekeeping, damage = _read_housekeeping(directory, key)
     checkpoint = housekeeping.checkpoint if housekeeping else _read_own_checkpoint(directory, key)
     cosigned = signed_notes(housekeeping.witnesses, key) if housekeeping else ()

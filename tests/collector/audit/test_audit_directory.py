@@ -217,6 +217,17 @@ def test_a_link_is_not_a_file_of_the_log(good: Path, tmp_path: Path) -> None:
     assert (found, "symbolic link or special file" in problem) == (VerifyOutcome.ALTERED, True)
 
 
+def test_a_named_pipe_is_named_and_not_read(good: Path, tmp_path: Path) -> None:
+    """A read of it would wait for a writer, and the check would never end."""
+    for number, name in enumerate(files_of(good)):
+        directory = shutil.copytree(good, tmp_path / str(number))
+        (directory / name).unlink()
+        os.mkfifo(directory / name)
+        found, problem = outcome(directory)
+        expected = f"symbolic link or special file: {directory / name}"
+        assert (found, problem) == (VerifyOutcome.ALTERED, expected)
+
+
 # Remains of a crash at the end of the journal -------------------------------------------------
 
 
