@@ -165,6 +165,15 @@ class ClaimPairing:
             self.findings.append((record.seq, finding))
 
 
+def _is_dated_by_event(record: AuditRecord) -> bool:
+    """True if the time of a record of the log's own writer is that of its event, which may be hours before.
+
+    Records from the outbox have the time of their transaction, those of incidents the time up to which the diagnosis
+    has evaluated the data of the fleet.
+    """
+    return bool(record.ref) or record.type.startswith("evidence.incident_")
+
+
 @dataclass(slots=True)
 class RecordTimes:
     """Check that timestamps are possible according to the clock of the log's writer."""
@@ -184,8 +193,7 @@ class RecordTimes:
                 problem = f"cannot be checked: invalid received_ns {received[:30]!r}"
             elif ahead_ns > AHEAD_NS + uncertain_ns:
                 problem = f"is {ahead_ns // SECOND_NS} s after its receipt"
-        # Records from the outbox have the time of their transaction, which may be hours before.
-        elif record.src.kind != "agent" and not record.ref:
+        elif record.src.kind != "agent" and not _is_dated_by_event(record):
             back_ns = self._latest_ns - timestamp_ns
             if back_ns > TOLERANCE_NS + uncertain_ns:
                 problem = f"is {back_ns // SECOND_NS} s before that of an earlier record"

@@ -86,7 +86,8 @@ def test_impossible_times_are_found(tmp_path: Path) -> None:
         reported(0, "assign", "a", received_ns=str(NOON_NS - 59 * S_NS)),
         reported(1, "assign", "b", received_ns=str(NOON_NS - 70 * S_NS)),
     ]
-    assert findings_of(tmp_path, [*back, *ahead]) == [
+    evaluated = RecordDraft("evidence.incident_close", actor, NOON_NS - 3600 * S_NS, "seen")
+    assert findings_of(tmp_path, [*back, *ahead, evaluated]) == [
         "record 3: admin.config: its time is 3 s before that of an earlier record",
         "record 5: tenancy.assign: its time is 70 s after its receipt",
     ]
