@@ -239,6 +239,10 @@ class IncidentTable:
     unread: frozenset[str] = frozenset()
     """Identities of further incidents that the diagnosis knows: their lines were invalid."""
 
+    def find(self, number: str) -> ReportedIncident | None:
+        """Return an incident by its identity."""
+        return next((each for each in self.incidents if each.document.id == number), None)
+
     def of_tenant(self, tenant: str) -> Iterator[ReportedIncident]:
         """Yield what a tenant may read of the incidents that touch its jobs, oldest first.
 
