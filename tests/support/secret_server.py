@@ -12,13 +12,14 @@ from typing import Any
 
 SECRETS = "/api/v1/namespaces/railscope/secrets"
 STATEFUL_SETS = "/apis/apps/v1/namespaces/railscope/statefulsets"
+APPS = {"groupVersion": "apps/v1", "version": "v1"}
 DISCOVERY = {
     "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [{"name": "apps", "versions": [{"groupVersion": "apps/v1", "version": "v1"}]}],
+        "groups": [{"name": "apps", "versions": [APPS], "preferredVersion": APPS}],
     },
     "/apis/apps/v1": {
         "kind": "APIResourceList",
