@@ -28,6 +28,7 @@ from typing import Annotated, Any, Self, TypeAlias
 import msgspec
 
 from railscope import RailscopeError
+from railscope.durable_files import name_file
 from railscope.untrusted_text import MAX_BYTES, TomlError, parse_toml
 
 Json: TypeAlias = Any  # result of json.loads; each reader narrows it at the point of use
@@ -173,24 +174,27 @@ class CaptureWriter:
 
     def __init__(self, directory: Path, about: CaptureMetadata) -> None:
         self._directory, self._about = directory, about
+        self._timeline = directory / "timeline.jsonl"
 
     def __enter__(self) -> Self:
         """Create the directory and its timeline. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        timeline = self._directory / "timeline.jsonl"
-        self._out = timeline.open("w", encoding="utf-8", errors="surrogateescape")
+        self._out = self._timeline.open("w", encoding="utf-8", errors="surrogateescape")
         return self
 
     def write(self, moment: CaptureMoment) -> None:
-        """Write a moment."""
-        self._out.write(moment.to_line() + "\n")
+        """Write a moment. Raises OSError."""
+        with name_file(self._timeline):
+            self._out.write(moment.to_line() + "\n")
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Complete the capture; without `capture.toml` an interrupted one cannot be read."""
-        self._out.close()
+        """Complete the capture; without `capture.toml` an interrupted one cannot be read. Raises OSError."""
+        with name_file(self._timeline):
+            self._out.close()
         if error is None:
-            about = self._about.to_toml()
-            (self._directory / "capture.toml").write_text(about, encoding="utf-8")
+            path = self._directory / "capture.toml"
+            with name_file(path):
+                path.write_text(self._about.to_toml(), encoding="utf-8")
 
 
 def write_capture(

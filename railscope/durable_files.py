@@ -90,7 +90,7 @@ def partial_file(
     """Write and sync a temporary file beside a path; delete it on exit unless it was renamed."""
     # A unique temporary name: concurrent writers of one file must not interfere.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    try:
+    with name_file(path):  # each attempt has the same message
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -102,9 +102,15 @@ def partial_file(
         finally:
             # On a full disk, each further attempt would leave another temporary file.
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Name a file in the errors of writes to it: a failed write(2) or fsync(2) has no name."""
+    try:
+        yield
     except OSError as error:
-        if error.filename is not None:  # each attempt has the same message
-            error.filename, error.filename2 = str(path), None
+        error.filename, error.filename2 = str(path), None
         raise
 
 

@@ -16,6 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from support.command_line import refusal, refusal_line, run, run_process
+from support.disk import small_file_system
 
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
@@ -346,6 +347,20 @@ def test_the_help_has_each_command_in_one_section_and_an_unknown_command_names_s
         ("bill pricess", "prices"),
     ):
         assert f"Did you mean {similar}?" in run(*words.split()).stderr.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["agent record --seconds 0 DISK/x", "simulate node --seconds 20 DISK/x", "files --to DISK/x"],
+)
+def test_a_command_that_fills_the_disk_names_the_file_in_one_line(tmp_path: Path, arguments: str):
+    with small_file_system(tmp_path / "disk", 4) as disk:
+        outcome = run_process(*arguments.replace("DISK", str(disk)).split())
+    assert (outcome.returncode, outcome.stdout) == (1, "")
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert str(disk / "x") in line
+    assert "No space left on device" in line
 
 
 CAPTURE = str(Path(__file__).with_name("captures") / "dgx-a100")

@@ -62,7 +62,11 @@ def record(  # noqa: PLR0913, PLR0917 - flags
         bursts=BurstSettings(enabled=bursts), textfile=load_settings(config).textfile
     )
     capture = asyncio.run(_record(live_host.LiveHost(root), seconds, read, redact=redact))
-    capture.write(directory)
+    try:
+        capture.write(directory)
+    except OSError as error:
+        message = f"cannot write {error.filename}: {error.strerror}"
+        raise click.ClickException(message) from error
     click.echo(f"{directory}: {len(capture.moments)} moments of {capture.about.node}")
 
 

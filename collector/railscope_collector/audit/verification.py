@@ -62,7 +62,7 @@ def verify_log(
     try:
         return _verify(directory, key, anchors, archive)
     except OSError as error:
-        message = f"cannot read {error.filename}: {error.strerror}"
+        message = f"cannot read {error.filename or directory}: {error.strerror}"
         raise verify_outcome.LogVerificationError(
             verify_outcome.VerifyOutcome.UNREADABLE, message
         ) from error
