@@ -163,8 +163,10 @@ class StagedFiles:
     def clear(self) -> None:
         """Close all files, and remove those that are not published."""
         for name, file in self._open.items():
-            file.close()
             self._partial(name).unlink(missing_ok=True)
+            # Closing writes what is buffered, which fails again on a full disk; a published file has none.
+            with suppress(OSError):
+                file.close()
 
     def _partial(self, name: str) -> Path:
         return self._directory / f"{name}.{self._mark}{PARTIAL}"

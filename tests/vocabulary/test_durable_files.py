@@ -39,6 +39,17 @@ def test_a_full_disk_keeps_the_old_content_and_no_partial_file(small_disk: Path,
     assert names(small_disk) == ["state"]
 
 
+def test_no_file_is_left_of_an_unfinished_set_on_a_full_disk(small_disk: Path) -> None:
+    def stage() -> None:
+        with durable.stage_files(small_disk, replace=False) as files:
+            files.create("small").write(b"buffered")
+            files.create("large").write(bytes(1 << 20))
+
+    with pytest.raises(OSError, match="No space left"):
+        stage()
+    assert names(small_disk) == []
+
+
 def test_each_failed_attempt_has_the_same_message(tmp_path: Path) -> None:
     messages = set()
     (tmp_path / "directory").mkdir()
