@@ -52,7 +52,7 @@ def tenant_names(tenants: TenantMappings) -> frozenset[str]:
 def account_name(tenant: str, taken: Collection[str] = ()) -> str:
     """A tenant as named in a ledger of job lists: an account without a row, `slurm:physics`, has its own name.
 
-    Unless a tenant has that name: a person who may create an account or a namespace must not bill another tenant.
+    Unless a tenant has that name: a user who creates a namespace must not bill another tenant.
     """
     source, colon, owner = tenant.partition(UNMAPPED)
     is_account = colon and source in CLAIM_PROVIDERS.values()
