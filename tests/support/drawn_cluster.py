@@ -267,14 +267,22 @@ class DrawnFeed:
 
     def _add_claims(self) -> None:
         for job in self.cluster.jobs:
-            for number in job.nodes:
-                for index in range(GPUS):
-                    entity = WireEntity(
-                        "claim", (gpu_uuid(number, index), f"{job.name}/{number}/{index}")
-                    )
-                    facts = {"source": "slurm", "workload": job.name, "owner": f"tenant-{job.name}"}
-                    event = WireEvent("claim_start", 0, entity, START_NS, 0, facts)
-                    self.diagnosis.claims.add(NodeEvent(START_NS, node_name(number), event))
+            self._add_claim_events(job, "claim_start", START_NS)
+
+    def _add_claim_events(self, job: DrawnJob, kind: str, timestamp_ns: int) -> None:
+        for number in job.nodes:
+            for index in range(GPUS):
+                entity = WireEntity(
+                    "claim", (gpu_uuid(number, index), f"{job.name}/{number}/{index}")
+                )
+                facts = {"source": "slurm", "workload": job.name, "owner": f"tenant-{job.name}"}
+                event = WireEvent(kind, 0, entity, timestamp_ns, 0, facts)
+                self.diagnosis.claims.add(NodeEvent(timestamp_ns, node_name(number), event))
+
+    def end_job(self, job: DrawnJob, slot: int) -> None:
+        """End a job at the start of a slot."""
+        self.cluster.jobs.remove(job)
+        self._add_claim_events(job, "claim_end", START_NS + slot * SLOT_SECONDS * SECOND_NS)
 
     def evaluate(self, slot: int, row: Row) -> None:
         """Store the readings of a slot, and evaluate it."""

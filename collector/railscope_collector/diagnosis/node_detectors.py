@@ -353,15 +353,18 @@ _DRAINED_CLASSES = frozenset({"link_down", "nic_lost"})
 
 
 def _is_drained(view: findings.DiagnosisView, node: str, finding: findings.Finding) -> bool:
-    """True if a node whose rails are all down, or gone, has no job while others have one, and had no traffic before: it is in maintenance."""
+    """True if a node whose rails are all down, or gone, has no job while others have one, and sent nothing when they were last up.
+
+    Then it is in maintenance. The traffic of a job that had ended before is no reason against it.
+    """
     if finding.incident_class not in _DRAINED_CLASSES:
         return False
     rails = _rails(view, node)
     jobs = [*view.jobs, *(each.job for each in view.ended_jobs)]
-    before = view.signals.table(
-        DeviceKind.NIC, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
-    )
-    has_sent = findings.above(before["send"][rails], findings.MIN_EXCHANGE).any()
+    slots = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
+    were_up = findings.above(slots["link_up"][:, rails], 0.0).any(axis=1)
+    sent = slots["send"][were_up][-view.signals.window :, rails]
+    has_sent = findings.above(sent, findings.MIN_EXCHANGE).any()
     has_job = any(node in job.nodes for job in jobs)
     return bool(jobs) and not has_job and not has_sent and set(finding.parts) >= set(rails)
 
