@@ -755,7 +755,7 @@ def curved(node: str) -> ReportedIncident:
     incident = incident_at(
         node, 1, victims=[f"{HOSTILE}{n}" for n in range(300)], evidence=[evidence]
     )
-    return replace(incident, curves=(EvidenceCurve("pause", "ratio", points),))
+    return replace(incident, curves=(EvidenceCurve("pause", "ratio", points).document(),))
 
 
 async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_path: Path) -> None:

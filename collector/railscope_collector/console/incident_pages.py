@@ -162,15 +162,16 @@ class IncidentPages:
     def _incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
         query = request.query
         at_ns = history_pages.parse_moment("at", query.at) if query.at else None
-        chosen = incidents_api.IncidentsQuery(
-            states=frozenset({query.state}) if query.state != "all" and at_ns is None else None,
-            severities=frozenset({query.severity}) if query.severity else None,
-            offset=query.offset,
-            limit=query.limit,
-            sort=query.sort,
-        )
+
+        def is_selected(incident: incident_table.ReportedIncident) -> bool:
+            if query.severity not in {"", incident.document.severity}:
+                return False
+            if at_ns is None:
+                return query.state in {"all", incident.state}
+            return was_open_at(incident, at_ns)
+
         found = self.api.listed_incidents.select(
-            request.credential, chosen, lambda each: at_ns is None or was_open_at(each, at_ns)
+            request.credential, is_selected, request.part, query.sort
         )
         problem = entity_states.diagnosis_problem(found.timestamp_ns, self.api.wall_ns())
         return page_table.PageContent(found, {"at_ns": at_ns, "problem": problem})

@@ -81,8 +81,9 @@ class TenantPages:
             )
             gpus = self.api.gpus.select(self.api.gpus.newest(), self.api.incidents(), reader, query)
         if request.may_read("incidents"):
-            is_open = incidents_api.IncidentsQuery(states={"open"}, limit=MAX_INCIDENTS)
-            incidents = self.api.listed_incidents.select(reader, is_open)
+            incidents = self.api.listed_incidents.select(
+                reader, lambda each: each.is_open, slice(MAX_INCIDENTS)
+            )
         return tenants.TenantDetail(
             timestamp_ns=views.timestamp_ns,
             tenant=tenant,

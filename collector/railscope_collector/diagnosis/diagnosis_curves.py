@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from railscope import api
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis.findings import SLOTS_PER_MINUTE, DiagnosisView
 from railscope_collector.diagnosis.incident_classes import part_kind
@@ -25,11 +27,11 @@ _SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
 
 
 class CurvePoint(NamedTuple):
-    """Value of a signal in one slot, and the median of all devices of the kind; None and NaN are unknown."""
+    """Value of a signal in one slot, and the median of all devices of the kind; NaN is unknown."""
 
     timestamp_ns: int
-    value: float | None
-    peers: float | None
+    value: float
+    peers: float
 
 
 @dataclass(slots=True)
@@ -39,14 +41,24 @@ class EvidenceCurve:
     signal: str
     unit: str
     points: list[CurvePoint] = field(default_factory=list)
-    has_peers: bool = True
-    """False for a tenant, to which the median of all devices is not shown: it contains those of other tenants."""
 
     def add(self, point: CurvePoint) -> None:
         """Add a point."""
         self.points.append(point)
         if len(self.points) > MAX_POINTS:
             del self.points[FIRST_POINTS]
+
+    def document(self) -> api.CurveDocument:
+        """Return the curve as readers receive it."""
+        points = (
+            api.CurvePointDocument(timestamp_ns, _finite(value), _finite(peers))
+            for timestamp_ns, value, peers in self.points
+        )
+        return api.CurveDocument(self.signal, self.unit, tuple(points))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def extend_curves(curves: list[EvidenceCurve], view: DiagnosisView, incident: Incident) -> None:

@@ -13,7 +13,6 @@ from railscope import api, figures
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.evidence_words import dated_text
 from railscope_collector.diagnosis.findings import OTHER_JOBS, SLOT_NS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
@@ -42,7 +41,7 @@ class ReportedIncident:
     """All of them; the document has the first ones."""
     jobs: Sequence[api.JobDocument] = ()
     """As `victim_nics`."""
-    curves: Sequence[EvidenceCurve] = ()
+    curves: tuple[api.CurveDocument, ...] = ()
     tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     parts: Sequence[api.NicDocument | api.GpuDocument] = ()
@@ -66,6 +65,11 @@ class ReportedIncident:
         return self.document.ended is None
 
     @property
+    def state(self) -> str:
+        """`open` or `closed`."""
+        return "open" if self.is_open else "closed"
+
+    @property
     def is_root(self) -> bool:
         """True if the incident lasts and no other one explains it."""
         return self.is_open and self.document.explained_by is None
@@ -86,7 +90,7 @@ class ReportedIncident:
         cause, curves = whole.cause, self.curves
         is_own_job = isinstance(cause, api.JobDocument) and cause.tenant == tenant
         if isinstance(cause, api.JobDocument):
-            curves = [replace(each, has_peers=False) for each in curves] if is_own_job else ()
+            curves = tuple(map(_without_peers, curves)) if is_own_job else ()
             cause = cause if is_own_job else OTHER_TENANT
         if isinstance(cause, api.RackDocument):
             rack_nodes = tuple(node for node in cause.nodes if node in nodes)
@@ -141,6 +145,12 @@ def _without_names(
         return api.NicDocument("", "", "", "", cause.rail, "", "")
     is_gpu = isinstance(cause, api.GpuDocument)
     return api.GpuDocument("", None, "", "") if is_gpu else api.NodeDocument("")
+
+
+def _without_peers(curve: api.CurveDocument) -> api.CurveDocument:
+    """Return a curve without the median of all devices, which contains those of other tenants."""
+    points = (msgspec.structs.replace(point, peers=None) for point in curve.points)
+    return msgspec.structs.replace(curve, points=tuple(points))
 
 
 def _without_others(evidence: api.EvidenceDocument) -> api.EvidenceDocument:

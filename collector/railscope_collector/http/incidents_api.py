@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -16,7 +14,6 @@ from aiohttp import web
 from railscope import api, service
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
 from railscope_collector.diagnosis.incident_table import (
     IncidentTable,
@@ -34,20 +31,6 @@ MAX_LISTED = 200
 """Incidents of one response, newest first."""
 FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
 """Values of the query; without any, all."""
-
-
-class IncidentsQuery(NamedTuple):
-    """States, severities and classes of incidents (None for all), and the part of the list."""
-
-    states: Collection[str] | None = None
-    severities: Collection[str] | None = None
-    classes: Collection[str] | None = None
-    offset: int = 0
-    limit: int = MAX_LISTED
-    newest_first: bool = False
-    """Order in place of the most urgent one first."""
-    sort: str = ""
-    """Field of the document by which they are sorted then."""
 
 
 @dataclass(slots=True)
@@ -71,44 +54,46 @@ class IncidentsApi:
             for unknown in sorted(selected[name] - set(values)):
                 text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
                 return json_error(HTTPStatus.BAD_REQUEST, text)
-        query = IncidentsQuery(
-            selected["state"], selected["severity"], selected["class"], newest_first=True
-        )
+
+        def is_selected(incident: ReportedIncident) -> bool:
+            document = incident.document
+            of_incident = incident.state, document.incident_class, document.severity
+            return all(
+                each in chosen for each, chosen in zip(of_incident, selected.values(), strict=True)
+            )
+
         progress = self.progress_for(credential)
         chosen = [sorted(values) for values in selected.values()]
         # While it is not evaluated, its age changes: every 10 seconds, as the incidents otherwise.
         age, restarts = int((progress.age_seconds or 0) // 10), progress.restarts
         version = table.timestamp_ns, age, progress.running, restarts, credential.tenant, chosen
-        return await tagged_response(request, partial(self.select, credential, query), *version)
+        make = partial(self.select, credential, is_selected, slice(MAX_LISTED), newest_first=True)
+        return await tagged_response(request, make, *version)
 
     def select(
         self,
         credential: Credential,
-        query: IncidentsQuery,
-        is_selected: Callable[[ReportedIncident], bool] = lambda _: True,
+        is_selected: Callable[[ReportedIncident], bool],
+        part: slice,
+        sort: str = "",
+        *,
+        newest_first: bool = False,
     ) -> api.IncidentList:
-        """Return the part of the incidents that a query selects. Blocking."""
+        """Return a part of the selected incidents, the most urgent one first, or sorted by a field of the document. Blocking."""
         table = self.table()
         visible = visible_incidents(table, credential)
-        found = [
-            each
-            for each in visible
-            if (query.states is None or ("open" if each.is_open else "closed") in query.states)
-            and (query.severities is None or each.document.severity in query.severities)
-            and (query.classes is None or each.document.incident_class in query.classes)
-            and is_selected(each)
-        ]
-        found = found if query.newest_first else worst_first(found)
-        documents = list_query.sort_rows((each.document for each in found), query.sort)
-        rows = documents[query.offset : query.offset + query.limit]
+        found = [each for each in visible if is_selected(each)]
+        found = found if newest_first else worst_first(found)
+        documents = list_query.sort_rows((each.document for each in found), sort)
+        rows, offset = documents[part], part.start or 0
         counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
         return api.IncidentList(
             table.timestamp_ns,
             tuple(rows),
             self.progress_for(credential),
             len(found),
-            query.offset,
-            max(len(found) - query.offset - len(rows), 0),
+            offset,
+            max(len(found) - offset - len(rows), 0),
             dict(counts),
         )
 
@@ -139,7 +124,7 @@ def incident_detail(
         **{name: getattr(incident.document, name) for name in incident.document.__struct_fields__},
         timestamp_ns=timestamp_ns,
         diagnosis=progress,
-        curves=tuple(map(_curve_document, incident.curves)),
+        curves=incident.curves,
     )
 
 
@@ -156,25 +141,6 @@ def find_visible(
     """Return what a reader may see of an incident; None if there is no such incident for the reader."""
     found = visible_incidents(table, credential)
     return next((each for each in found if each.document.id == number), None)
-
-
-def _curve_document(curve: EvidenceCurve) -> api.CurveDocument:
-    return api.CurveDocument(
-        curve.signal,
-        curve.unit,
-        tuple(
-            api.CurvePointDocument(
-                point.timestamp_ns,
-                _finite(point.value),
-                _finite(point.peers) if curve.has_peers else None,
-            )
-            for point in curve.points
-        ),
-    )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"

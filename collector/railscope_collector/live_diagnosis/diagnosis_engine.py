@@ -474,10 +474,7 @@ class DiagnosisEngine:
             incident.onset_ns,
             incident.reach,
             *victims_of(incident, diagnosis.devices),
-            tuple(
-                EvidenceCurve(curve.signal, curve.unit, list(curve.points))
-                for curve in self._curves.get(incident.incident_id, ())
-            ),
+            tuple(curve.document() for curve in self._curves.get(incident.incident_id, ())),
             {name: frozenset(nodes) for name, nodes in incident.tenant_nodes.items()},
             dict(incident.lost_gpu_seconds),
             parts_of(incident, diagnosis.devices),

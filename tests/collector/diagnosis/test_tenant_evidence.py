@@ -57,7 +57,7 @@ def reported(
         found.onset_ns,
         found.reach,
         jobs=[JobDocument(*OWN), JobDocument(*OTHER)],
-        curves=[curve],
+        curves=(curve.document(),),
         tenant_nodes=NODES,
         evidence_jobs=jobs,
     )
