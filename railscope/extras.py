@@ -1,10 +1,14 @@
-"""Extras, which are optional packages: how to install one."""
+"""Extras, which are optional packages: imports of their libraries, and how to install one."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from railscope.settings import SettingsError
 
 _OF_EVERY_COLLECTOR = frozenset(("collector", "top"))
 """Extras that `make install` has without EXTRAS=yes."""
@@ -32,3 +36,16 @@ def install_command(
         else "dnf install ./railscope-collector-*.rpm"
     )
     return f"install the package railscope-collector: {command}"
+
+
+@contextmanager
+def importing(
+    extra: str, feature: str, library: str = "", error: type[Exception] = SettingsError
+) -> Iterator[None]:
+    """Import libraries of an extra for a feature. Raises the error without them, with the command that installs the extra."""
+    try:
+        yield
+    except ImportError as missing:
+        name = library or missing.name
+        message = f"missing {name}, which {feature} requires; fix: {install_command(extra)}"
+        raise error(message) from missing

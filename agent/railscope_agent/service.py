@@ -321,14 +321,9 @@ class Agent:
         if not otlp_target.is_enabled(configured, self.environment):
             return None
         targets = otlp_target.otlp_targets(configured, self.environment)
-        try:
+        feature = "the export by OTLP (otlp.endpoint)"
+        with extras.importing("otlp", feature, "opentelemetry-proto"):
             from railscope_agent.otlp import otlp_exporter  # noqa: PLC0415 - protobuf takes 5 MiB
-        except ImportError as error:
-            message = (
-                "missing opentelemetry-proto, which the export by OTLP (otlp.endpoint) requires;"
-                f" fix: {extras.install_command('otlp')}"
-            )
-            raise SettingsError(message) from error
         stats = {signal: shipping_stats.OtlpStats() for signal in targets}
         exporter = otlp_exporter.OtlpExporter(
             configured,

@@ -132,11 +132,8 @@ class BucketStore:
     def __init__(self, archive: config.ArchiveSettings) -> None:
         parts = urlsplit(archive.url)
         self.location, self._prefix = archive.url.rstrip("/"), parts.path.strip("/")
-        try:
+        with extras.importing("archive", "archive.url s3://", "obstore"):
             self._client, stores = import_module("obstore"), import_module("obstore.store")
-        except ImportError as error:
-            message = f"missing obstore, which archive.url s3:// requires; fix: {extras.install_command('archive')}"
-            raise settings.SettingsError(message) from error
         options: dict[str, Any] = {"region": archive.region} if archive.region else {}
         if archive.endpoint:
             options["endpoint"] = archive.endpoint

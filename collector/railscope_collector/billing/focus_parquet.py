@@ -90,13 +90,8 @@ def read_parquet(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator
 
 
 def _import_pyarrow() -> tuple[Any, Any]:
-    try:
+    with extras.importing("parquet", "Parquet", "PyArrow", NoParquetError):
         return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        message = (
-            f"missing PyArrow, which Parquet requires; fix: {extras.install_command('parquet')}"
-        )
-        raise NoParquetError(message) from error
 
 
 def _schema(arrow: Any) -> Any:

@@ -93,15 +93,9 @@ def check_written(name: str, found: bytes, written: bytes, rows: Sequence[Eviden
 
 def import_pyarrow() -> tuple[Any, Any]:
     """Return PyArrow and its module for Parquet. Raises ArchiveError without them."""
-    try:
-        # An import on use: PyArrow is an optional extra, and takes memory that collectors without an archive need not
-        # have.
+    with extras.importing("archive", "the archive", "PyArrow", ArchiveError):
+        # An import on use: PyArrow takes memory that collectors without an archive need not have.
         return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        message = (
-            f"missing PyArrow, which the archive requires; fix: {extras.install_command('archive')}"
-        )
-        raise ArchiveError(message) from error
 
 
 def compile_pod_pattern(text: str) -> re.Pattern[str] | None:

@@ -38,14 +38,8 @@ _MESSAGES = "opentelemetry.proto"
 
 def import_messages(name: str, setting: str) -> Any:
     """Return a module of messages, which takes 5 MiB. Raises SettingsError without its extra."""
-    try:
+    with extras.importing("otlp", setting, "opentelemetry-proto"):
         return import_module(f"{_MESSAGES}.{name}")
-    except ImportError as error:
-        message = (
-            f"missing opentelemetry-proto, which {setting} requires;"
-            f" fix: {extras.install_command('otlp')}"
-        )
-        raise settings.SettingsError(message) from error
 
 
 def decode_error() -> type[Exception]:
@@ -78,11 +72,8 @@ def check_grpc(configured: RemoteWriteSettings) -> None:
         if urlsplit(url).path.strip("/"):
             message = f"invalid remote_write.{name} {url!r}: expected a URL without a path for gRPC, such as http://HOST:4317"
             raise settings.SettingsError(message)
-    try:
+    with extras.importing("otlp-grpc", "remote_write.otlp_protocol grpc", "grpcio"):
         import_module("railscope.otlp_calls")
-    except ImportError as error:
-        message = f"missing grpcio, which remote_write.otlp_protocol grpc requires; fix: {extras.install_command('otlp-grpc')}"
-        raise settings.SettingsError(message) from error
 
 
 @asynccontextmanager

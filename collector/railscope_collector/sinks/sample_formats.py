@@ -17,7 +17,7 @@ from http import HTTPStatus
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
-from railscope import exposition, extras, settings
+from railscope import exposition, extras
 from railscope.catalog.declare import Metric
 from railscope_collector.fleet.view_cells import ViewCell, label_names
 from railscope_collector.sinks.otlp_format import OtlpMetricsFormat
@@ -75,14 +75,8 @@ class WriteRequestFormat(WholeRequests):
     has_stale_markers: ClassVar = True
 
     def __init__(self) -> None:
-        try:
+        with extras.importing("remote-write", "remote_write.format remote_write", "PyArrow"):
             self._snappy = import_module("pyarrow").Codec("snappy")
-        except ImportError as error:
-            message = (
-                "missing PyArrow, which remote_write.format remote_write requires;"
-                f" fix: {extras.install_command('remote-write')}"
-            )
-            raise settings.SettingsError(message) from error
 
     def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
         """Return the labels of a TimeSeries: field 1 each, with name and value as fields 1 and 2."""

@@ -43,12 +43,9 @@ STORED, NOT_STORED, INCOMPLETE = "stored", "not_stored", "incomplete"
 
 def check_library() -> None:
     """Raise SettingsError if a library of the receiver is missing."""
-    try:
+    with extras.importing("switches", "dialout_receiver"):
         for name in ("grpc.aio", "google.protobuf"):
             import_module(name)
-    except ImportError as error:
-        message = f"missing {error.name}, which dialout_receiver requires; fix: {extras.install_command('switches')}"
-        raise SettingsError(message) from error
 
 
 @dataclass(slots=True)

@@ -40,18 +40,14 @@ log = structlog.get_logger(__name__)
 
 def check_libraries(*, has_grpc: bool) -> None:
     """Raise SettingsError if libraries of the receiver are missing."""
-    extra = "otlp-grpc" if has_grpc else "otlp"
     names = (
         "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
         "grpc.aio",
         "google.rpc.error_details_pb2",
     )
-    try:
+    with extras.importing("otlp-grpc" if has_grpc else "otlp", "otlp_receiver"):
         for name in names if has_grpc else names[:1]:
             import_module(name)
-    except ImportError as error:
-        message = f"missing {error.name}, which otlp_receiver requires; fix: {extras.install_command(extra)}"
-        raise SettingsError(message) from error
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, Protocol, TypeVar
 
 from railscope import extras
-from railscope.settings import SettingsError
 from railscope_collector.switches.snmp_values import SnmpValue
 from railscope_collector.switches.switch_reading import SwitchReadError
 from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
@@ -40,11 +39,8 @@ class SnmpSession(Protocol):
 
 def check_library() -> None:
     """Raise SettingsError if the library is missing."""
-    try:
+    with extras.importing("switches", "switches.file", "gufo-snmp"):
         import gufo.snmp  # noqa: F401, PLC0415 - an extra: only collectors that poll switches have it
-    except ImportError as error:
-        message = f"missing gufo-snmp, which switches.file requires; fix: {extras.install_command('switches')}"
-        raise SettingsError(message) from error
 
 
 class GufoSession:

@@ -57,11 +57,8 @@ def make_reader(switch: ConfiguredSwitch) -> switch_reading.SwitchReader:
     """Return the reader of a switch by its protocol."""
     if switch.gnmi is None:
         return snmp_reader.SnmpReader(switch, time.monotonic)
-    try:
+    with extras.importing("switches", "protocol = 'gnmi'", "grpcio"):
         from railscope_collector.switches import gnmi_reader  # noqa: PLC0415 - an extra: only collectors that use gNMI have gRPC
-    except ImportError as error:
-        message = f"missing grpcio, which protocol = 'gnmi' requires; fix: {extras.install_command('switches')}"
-        raise SettingsError(message) from error
     return gnmi_reader.GnmiReader(switch, time.monotonic)
 
 
