@@ -21,16 +21,9 @@ class UnknownTenantError(closing_record.ClosingError):
     """A tenant without an invoice or undecided time in a period."""
 
 
-def statement_periods(
-    books: period_closing.BillingBooks, tenant: str | None = None
-) -> list[Period]:
-    """The closed periods; of a tenant, those with an invoice or with undecided time."""
-    closings = books.store.closings()
-    if tenant is None:
-        return sorted({closing.period for closing in closings})
-    undecided = books.store.undecided_closings(tenant)
-    periods = {head.period for head in books.store.heads(tenant=tenant)}
-    return sorted(periods | {closing.period for closing in closings if closing.number in undecided})
+def statement_periods(books: period_closing.BillingBooks) -> list[Period]:
+    """The closed periods."""
+    return sorted({closing.period for closing in books.store.closings()})
 
 
 def read_statement(

@@ -131,7 +131,7 @@ def test_all_forms_of_a_statement_come_to_the_same(
 ) -> None:
     books = found[1]
     for tenant in ("language", "vision"):
-        for period in statement_periods(books, tenant):
+        for period in statement_periods(books):
             made = read_statement(books, tenant, period)
             payable = made.invoice.payable
             rows = from_csv(statement_rows.as_csv(made))

@@ -48,7 +48,6 @@ from railscope_collector.billing.statement_text import as_text
 from railscope_collector.billing.tenant_statements import (
     UnknownTenantError,
     read_statement,
-    statement_periods,
 )
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
@@ -176,7 +175,6 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
     assert (document["invoice"], document["status"], document["total"]) == ("", "none", "0.00")
     assert document["undecided"][0]["gpu_hours"] == "15.000000000000"
     assert b"Not billed" in STATEMENT_FORMATS["html"](found)
-    assert statement_periods(books, "blue") == [ONE]
     served = BillingReader(books, lambda _tenants: SELLER)
     assert [
         (invoice.tenant, invoice.invoice != "") for invoice in served.issued_invoices(None)
