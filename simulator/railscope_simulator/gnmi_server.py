@@ -24,8 +24,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from railscope import service
-from railscope.settings import SettingsError
-from railscope_collector.switches import gnmi_messages, gnmi_session
+from railscope_collector.switches import gnmi_messages, gnmi_session, grpc_listener
 from railscope_simulator import openconfig_answers, snmp_server
 from railscope_simulator.sonic_answers import FindAnswer, TablePath
 
@@ -142,20 +141,8 @@ async def serve(
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     name = gnmi_session.GET.split("/")[1]
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    try:
-        port = (
-            server.add_secure_port(address, credentials)
-            if credentials
-            else server.add_insecure_port(address)
-        )
-    except RuntimeError as error:
-        message = f"cannot listen on {address}: {error}"
-        raise SettingsError(message) from error
-    await server.start()
-    try:
+    async with grpc_listener.serving_at(server, address, credentials) as port:
         yield port
-    finally:
-        await server.stop(None)
 
 
 @contextlib.asynccontextmanager

@@ -45,6 +45,15 @@ async def grpc_listener(
     )
     server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=(*_OPTIONS, *limits))
     server.add_generic_rpc_handlers(handlers)
+    async with serving_at(server, listen, credentials) as port:
+        yield port
+
+
+@asynccontextmanager
+async def serving_at(
+    server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None
+) -> AsyncIterator[int]:
+    """Run a server on an address, without TLS unless there are credentials; the value is the port. Raises SettingsError."""
     try:
         port = (
             server.add_secure_port(listen, credentials)
