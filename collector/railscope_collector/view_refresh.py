@@ -38,6 +38,7 @@ from railscope_collector.workloads.job_roster import fair_selection
 from railscope_collector.workloads.job_view import RunningJobs
 from railscope_collector.workloads.measure_averages import MeasureAverages
 
+NOT_COMPUTED = "the views have not been computed yet"
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
 _UNKNOWN, _, _, _FAILED = GPU_HEALTH.states

@@ -19,6 +19,7 @@ from railscope.catalog.incidents import EVALUATION_TIME
 from railscope.catalog.rollup import derived_name
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
+from railscope_collector import view_refresh
 from railscope_collector.access.credentials import ANYONE
 from railscope_collector.console import curves, incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
@@ -27,7 +28,6 @@ from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.http import gpus_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
-from railscope_collector.view_refresh import CollectorViews
 from railscope_collector.views import cluster_load
 
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
@@ -35,7 +35,6 @@ MAX_VALUES = 300
 _RECENT_NS = 5 * 60 * SECOND_NS
 _SPARK_WIDTH = 100
 _SIMULATED_AGENTS = derived_name(REPLAY_MEMORY, "cluster", Rollup.COUNT)
-NOT_COMPUTED = "the views have not been computed yet"
 
 
 class DataState(msgspec.Struct, frozen=True):
@@ -160,7 +159,7 @@ class FleetPages:
         """Return the functions by name of the page."""
         return {
             "overview": self._overview,
-            "nodes": page_table.in_thread(self._nodes),
+            "nodes": page_table.in_thread(lambda request: self.api.select_nodes(request.query)),
             "railscope": self._railscope,
             "api": self._api,
         }
@@ -216,7 +215,7 @@ class FleetPages:
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
 
-    def _load(self, views: CollectorViews, table: IncidentTable) -> RunningLoad:
+    def _load(self, views: view_refresh.CollectorViews, table: IncidentTable) -> RunningLoad:
         query = gpus_api.GpusQuery(limit=1)
         gpus = self.api.gpus.select(self.api.gpus.newest(), table, ANYONE, query)
         points = views.load or (cluster_load.ClusterLoad(views.timestamp_ns),)
@@ -241,9 +240,6 @@ class FleetPages:
             period,
         )
 
-    def _nodes(self, request: page_table.PageRequest) -> resources.NodeList:
-        return self.api.select_nodes(request.query)
-
     async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
         views = self.api.views()
         cells = self.api.metrics.cells(views)
@@ -251,7 +247,7 @@ class FleetPages:
         return await run_in_thread(self._make_railscope, views, cells, missing)
 
     def _make_railscope(
-        self, views: CollectorViews, cells: list[ViewCell], missing: Counter[str]
+        self, views: view_refresh.CollectorViews, cells: list[ViewCell], missing: Counter[str]
     ) -> OwnModel:
         core = self.api.core
         agents = [cell for cell in views.cluster.cells if "_agent_" in cell.metric.name]
@@ -309,7 +305,7 @@ def _spark(
 
 
 def _data_state(
-    rows: Sequence[resources.Node], views: CollectorViews, missing: Counter[str]
+    rows: Sequence[resources.Node], views: view_refresh.CollectorViews, missing: Counter[str]
 ) -> DataState:
     ages = [row.age_seconds for row in rows if row.age_seconds is not None]
     stale = sorted(row.node for row in rows if not row.reporting)
@@ -327,7 +323,7 @@ def _data_state(
 def _summary(model: OverviewModel, urgent: int) -> str:
     """Return the state in one line."""
     if not model.timestamp_ns:
-        return NOT_COMPUTED
+        return view_refresh.NOT_COMPUTED
     if model.nodes and not model.nodes.found:
         return "No node has reported yet."
     parts = []

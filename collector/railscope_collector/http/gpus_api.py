@@ -255,16 +255,11 @@ class GpusApi:
         """Return a part of the list."""
         gpus, table = self.newest(), self.incidents()
         if not gpus.views.timestamp_ns:
-            text = "the views have not been computed yet"
+            text = view_refresh.NOT_COMPUTED
             return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        try:
-            query = msgspec.convert(dict(request.query), GpusQuery, strict=False)
-        except msgspec.ValidationError as error:
-            text = f"invalid query: {str(error)[:200]}"
-            return json_responses.json_error(HTTPStatus.BAD_REQUEST, text)
-        make = partial(self.select, gpus, table, credential, query)
-        version = (gpus.views.timestamp_ns, table.timestamp_ns, credential.tenant, query)
-        return await json_responses.tagged_response(request, make, *version)
+        select = partial(self.select, gpus, table, credential)
+        version = gpus.views.timestamp_ns, table.timestamp_ns, credential.tenant
+        return await json_responses.selected_response(request, GpusQuery, select, *version)
 
     def select(
         self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery

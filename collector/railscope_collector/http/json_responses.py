@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -12,6 +14,7 @@ from aiohttp import web
 from railscope import service
 
 _TAG_DIGITS = 20
+QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 
 
 def json_response(
@@ -50,6 +53,20 @@ async def tagged_response(
     if version:
         body, _ = await service.run_in_thread(encode)
     return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+async def selected_response(
+    request: web.Request,
+    kind: type[QueryT],
+    select: Callable[[QueryT], msgspec.Struct],
+    *version: object,
+) -> web.Response:
+    """Return the document that a query selects, as `tagged_response`; status 400 for an invalid query."""
+    try:
+        query = msgspec.convert(dict(request.query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        return json_error(HTTPStatus.BAD_REQUEST, f"invalid query: {str(error)[:200]}")
+    return await tagged_response(request, partial(select, query), *version, query)
 
 
 def _without_time(content: msgspec.Struct) -> msgspec.Struct:

@@ -52,7 +52,6 @@ from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.rollups import node_rollups
 
 MAX_EVENTS, MAX_NODES = 1000, 1_000_000
-_NOT_COMPUTED = "the views have not been computed yet"
 
 
 _RAIL_METRICS: Mapping[str, tuple[str, ...]] = {
@@ -310,14 +309,9 @@ class ViewApi:
         return await json_responses.tagged_response(request, self.rail_list, *version)
 
     async def _node_list(self, request: web.Request, _: Credential) -> web.Response:
-        try:
-            query = msgspec.convert(dict(request.query), NodesQuery, strict=False)
-        except msgspec.ValidationError as error:
-            text = f"invalid query: {str(error)[:200]}"
-            return json_responses.json_error(HTTPStatus.BAD_REQUEST, text)
-        version = self.views().timestamp_ns, self.incidents().timestamp_ns, query
-        return await json_responses.tagged_response(
-            request, partial(self.select_nodes, query), *version
+        version = self.views().timestamp_ns, self.incidents().timestamp_ns
+        return await json_responses.selected_response(
+            request, NodesQuery, self.select_nodes, *version
         )
 
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
@@ -338,7 +332,9 @@ class ViewApi:
     async def _inventory(self, request: web.Request, _: Credential) -> web.Response:
         result = self.views().inventory_comparison
         if not result.timestamp_ns:
-            return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
+            return json_responses.json_error(
+                HTTPStatus.SERVICE_UNAVAILABLE, view_refresh.NOT_COMPUTED
+            )
         return await json_responses.tagged_response(
             request, partial(inventory_document, result, self.core.names_of)
         )
@@ -375,7 +371,7 @@ class ViewApi:
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
         problem = "draining" if self.core.is_draining else ""
         problem = problem or (f"read-only: {self.read_only}" if self.read_only else "")
-        problem = problem or ("" if self.views().timestamp_ns else _NOT_COMPUTED)
+        problem = problem or ("" if self.views().timestamp_ns else view_refresh.NOT_COMPUTED)
         problem = problem or self.metrics.unknown_reason
         for probe in self.write_probes:
             # Last, as a probe waits for the disk: it is not made if the answer is known.
