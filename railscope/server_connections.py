@@ -54,8 +54,7 @@ class ServerConnection:
     waiting_since: float | None
     """None while a request is served."""
     deadline: float
-    header_seconds: float = HEADER_SECONDS
-    idle_seconds: float = IDLE_SECONDS
+    header_seconds: float
 
     def begin_request(self) -> None:
         """Record a received byte: the request it begins has a deadline."""
@@ -70,7 +69,7 @@ class ServerConnection:
     def begin_idle(self) -> None:
         """Record that a request was served and the next one is awaited."""
         self.waiting_since = time.monotonic()
-        self.deadline = self.waiting_since + self.idle_seconds
+        self.deadline = self.waiting_since + IDLE_SECONDS
 
 
 @dataclass(slots=True)
@@ -80,7 +79,6 @@ class ServerConnections:
     max_connections: int
     max_per_address: int
     header_seconds: float = HEADER_SECONDS
-    idle_seconds: float = IDLE_SECONDS
     accepted: int = 0
     closed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CLOSE_REASONS, 0))
     """Connections that the server closed or rejected, by reason."""
@@ -116,8 +114,7 @@ class ServerConnections:
                 self.count("busy")
                 return None
         now = time.monotonic()
-        times = self.header_seconds, self.idle_seconds
-        created = ServerConnection(host, end, now, now + self.header_seconds, *times)
+        created = ServerConnection(host, end, now, now + self.header_seconds, self.header_seconds)
         self._open.setdefault(host, {})[created] = None
         self._count += 1
         self._opened.set()

@@ -52,7 +52,6 @@ class WitnessApi:
     audit: log_writer.AuditLog
     guard: signing_guard.SigningGuard
     witnesses: cosignatures.CosignatureStore
-    save_every_seconds: float = SAVE_EVERY_SECONDS
     _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
     _key_changed_ns: dict[str, int] = field(default_factory=dict)
     """Time of each node's last key change, in nanoseconds since the epoch."""
@@ -70,7 +69,7 @@ class WitnessApi:
         """Save the cosignatures periodically and at the end."""
         try:
             while True:
-                await asyncio.sleep(self.save_every_seconds)
+                await asyncio.sleep(SAVE_EVERY_SECONDS)
                 await service.run_in_thread(self._save)
         finally:
             # In this thread: the event loop ends.
