@@ -18,7 +18,13 @@ from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 from railscope_collector.billing import charges, price_book, price_book_file, tables, undecided_use
 from railscope_collector.billing.closing_record import PeriodClosing
 from railscope_collector.billing.invoices import Invoice, InvoiceStatus
-from railscope_collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
+from railscope_collector.ledger import (
+    audit_outbox,
+    ledger_queries,
+    row_conversion,
+    schema,
+    transactions,
+)
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.metering.units import Period
 
@@ -101,7 +107,7 @@ class BillingStore:
     def write_transaction(self) -> Iterator[Connection]:
         """Context manager of a transaction that has locked billing."""
         with self.database.transaction(writes=True) as connection:
-            schema.lock(connection, _LOCK)
+            transactions.lock(connection, _LOCK)
             yield connection
 
     @contextmanager

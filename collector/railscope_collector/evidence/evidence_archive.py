@@ -30,7 +30,7 @@ from railscope_collector.evidence import (
     evidence_tables,
     node_parts,
 )
-from railscope_collector.ledger import head_chain, record_draft, schema
+from railscope_collector.ledger import head_chain, record_draft, schema, transactions
 from railscope_collector.ledger.database import Database
 
 MAX_FILE_BYTES = 8 << 20
@@ -218,7 +218,7 @@ class EvidenceArchive:
             "verified_ns": now_ns,
         }
         with self.database.transaction(writes=True) as connection:
-            schema.lock(connection, _LOCK)
+            transactions.lock(connection, _LOCK)
             if connection.execute(sa.select(archives).where(archives.c.name == name)).first():
                 return 0  # by another collector
             number = _next_number(connection, archives)
@@ -314,7 +314,7 @@ class EvidenceArchive:
     ) -> Iterator[int]:
         recent_ns = now_ns - RESTORED_NS
         with self.database.transaction(writes=True) as connection:
-            schema.lock(connection, _LOCK)
+            transactions.lock(connection, _LOCK)
             removed = read_removals(connection, number)
             for node, removal in removed.items():
                 if removal.action == RESTORED and removal.recorded_ns > recent_ns:
@@ -345,7 +345,7 @@ class EvidenceArchive:
 
     def _delete_facts(self, archive: int, node: str, parts: Sequence[str]) -> int:
         with self.database.transaction(writes=True) as connection:
-            schema.lock(connection, _LOCK)
+            transactions.lock(connection, _LOCK)
             if read_removals(connection, archive)[node].action != DELETED:
                 return 0  # restored meanwhile
             # Intervals first: their deletion is permitted while the archived fact exists, the fact's while the interval
@@ -427,7 +427,7 @@ class EvidenceArchive:
         intervals = [row._asdict() for row in rows]
         members = [{"fact": row.part, "archive": file.number} for row in rows]
         with self.database.transaction(writes=True) as connection:
-            schema.lock(connection, _LOCK)
+            transactions.lock(connection, _LOCK)
             evidence_tables.insert_new_rows(connection, _intervals, intervals)
             evidence_contents.record_rows(connection, ((row.part, row.content) for row in rows))
             evidence_tables.insert_new_rows(connection, archived_facts, members)

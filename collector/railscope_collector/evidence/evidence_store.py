@@ -24,7 +24,7 @@ from railscope_collector.evidence import (
     node_intervals,
     node_parts,
 )
-from railscope_collector.ledger import audit_outbox, schema
+from railscope_collector.ledger import audit_outbox, schema, transactions
 from railscope_collector.ledger.database import Database
 
 if sys.version_info >= (3, 14):
@@ -86,7 +86,7 @@ def _recording_ns(connection: Connection, wall_ns: Callable[[], int]) -> int:
 
     Changes are searched by it: a process that is paused between this and its commit loses the transaction.
     """
-    schema.limit_idle_time(connection)
+    transactions.limit_idle_time(connection)
     return wall_ns()
 
 
@@ -168,7 +168,7 @@ class EvidenceStore:
             ):
                 evidence_tables.insert_new_rows(connection, table, new)
             # Agents delete their frames after this commit, so it must be on the standby as well.
-            schema.await_standby(connection)
+            transactions.await_standby(connection)
         remember_contents()
 
     def write_contacts(self, found: node_intervals.Contacts) -> None:
@@ -176,7 +176,7 @@ class EvidenceStore:
         with self._database.transaction(writes=True) as connection:
             rows = evidence_tables.contact_rows(found)
             evidence_tables.insert_new_rows(connection, evidence_tables.first_contacts, rows)
-            schema.await_standby(connection)
+            transactions.await_standby(connection)
 
     def write_file(self, kind: str, text: str, wall_ns: Callable[[], int]) -> bool:
         """Add a version of a file, unless it is the newest already."""

@@ -31,7 +31,7 @@ from railscope_collector.ledger import (
     ledger_store,
     record_draft,
     row_conversion,
-    schema,
+    transactions,
 )
 from railscope_collector.metering import evidence, observation, timeline, units
 
@@ -122,7 +122,7 @@ def import_list(
     """
     added = unchanged = 0
     with ledger.database.transaction(writes=True) as connection:
-        schema.lock(connection, imported_lists.IMPORT_LOCK)
+        transactions.lock(connection, imported_lists.IMPORT_LOCK)
         imported_lists.add_list(connection, new, by)
         # Superseded lists included: a GPU that the new list does not name any more must lose its days.
         gpus = imported_lists.find_listed_gpus(connection, new.source, new.period)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
 from railscope.listen_address import MAX_PORT
 from railscope.service import Parameters, ResultT, run_to_end
-from railscope_collector.ledger import LedgerError, head_chain, schema
+from railscope_collector.ledger import LedgerError, head_chain, schema, transactions
 
 _BUSY_SECONDS = 60
 _CONNECTION = {
@@ -192,7 +192,7 @@ class Database:
     def _prepare(self, connection: sa.Connection) -> None:
         """Create the tables, or check that they are those of this version."""
         # Several collectors may start with an empty database at once.
-        schema.lock(connection, _SCHEMA_LOCK)
+        transactions.lock(connection, _SCHEMA_LOCK)
         present = set(sa.inspect(connection).get_table_names())
         if schema.schema_version.name not in present:
             if strangers := sorted(present & set(self._tables.tables)):

@@ -28,6 +28,7 @@ from railscope_collector.ledger import (
     ledger_records,
     record_draft,
     schema,
+    transactions,
 )
 
 REMEDY = "fix: restore the newest database, or, if it is lost, run `railscope bill accept-copy`"
@@ -118,7 +119,7 @@ def append_head(
     if not items:
         return None
     # Held until the commit: heads are numbered without gaps, and each contains the one before it.
-    schema.lock(connection, _LOCK)
+    transactions.lock(connection, _LOCK)
     database = database_id(connection)
     # Under the lock: a mark that another collector commits meanwhile is seen here.
     check_not_older_copy(connection, database)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 import structlog
 
-from railscope_collector.ledger import LedgerError, schema
+from railscope_collector.ledger import LedgerError, schema, transactions
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 
 log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class LeaseTerm(NamedTuple):
         # In SQLite a lease does not expire.
         expired: Any = sa.false()
         if _is_server(connection):
-            schema.limit_idle_time(connection)
+            transactions.limit_idle_time(connection)
             # Key share: renewals, which leave the key unchanged, do not wait for it.
             lock = sa.select(rows.c.epoch).where(rows.c.name == self.name)
             connection.execute(lock.with_for_update(read=True, key_share=True))
@@ -235,7 +235,7 @@ class Lease:
         started_seconds = _boot_seconds()
         with database.transaction(writes=True) as connection:
             if _is_server(connection):
-                schema.limit_idle_time(connection, round(LEASE_SECONDS))
+                transactions.limit_idle_time(connection, round(LEASE_SECONDS))
                 expires_at = _clock() + timedelta(seconds=self.seconds)
                 renewal = sa.update(rows).where(term.is_row()).values(expires_at=expires_at)
                 is_mine = connection.execute(renewal).rowcount == 1
@@ -254,7 +254,7 @@ class Lease:
         named = rows.c.name == self.name
         with database.transaction(writes=True) as connection:
             is_server = _is_server(connection)
-            schema.limit_idle_time(connection, round(LEASE_SECONDS))
+            transactions.limit_idle_time(connection, round(LEASE_SECONDS))
             if connection.execute(sa.select(rows.c.name).where(named)).first() is None:
                 new = schema.insert_new(connection, rows)
                 connection.execute(new.values(name=self.name, holder="", epoch=0))
