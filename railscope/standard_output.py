@@ -41,7 +41,8 @@ class _Descriptor(io.FileIO):
 def check_output() -> None:
     """Make standard output of this process raise OutputError in place of OSError."""
     # A caller in this process, such as a test, may have replaced it; it is None if it was closed.
-    if (original := sys.__stdout__) is None or sys.stdout is not original:
+    original = sys.__stdout__
+    if original is None or sys.stdout is not original:
         return
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Descriptor(original.fileno(), "w", closefd=False)),
