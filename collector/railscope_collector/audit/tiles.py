@@ -304,8 +304,9 @@ class Tiles:
     def delete_unfinished(self) -> None:
         """Delete files that a writer that was killed has left beside the next tiles. Raises OSError."""
         for level in ("entries", *range(LEVELS)):
-            full_path = self.directory / tile_name(level, widths(self.size, level)[0])
-            for directory in (full_path.parent, full_path.with_name(f"{full_path.name}.p")):
+            parent = (self.directory / tile_name(level, widths(self.size, level)[0])).parent
+            # Also of tiles behind the next one: a writer begins them before a checkpoint covers the tile.
+            for directory in (parent, *parent.glob("*.p")):
                 delete_partial_files(directory)
 
     def _write(self, level: int | str, index: int, width: int, content: bytes) -> None:

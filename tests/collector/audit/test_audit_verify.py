@@ -421,9 +421,10 @@ def test_the_next_writer_deletes_unfinished_files_of_a_killed_one(tmp_path: Path
     write_log(tmp_path, [300])
     unfinished = [
         tmp_path / f"{name}.1a2b3c4d{PARTIAL}"
-        for name in ("acknowledged", "tile/0/001", "tile/0/001.p/44", "tile/entries/001.p/44")
+        for name in ("acknowledged", "tile/0/001", "tile/0/001.p/44", "tile/entries/002.p/13")
     ]
     for path in unfinished:
+        path.parent.mkdir(exist_ok=True)
         path.touch()
     write_log(tmp_path, [1])
     assert [path for path in unfinished if path.exists()] == []
