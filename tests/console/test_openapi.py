@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -106,6 +107,10 @@ async def test_answers_are_as_described(tmp_path: Path, demo_months: Path, role:
             check(path, statuses[path], text)
             unknown = path.format_map(dict.fromkeys(PARTS, "%22%3Cunknown"))
             check(path, *await running.get(unknown, TOKENS[role]))
+        consistency = "/api/v1/audit/consistency"
+        status, text = await running.get(f"{consistency}?old=1000000", TOKENS[role])
+        assert status == HTTPStatus.NOT_FOUND
+        check(consistency, status, text)
     refused = {path for path, status in statuses.items() if status != 200}
     if role is Role.AUDITOR:
         assert not refused

@@ -48,6 +48,8 @@ class Operation(NamedTuple):
     """Media types beside JSON."""
     has_moment: bool = False
     """True if it has another document for a time in the past."""
+    may_lack_query: bool = False
+    """True if the query names a resource, which may not exist."""
 
 
 def _one(*names: str) -> dict[str, Sequence[str]]:
@@ -82,7 +84,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "audit": Operation(audit.AuditEntries, names=_one("from", "limit", "tenant")),
     "audit_entry": Operation(("text/plain",)),
     "audit_checkpoint": Operation(("text/plain",)),
-    "audit_consistency": Operation(audit.ConsistencyProof, names=_one("old")),
+    "audit_consistency": Operation(audit.ConsistencyProof, names=_one("old"), may_lack_query=True),
 }
 """Operations of the routes of /api/v1 but those of pages."""
 PAGES: Mapping[str, Answer] = {
@@ -210,14 +212,14 @@ def _operation(
             "200": {"description": HTTPStatus.OK.phrase, "content": content},
             **{
                 str(status.value): {"description": status.phrase, "content": error}
-                for status in _errors(route, parameters)
+                for status in _errors(route, operation, parameters)
             },
         },
     }
 
 
 def _errors(
-    route: route_table.Route, parameters: Sequence[Mapping[str, Any]]
+    route: route_table.Route, operation: Operation, parameters: Sequence[Mapping[str, Any]]
 ) -> Iterator[HTTPStatus]:
     """Yield the statuses of errors that a route may answer."""
     yield from (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS)
@@ -225,5 +227,5 @@ def _errors(
     # A period has a form of its own; any other text may be a name.
     if any(each["in"] == "query" or each["name"] == "period" for each in parameters):
         yield HTTPStatus.BAD_REQUEST
-    if "{" in route.path:
+    if "{" in route.path or operation.may_lack_query:
         yield HTTPStatus.NOT_FOUND
