@@ -77,8 +77,9 @@ class ReportedIncident:
     def of_tenant(self, tenant: str) -> ReportedIncident | None:
         """Return what a tenant may read; None if no job of the tenant is touched.
 
-        Of other tenants nothing is shown: no job with its ranks, no name of a node without jobs of the tenant, no loss. The
-        detail, which repeats the evidence, is that of the tenant's own job, if all of its evidence is shown.
+        Of other tenants nothing is shown: no job with its ranks, no name of a node without jobs of the tenant, no loss, no
+        median of devices, no class of what the incident explains. The detail, which repeats the evidence, is that of the tenant's
+        own job, if all of its evidence is shown.
         """
         nodes = self.tenant_nodes.get(tenant)
         if nodes is None:
@@ -87,11 +88,10 @@ class ReportedIncident:
         jobs = tuple(job for job in self.jobs if job.tenant == tenant)
         nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
         lost = self.lost_gpu_seconds.get(tenant, 0.0)
-        cause, curves = whole.cause, self.curves
+        cause, curves = whole.cause, tuple(map(_without_peers, self.curves))
         is_own_job = isinstance(cause, api.JobDocument) and cause.tenant == tenant
         if isinstance(cause, api.JobDocument):
-            curves = tuple(map(_without_peers, curves)) if is_own_job else ()
-            cause = cause if is_own_job else OTHER_TENANT
+            cause, curves = (cause, curves) if is_own_job else (OTHER_TENANT, ())
         if isinstance(cause, api.RackDocument):
             rack_nodes = tuple(node for node in cause.nodes if node in nodes)
             cause = api.RackDocument(cause.rack, rack_nodes)
@@ -117,6 +117,7 @@ class ReportedIncident:
             if lost or whole.lost_gpu_time_seconds is not None
             else None,
             evidence=tuple(each for each, _ in shown),
+            symptoms=(),
             detail=whole.detail if is_of_job_only and len(shown) == len(whole.evidence) else "",
             gain=whole.gain if is_of_job_only else None,
         )

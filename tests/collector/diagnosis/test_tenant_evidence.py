@@ -89,6 +89,13 @@ async def test_a_tenant_reads_evidence_detail_and_curve_of_its_own_job() -> None
     assert OWN_NODE not in json.dumps(other)
 
 
+async def test_a_tenant_reads_nothing_that_devices_and_jobs_of_others_are_a_part_of() -> None:
+    own = await read(reported((), symptoms=["job_slowdown"]), "red")
+    (curve,) = own["curves"]
+    assert [point["peers"] for point in curve["points"]] == [None]
+    assert own["symptoms"] == []
+
+
 async def test_an_explanation_that_a_tenant_may_not_read_is_none() -> None:
     """The incident is a cause for that tenant, also in its metrics; the identity of the other one is not shown."""
     effect = reported((), explained_by="i2")
