@@ -14,6 +14,7 @@ from railscope.client import gpu_tables, tables
 from railscope.client.connection import ClientError, ReadClient
 
 HEALTH, HEALTH_REASON = "railscope_gpu_health", "railscope_gpu_health_reason_active"
+READ_AT = "railscope_source_read_timestamp_seconds"
 CLAIMED, LINK_UP = "railscope_gpu_claimed_ratio", "railscope_network_link_up"
 _GPU_VALUES = {
     "utilization_ratio": "railscope_gpu_utilization_ratio",
@@ -36,8 +37,6 @@ _QUERY = tuple(
     ("collect[]", name) for name in ("gpu", "gpu_verdict", "tenancy", "link", "nic", "agent")
 )
 _STATES = frozenset(METRICS[HEALTH].states.values())
-_SAME_READ_NS = 500_000_000
-"""Difference of times of the same read: the age of a source has the resolution of the request."""
 _ABSENCES = gpu_tables.ABSENCES | {
     "holder": "no claim holds the GPU, or the agent does not expose it",
     **dict.fromkeys(gpu_tables.RATES, "a rate needs two readings"),
@@ -97,7 +96,7 @@ class AgentReading:
     """Verdict on each GPU."""
     reasons: dict[str, list[str]] = field(default_factory=dict)
     counted_ns: int = 0
-    """Time of the counters of the NICs."""
+    """Time at which the counters of the NICs were read; 0 if it is unknown."""
     gpus: tuple[api.Gpu, ...] = ()
 
     def gpu_table(self) -> tables.ClientTable:
@@ -156,8 +155,8 @@ class AgentReader:
             fix = f"--collector {url}" if is_collector else "check the URL"
             message = f"reading {url}/metrics failed: the server is {program}; fix: {fix}"
             raise ClientError(message)
-        distance_ns = abs(found.counted_ns - self._newest.counted_ns)
-        if found.node != self._newest.node or distance_ns > _SAME_READ_NS:
+        newest = self._newest
+        if (found.node, found.counted_ns) != (newest.node, newest.counted_ns):
             self._before, self._newest = self._newest, found
         found.gpus = tuple(_make_gpu(found, self._before, gpu) for gpu in found.labels)
         return found
@@ -181,9 +180,6 @@ def read_metrics(text: str, sent_ns: int) -> AgentReading:
                 found.nics.setdefault(labels["rail"], interface)
             elif len(labels) == 1:
                 found.values[name, interface] = value
-    nic_age = found.sources.get("nic", {}).get("age_seconds") or 0.0
-    # Rates are those of the time at which the counters were read.
-    found.counted_ns = sent_ns - round(nic_age * timestamps.SECOND_NS)
     return found
 
 
@@ -197,6 +193,8 @@ def _add_source(
         row["state"] = labels.get("state")
     elif name == "railscope_source_age_seconds":
         row["age_seconds"] = value
+    elif name == READ_AT and source == "nic":
+        found.counted_ns = round(value * timestamps.SECOND_NS)
 
 
 def _add_gpu(found: AgentReading, name: str, labels: dict[str, str], value: float) -> None:
@@ -243,6 +241,7 @@ def _rate(found: AgentReading, before: AgentReading, counter: tuple[str, str]) -
     """Return the rate of a counter; None without two readings at different times, and at a reset."""
     new, old = found.values.get(counter), before.values.get(counter)
     seconds = (found.counted_ns - before.counted_ns) / timestamps.SECOND_NS
-    if new is None or old is None or seconds <= 0 or new < old or before.node != found.node:
+    is_timed = before.counted_ns > 0 and seconds > 0
+    if new is None or old is None or not is_timed or new < old or before.node != found.node:
         return None
     return (new - old) / seconds

@@ -17,6 +17,7 @@ from support.reading import at_period
 from support.sampling import run_sampler
 
 from railscope.http_server import HttpServer
+from railscope.timestamps import SECOND_NS
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED, SourceState
@@ -72,6 +73,23 @@ async def test_the_exposition_has_the_requested_format(accept: str, content_type
         assert "Accept" in answer.headers["Vary"]
         assert text.endswith("# EOF\n") == ("openmetrics" in content_type)
         assert samples(text)[PACKETS] == 100
+
+
+async def test_the_time_of_a_reading_is_that_of_its_frame_at_every_scrape() -> None:
+    host = host_with_nic()
+    read_at = sample("railscope_source_read_timestamp_seconds", source="rdma")
+    async with (
+        run_sampler(host, [RdmaSource()]) as run,
+        served(run.sampler.statuses.values(), host.clock) as session,
+    ):
+        found = []
+        for _ in range(2):
+            async with session.get("/metrics") as answer:
+                found.append(samples(await answer.text())[read_at])
+            host.clock.advance(0.3)
+        (frame,) = (status.frame for status in run.sampler.statuses.values())
+    assert frame
+    assert found == [pytest.approx(frame.timestamp.wall_ns / SECOND_NS, abs=1e-6)] * 2
 
 
 @pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])

@@ -594,21 +594,22 @@ async def test_an_agent_has_gpus_and_sources():
         assert screen.text("title").startswith("sources")
 
 
-async def test_rates_of_an_agent_come_from_two_readings():
+async def test_rates_of_an_agent_come_from_two_readings_and_their_times():
+    """The time of the answer is that of no reading, and has a resolution of a second."""
     text = (
         'railscope_node_info{hostname="n1"} 1\nrailscope_gpu_info{gpu="GPU-a",index="0",rail="0"} 1\n'
-        'railscope_nic_info{interface="eth0",rail="0"} 1\nrailscope_source_age_seconds{source="nic"} AGE\n'
+        'railscope_nic_info{interface="eth0",rail="0"} 1\nrailscope_source_read_timestamp_seconds{source="nic"} TIME\n'
         'railscope_nic_receive_bytes_total{interface="eth0"} COUNT\n'
     )
     date = f"Date: {formatdate(NOW_NS // SECOND_NS, usegmt=True)}"
-    first = text.replace("AGE", "1").replace("COUNT", "0")
+    first = text.replace("TIME", "1000.9").replace("COUNT", "0")
     content: dict[str, Any] = {"/metrics": response(first.encode(), "200 OK", date)}
     async with top(content, (200, 60), agent=True, interval=0.05) as screen:
         await screen.shows("gpus", "0")
         await screen.until(lambda: "a rate needs two readings" in screen.text("foot"))
-        second = text.replace("AGE", "0").replace("COUNT", "1e9")
+        second = text.replace("TIME", "1001.4").replace("COUNT", "1e9")
         content["/metrics"] = response(second.encode(), "200 OK", date)
-        await screen.until(lambda: any("8" in row for row in screen.rows()))
+        await screen.until(lambda: any("16" in row for row in screen.rows()))
 
 
 # Without a terminal ------------------------------------------------------------------------------

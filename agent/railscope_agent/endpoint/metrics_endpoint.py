@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
 from railscope import __version__
-from railscope.catalog import SUBJECTS
+from railscope.catalog import SUBJECTS, agent as catalog, entities
 from railscope.catalog.declare import MetricDetail
 from railscope.exposition import EVERYTHING, Exposition, MetricSelection, TextFormat
-from railscope.frame import Frame
+from railscope.frame import Entity, Frame, Schema
 from railscope.http_server import HttpServerRequest, HttpServerResponse
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
@@ -172,7 +174,8 @@ class MetricsEndpoint:
     def text(self, text_format: TextFormat, selection: MetricSelection | None = None) -> str:
         """Render the exposition of a selection, by default the configured one."""
         chosen = selection or self.expositions.configured
-        return self.expositions.exposition(chosen).render(self.fresh_frames(), text_format)
+        frames = self.fresh_frames()
+        return self.expositions.exposition(chosen).render([*frames, *_read_times(frames)], text_format)
 
     def _dcgm_metrics(self, request: HttpServerRequest) -> HttpServerResponse:
         if request.query:
@@ -216,6 +219,25 @@ class MetricsEndpoint:
         cost = escape(self._cost())
         body = _LANDING.format(node=escape(self._node), version=__version__, cost=cost, rows=rows)
         return HttpServerResponse(body.encode(), "text/html; charset=utf-8")
+
+
+def _read_times(frames: Sequence[Frame]) -> Iterator[Frame]:
+    """Yield a frame with the times of these frames.
+
+    No source can read them: a frame may be replaced between the read of that source and a scrape.
+    """
+    if not frames:
+        return
+    last = frames[-1]
+    times = array("q", [frame.timestamp.wall_ns for frame in frames])
+    schema = _times_schema(tuple(frame.schema.stream for frame in frames))
+    yield Frame(last.origin, schema, 0, last.timestamp, times)
+
+
+@lru_cache(maxsize=4)
+def _times_schema(sources: tuple[str, ...]) -> Schema:
+    columns = [(catalog.SOURCE_READ_AT, Entity(entities.SOURCE, (name,))) for name in sources]
+    return Schema("agent", tuple(columns))
 
 
 def _format_period(status: SourceState) -> str:
