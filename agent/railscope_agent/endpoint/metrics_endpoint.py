@@ -175,7 +175,9 @@ class MetricsEndpoint:
         """Render the exposition of a selection, by default the configured one."""
         chosen = selection or self.expositions.configured
         frames = self.fresh_frames()
-        return self.expositions.exposition(chosen).render([*frames, *_read_times(frames)], text_format)
+        return self.expositions.exposition(chosen).render(
+            [*frames, *_read_times(frames)], text_format
+        )
 
     def _dcgm_metrics(self, request: HttpServerRequest) -> HttpServerResponse:
         if request.query:
