@@ -70,7 +70,9 @@ EVERYTHING = evidence_of(
     gpu("GPU-1", GREEN),
 )
 """Two GPUs: an overlap of two claims, and processes without a claim."""
-JOB = imported_lists.PlacedJob("node-2/00000000:01:00.0", hours(1), "7", "red", hours(2), "node-2")
+JOB = imported_lists.PlacedJob(
+    "node-2/00000000:01:00.0", hours(1), "7", "red", hours(2), "node-2", run_start_ns=hours(0)
+)
 SELLER = Seller("Hall", {name: PayerAccount(name) for name in ("red", "green")})
 
 
