@@ -171,14 +171,17 @@ def _by_gpus(
 def _earlier_days(
     numbers: RevisionNumbers, revisions: Iterable[ledger_store.Revision], period: Period
 ) -> dict[row_conversion.GpuDay, int]:
-    """Days before the window in which claims at the period's start were already in force."""
+    """Days before the window in which claims of the period were already in force.
+
+    Also if the GPU has no ledger day at the period's start, as it was absent then.
+    """
     start_day = period.start_ns // DAY_NS
     since: dict[str, int] = {}
     for revision in revisions:
         tiling = revision.tiling
-        if tiling.day == start_day:
+        if tiling.day >= start_day:
             days = [claim.start_ns // DAY_NS for claim in tiling.claims]
-            since[tiling.gpu] = min([*days, start_day])
+            since[tiling.gpu] = min([*days, since.get(tiling.gpu, start_day)])
     earlier = numbers(range(min(since.values(), default=start_day), start_day - 1))
     return {key: n for key, n in earlier.items() if key.day >= since.get(key.gpu, start_day)}
 

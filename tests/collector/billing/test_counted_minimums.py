@@ -43,8 +43,12 @@ def job(number: int, start: float, end: float, **more: object) -> UnplacedClaim:
     return UnplacedClaim(S, hours(start), tenant="red", end_ns=hours(end), **known)  # type: ignore[arg-type]  # of a test
 
 
-def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedClaim]) -> Ledger:
-    """A ledger of five days of a node."""
+def metered(
+    gpus: Sequence[Sequence[MeteredClaim]],
+    counts: Iterable[UnplacedClaim],
+    days: Iterable[int] = range(-1, DAYS + 1),
+) -> Ledger:
+    """A ledger of some days of a node."""
     named = {f"GPU-{at}": claims for at, claims in enumerate(gpus)}
     placed = place_counts([PlacementGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
     ledger = Ledger.open("sqlite://", metadata)
@@ -56,10 +60,16 @@ def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedCla
             sample_spans=(BootSampleSpan("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
         )
         one = MeteredGpu.compute(evidence, {}, [(0, "h100")])
-        ledger.write_days(
-            [one.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
-        )
+        ledger.write_days([one.day(day, MeteringComputation("1", 0)) for day in days])
     return ledger
+
+
+def test_a_minimum_counts_days_before_a_period_that_begins_without_the_gpu() -> None:
+    held = MeteredClaim(S, hours(1), "job", "red", hours(73), node="n1")
+    ledger = metered([[held]], [], days=(-1, 0, 3, 4))
+    prices = price(RATE, -FOREVER_NS, FOREVER_NS, minimum_ns=hours(20))
+    first, second = billed(ledger, 0, 2, 5, prices=prices)
+    assert {charge.kind for charge in (*first, *second)} == {ChargeKind.USAGE}
 
 
 def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
