@@ -126,13 +126,17 @@ class Reach:
     """Devices that a larger cause consists of."""
     pods: frozenset[int] = frozenset()
     """Pods to which effects may spread along the rails."""
+    subject: str | Cause = ""
+    """What the finding is about, of several at one device: a setting, a link, a queue."""
 
     def contains(self, other: Reach) -> bool:
         """True if a cause is the device of another one, or a larger unit with a part of it."""
+        return self.device == other.device or self.is_larger_than(other)
+
+    def is_larger_than(self, other: Reach) -> bool:
+        """True if a cause is a larger unit with a part of another one."""
         is_larger = len(self.parts) > len(other.parts)
-        return self.device == other.device or (
-            is_larger and not self.parts.isdisjoint({other.device, *other.parts})
-        )
+        return is_larger and not self.parts.isdisjoint({other.device, *other.parts})
 
     def shared(self, relation: Relation) -> AbstractSet[Hashable]:
         """Return the properties by which a relation compares reaches."""
@@ -176,8 +180,8 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
     devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
     rails = frozenset(devices.nics[position].rail for position in nics)
     pods = view.pods_around(view.groups.nic_pod[list(nics)]) if rails else frozenset[int]()
-    jobs = _slowed_jobs(view, finding, nodes)
-    return Reach(device, frozenset(nodes), rails, frozenset(jobs), devices_of_cause, pods)
+    jobs = frozenset(_slowed_jobs(view, finding, nodes))
+    return Reach(device, frozenset(nodes), rails, jobs, devices_of_cause, pods, finding.subject)
 
 
 def _slowed_jobs(view: DiagnosisView, finding: Finding, nodes: set[str]) -> set[JobKey]:
@@ -217,13 +221,15 @@ def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
 
 
 def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach) -> bool:
-    """True if a finding of one class may be the effect of another one."""
+    """True if a finding of one class may be the effect of another one.
+
+    Of its own class, only of a larger unit with the same subject: another setting or link is another fault.
+    """
+    is_part = cause.is_larger_than(effect) and cause.subject == effect.subject
     return any(
         cause_class in classes
         and not cause.shared(relation).isdisjoint(effect.shared(relation))
-        and (
-            cause_class != effect_class or relation is not Relation.DEVICE or cause.contains(effect)
-        )
+        and (cause_class != effect_class or relation is not Relation.DEVICE or is_part)
         for relation, classes in _EDGES[effect_class].items()
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.drawn_cluster import RAILS, START_NS, DrawnCluster, DrawnFeed, Row
@@ -18,7 +20,9 @@ from support.drawn_readings import (
 
 from railscope.wire import WireEntity
 from railscope_collector.diagnosis.findings import SLOT_NS
+from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.ranking import Reach, may_explain
 
 
 def test_a_leaf_with_all_links_down_is_one_incident() -> None:
@@ -155,6 +159,19 @@ def test_a_nic_that_shows_a_setting_before_the_rest_of_its_node_is_a_part_of_it(
     nic, node = incidents_of(ignores_notifications)
     assert (nic.cause.kind, node.cause.kind) == ("nic", "node")
     assert nic.explained_by == node.incident_id
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_faults_of_a_class_explain_no_other_subject_and_none_at_the_same_device(name: str) -> None:
+    """Errors of two links of a leaf, or an MTU and a PFC setting of a node, are two faults."""
+    parts = frozenset({("nic", 1, ""), ("nic", 2, "")})
+    whole = Reach(("node", -1, "n1"), frozenset({"n1"}), frozenset(), frozenset(), parts)
+    part = Reach(("nic", 1, ""), frozenset({"n1"}), frozenset(), frozenset())
+    assert may_explain(name, whole, name, part)
+    assert not may_explain(name, part, name, whole)
+    assert not may_explain(name, replace(whole, subject="mtu"), name, part)
+    first, second = (replace(part, subject=f"errors of link {index}") for index in (1, 2))
+    assert not may_explain(name, first, name, second)
 
 
 def test_a_nic_that_shows_a_setting_later_than_its_node_is_another_fault() -> None:
