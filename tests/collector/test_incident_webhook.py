@@ -167,6 +167,22 @@ async def test_a_failure_is_logged_without_the_query_of_the_url() -> None:
     assert (pair.receiver.keys, "hunter2" in str(logs)) == (["hunter2"], False)
 
 
+async def test_an_answer_that_is_not_http_is_logged_without_the_url() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x15\x03\x03\x00\x02\x02\x50")  # an alert of TLS
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook?key=hunter2"
+    settings = collector_settings(webhook_url=url)
+    webhook = IncidentWebhook(settings, lambda: IncidentTable(SECOND_NS, (incident("a"),)), dict)
+    async with server, aiohttp.ClientSession() as session:
+        with capture_logs() as logs:
+            assert not await webhook.deliver(session)
+    assert "ClientResponseError: 400" in logs[0]["problem"]
+    assert "hunter2" not in str(logs)
+
+
 async def test_critical_incidents_are_sent_first_and_older_ones_before_newer_ones() -> None:
     async with connected() as pair:
         await pair.send(incident("a"), incident("b"), incident("c", severity="critical"))

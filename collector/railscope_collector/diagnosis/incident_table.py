@@ -88,15 +88,16 @@ class ReportedIncident:
         jobs = tuple(job for job in self.jobs if job.tenant == tenant)
         nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
         lost = self.lost_gpu_seconds.get(tenant, 0.0)
-        cause, curves = whole.cause, tuple(map(_without_peers, self.curves))
+        cause = whole.cause
+        curves = tuple(map(_without_peers, self.curves)) if self._is_measured_at(tenant) else ()
         is_own_job = isinstance(cause, api.JobDocument) and cause.tenant == tenant
-        if isinstance(cause, api.JobDocument):
-            cause, curves = (cause, curves) if is_own_job else (OTHER_TENANT, ())
+        if isinstance(cause, api.JobDocument) and not is_own_job:
+            cause = OTHER_TENANT
         if isinstance(cause, api.RackDocument):
             rack_nodes = tuple(node for node in cause.nodes if node in nodes)
             cause = api.RackDocument(cause.rack, rack_nodes)
         if isinstance(cause, _OF_NODES) and cause.node not in nodes:
-            cause, curves = _without_names(cause), ()
+            cause = _without_names(cause)
         shown = [
             (_without_others(each), job)
             for each, job in zip_longest(whole.evidence, self.evidence_jobs)
@@ -132,6 +133,18 @@ class ReportedIncident:
             lost_gpu_seconds=losses,
             parts=(),
             evidence_jobs=[job for _, job in shown],
+        )
+
+    def _is_measured_at(self, tenant: str) -> bool:
+        """True if the curves, which are means of the cause's devices, are of a tenant's job or of devices of its nodes only."""
+        cause = self.document.cause
+        if isinstance(cause, api.JobDocument):
+            return cause.tenant == tenant
+        if not isinstance(cause, _OF_NODES) or cause.node not in self.tenant_nodes[tenant]:
+            return False
+        others = (nodes for name, nodes in self.tenant_nodes.items() if name != tenant)
+        return not isinstance(cause, api.NodeDocument) or all(
+            cause.node not in each for each in others
         )
 
 
@@ -254,16 +267,18 @@ class IncidentTable:
         """Return an incident by its identity."""
         return next((each for each in self.incidents if each.document.id == number), None)
 
-    def of_tenant(self, tenant: str) -> Iterator[ReportedIncident]:
-        """Yield what a tenant may read of the incidents that touch its jobs, oldest first.
+    def of_tenant(self, tenant: str, number: str | None = None) -> Iterator[ReportedIncident]:
+        """Yield what a tenant may read of the incidents that touch its jobs, oldest first, or of one of them.
 
         An explanation that the tenant may not read is none: for this tenant, the incident is a cause.
         """
-        touching = [each for each in self.incidents if tenant in each.tenant_nodes]
-        readable = {None, *(each.document.id for each in touching)}
-        for own in filter(None, (each.of_tenant(tenant) for each in touching)):
+        touching = {
+            each.document.id: each for each in self.incidents if tenant in each.tenant_nodes
+        }
+        chosen = touching.values() if number is None else filter(None, [touching.get(number)])
+        for own in filter(None, (each.of_tenant(tenant) for each in chosen)):
             document = own.document
-            if document.explained_by in readable:
+            if document.explained_by is None or document.explained_by in touching:
                 yield own
             else:
                 yield replace(own, document=msgspec.structs.replace(document, explained_by=None))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import aiohttp
+
+from railscope.untrusted_text import printable
+
 MAX_PROBLEM_LENGTH = 200
 
 
@@ -14,3 +18,10 @@ class SinkError(Exception):
         super().__init__(problem[:MAX_PROBLEM_LENGTH])
         self.is_rejected = is_rejected
         self.retry_seconds = retry_seconds
+
+
+def request_problem(error: Exception) -> str:
+    """Return why a request failed, without its URL, whose query may contain a credential."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"{error.status} {printable(error.message)}".strip()
+    return printable(str(error)) or type(error).__name__

@@ -33,6 +33,7 @@ from railscope_collector.diagnosis.incident_table import (
 )
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.live_diagnosis.diagnosis_service import RESOLVED
+from railscope_collector.sinks import request_problem
 
 log = structlog.get_logger(__name__)
 
@@ -166,7 +167,7 @@ class IncidentWebhook:
                 accepted = HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES
                 return "" if accepted else f"status {response.status}: expected 2xx"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {request_problem(error)}"
 
 
 def _state(incident: ReportedIncident, status: str) -> str:

@@ -22,7 +22,7 @@ import structlog
 from railscope.catalog import collector as catalog
 from railscope.http_responses import bound_responses, retry_after_seconds
 from railscope.service import run_in_thread
-from railscope.settings import SettingsError, read_named_file
+from railscope.settings import SettingsError, read_named_file, shown_url
 from railscope.untrusted_text import DECODING_ERRORS, printable
 from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
@@ -142,17 +142,17 @@ def read_token(settings: InfluxSettings) -> str:
 
 def probe(settings: InfluxSettings) -> str:
     """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
-    client = _client(settings, read_token(settings))
+    client, url = _client(settings, read_token(settings)), shown_url(settings.url)
     try:
         if _write(client, settings, b"railscope_check value=1"):
-            message = f"influx.url {settings.url} drops lines; the log has its reason"
+            message = f"influx.url {url} drops lines; the log has its reason"
             raise SettingsError(message)
     except SinkError as error:
-        message = f"cannot write to influx.url {settings.url}: {error}"
+        message = f"cannot write to influx.url {url}: {error}"
         raise SettingsError(message) from error
     finally:
         client.close()
-    return f"{settings.url} accepts writes to bucket {settings.bucket}"
+    return f"{url} accepts writes to bucket {settings.bucket}"
 
 
 def _client(settings: InfluxSettings, secret: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
@@ -226,7 +226,7 @@ def _write(client: Any, settings: InfluxSettings, body: bytes) -> int:
             log.warning(
                 "sink_samples_rejected",
                 sink="influx",
-                url=settings.url,
+                url=shown_url(settings.url),
                 problem=problem[:MAX_PROBLEM_LENGTH],
                 entries=min(dropped, lines),
             )

@@ -70,7 +70,8 @@ def check_grpc(configured: RemoteWriteSettings) -> None:
     for name in ("url", "events_url"):
         url = getattr(configured, name)
         if urlsplit(url).path.strip("/"):
-            message = f"invalid remote_write.{name} {url!r}: expected a URL without a path for gRPC, such as http://HOST:4317"
+            shown = settings.shown_url(url)
+            message = f"invalid remote_write.{name} {shown!r}: expected a URL without a path for gRPC, such as http://HOST:4317"
             raise settings.SettingsError(message)
     with extras.importing("otlp-grpc", "remote_write.otlp_protocol grpc", "grpcio"):
         import_module("railscope.otlp_calls")

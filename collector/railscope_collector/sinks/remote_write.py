@@ -27,7 +27,7 @@ from railscope.untrusted_text import printable
 from railscope_collector.config import CollectorSettings, RemoteWriteSettings
 from railscope_collector.fleet.recent_events import RecentEvents
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.sinks import MAX_PROBLEM_LENGTH, SinkError, otlp_format
+from railscope_collector.sinks import MAX_PROBLEM_LENGTH, SinkError, otlp_format, request_problem
 from railscope_collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
 from railscope_collector.sinks.otlp_format import LOGS, METRICS, OtlpMetricsFormat
 from railscope_collector.sinks.queued_writer import QueuedWriter
@@ -256,7 +256,7 @@ class RemoteWriteSink:
             ) as response:
                 text = await http_responses.read_body(response, MAX_RESPONSE_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            problem = printable(str(error)) or type(error).__name__
+            problem = request_problem(error)
             if response is None or response.status < HTTPStatus.BAD_REQUEST:
                 raise SinkError(problem) from error
             text = problem.encode()  # the status is final, however its body ends

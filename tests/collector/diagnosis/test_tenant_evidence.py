@@ -18,7 +18,13 @@ from support.drawn_faults import hang
 from support.drawn_readings import ONSET, healthy_feed, run
 from support.incidents import NIC, incident
 
-from railscope.api import EvidenceDocument
+from railscope.api import (
+    EntityDocument,
+    EvidenceDocument,
+    GpuDocument,
+    LeafDocument,
+    NodeDocument,
+)
 from railscope.catalog.incidents import ONSET as ONSET_METRIC
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireSchema
@@ -94,6 +100,24 @@ async def test_a_tenant_reads_nothing_that_devices_and_jobs_of_others_are_a_part
     (curve,) = own["curves"]
     assert [point["peers"] for point in curve["points"]] == [None]
     assert own["symptoms"] == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "has_curves"),
+    [
+        (GpuDocument(SHARED, 1, "", ""), True),
+        (NodeDocument(OWN_NODE), True),
+        (NodeDocument(SHARED), False),
+        (NodeDocument(OTHER_NODE), False),
+        (LeafDocument("leaf-1", 0, 1), False),
+    ],
+)
+async def test_a_tenant_reads_curves_of_its_own_devices_only(
+    cause: EntityDocument, *, has_curves: bool
+) -> None:
+    """Those of a leaf, and of a node that tenants share, are means that contain devices of others."""
+    found = reported((), cause=msgspec.to_builtins(cause))
+    assert bool((await read(found, "red"))["curves"]) is has_curves
 
 
 async def test_an_explanation_that_a_tenant_may_not_read_is_none() -> None:
