@@ -50,7 +50,8 @@ _SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
 # To attach when the device is returned to its vendor, who asks for the state before the reset.
 _RECORD = (
     "ssh {node} sudo nvidia-bug-report.sh",
-    "ssh {node} sudo railscope agent record --redact railscope-{incident}",
+    # Each record has a directory of its own, also when the fault returns.
+    "ssh {node} sudo railscope agent record --redact railscope-{node}-$(date +%FT%H%M)",
 )
 _REMOTE = "ssh {node} "
 # Reads collectives.flight_recorder_directory of the agents at its default. The name of the job is no word of the remote
@@ -111,7 +112,7 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
     Names come from agents: each is quoted for the shell, and once more in a command that ssh passes to the shell of the node.
     A name that a program would take for an option has no command.
     """
-    names = {"incident": incident_id, "reason": f"railscope {incident_class} {incident_id}"}
+    names = {"reason": f"railscope {incident_class} {incident_id}"}
     if isinstance(cause, NicDocument | GpuDocument):
         names |= {"node": cause.node, "pci_address": cause.pci_address}
     if isinstance(cause, NicDocument):
@@ -139,11 +140,11 @@ def _job_names(job: JobDocument) -> dict[str, str]:
     return {"namespace": namespace, "pod": pod} if job.source == "kubernetes" else {}
 
 
-_NAMES = ("node", "pci_address", "interface", "incident", "reason", "job", "namespace", "pod")
+_NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod")
 
 
 def general_commands(incident_class: str) -> list[str]:
-    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, INCIDENT, REASON, JOB, NAMESPACE and POD in place of names."""
+    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE and POD in place of names."""
     return _general(_COMMANDS.get(incident_class, ()))
 
 

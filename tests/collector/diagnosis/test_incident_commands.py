@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path, PurePath
@@ -55,8 +56,7 @@ class SimulatedNames:
             "scontrol": node | {"60937"},
             "kubectl": node | {"pods"},
             "kubectl pod": {"research/train-0"},
-            "railscope": node | {"railscope-b1d0ed7ec447"},
-            **dict.fromkeys(("ping", "squeue", "scancel"), node),
+            **dict.fromkeys(("railscope", "ping", "squeue", "scancel"), node),
         }
         port = "/sys/class/infiniband/mlx5_0/device"
         (interface,) = moment.names[f"{port}/net"]
@@ -78,7 +78,8 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
     """Programs of a command, after its subject was compared with the node and its jobs."""
     if command.startswith(("# ", "for ")):
         return set()
-    program, *words = [word for word in shlex.split(command, comments=True) if word != "sudo"]
+    words = shlex.split(command.replace("-$(date +%FT%H%M)", ""), comments=True)
+    program, *words = [word for word in words if word != "sudo"]
     if program == "ssh":
         assert words[0] == "gpu-node-1"
         return {"ssh", *checked_programs(words[1], names)}
@@ -89,7 +90,7 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
     plain = [word for word in words if not word.startswith("-") and "=" not in word]
     if program in SCRIPTS or [program, *words] == ["railscope", "health"]:
         return {program}
-    subject = assigned[0] if assigned else plain[-1]
+    subject = assigned[0] if assigned else plain[-1].removeprefix("railscope-")
     if program == "kubectl" and options[:1] == ["--namespace"]:
         pod = subject.removeprefix("flight-recorder-")
         program, subject = "kubectl pod", f"{plain[0]}/{pod}"
@@ -139,11 +140,15 @@ def test_a_hostile_name_is_one_word_of_a_command_or_none(name: str) -> None:
         assert not name.startswith("-")
 
 
-def test_the_state_before_a_reset_is_recorded_under_the_incident() -> None:
+def test_the_state_before_a_reset_is_recorded_anew_each_time() -> None:
     found = list(commands_of("ecc_uncorrectable", "b1d0ed7ec447", GPU))
     recorded = next(i for i, each in enumerate(found) if "agent record" in each)
-    assert found[recorded].endswith("'sudo railscope agent record --redact railscope-b1d0ed7ec447'")
     assert recorded < next(i for i, each in enumerate(found) if "--gpu-reset" in each)
+    script = f'ssh() {{ shift; bash -c "sudo() {{ echo \\$*; }}; $*"; }}\n{found[recorded]}'
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"railscope agent record --redact railscope-gpu-node-1-[0-9-]{10}T[0-9]{4}\n", shown.stdout
+    )
 
 
 DRAINED = [name for name in CLASSES if "railscope nodes NODE" in general_commands(name)]
