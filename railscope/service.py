@@ -57,17 +57,24 @@ async def run_in_thread(
     return await run_to_end(running)
 
 
-def lock_state_directory(directory: Path) -> int:
-    """Create a state directory and lock it; return the descriptor that holds the lock. Raises SettingsError."""
+class StateDirectoryInUseError(SettingsError):
+    """Another process has locked the state directory; the message names the directory."""
+
+
+def lock_state_directory(directory: Path, program: str) -> int:
+    """Create a state directory and lock it; return the descriptor that holds the lock.
+
+    `program` is the name of the only program that locks it. Raises StateDirectoryInUseError, SettingsError.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return lock_directory(directory)
     except BlockingIOError as error:
         message = (
-            f"state_directory {directory} is in use by another collector; fix: stop it,"
+            f"state_directory {directory} is in use by another {program}; fix: stop it,"
             " or set another directory"
         )
-        raise SettingsError(message) from error
+        raise StateDirectoryInUseError(message) from error
     except OSError as error:
         fix = "set a directory that this user may create and write, such as one below /var/lib"
         message = f"cannot use state_directory {directory}: {error.strerror}; fix: {fix}"

@@ -180,7 +180,7 @@ def test_an_address_a_certificate_and_a_directory_that_cannot_be_used_have_a_rem
     assert agent.exit_code == 2
     assert f"cannot listen on 127.0.0.1:{port}: " in agent.stderr
     with pytest.raises(SettingsError, match="; fix: set a directory that this user may create"):
-        lock_state_directory(tmp_path / "tokens.toml" / "x")
+        lock_state_directory(tmp_path / "tokens.toml" / "x", "collector")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from railscope import (
     http_server,
     listen_address,
     reading,
+    service,
     systemd,
     tls_contexts,
     untrusted_text,
@@ -209,6 +210,29 @@ class Agent:
         # Objects of the startup are permanent: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
+        lock = self._lock_state()
+        try:
+            self._open_state_files()
+            await self._serve()
+        finally:
+            # Last: another agent must not open these files before.
+            if lock is not None:
+                os.close(lock)
+
+    def _lock_state(self) -> int | None:
+        """Lock the state directory; return None if it cannot be used, and nothing needs it. Raises SettingsError."""
+        try:
+            return service.lock_state_directory(self._state, "agent")
+        except service.StateDirectoryInUseError:
+            raise
+        except SettingsError:
+            # Without a spool, an agent serves its metrics without the directory: claims and files report that they
+            # cannot be stored, and are tried again.
+            if self.settings.collector.all_urls:
+                raise
+            return None
+
+    def _open_state_files(self) -> None:
         # Files of the state directory are used only by a running agent: `once` and `check` may run beside it.
         self._verdicts.remember(GpuLifetimeFile(self._state / RESETS_FILE, self.host.boot_id))
         for source in self.sampler.sources:
@@ -218,6 +242,8 @@ class Agent:
             elif isinstance(source, kernel_log.KernelLogStream):
                 source.remember(LogClockFile(self._state / LOG_CLOCK_FILE, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
+
+    async def _serve(self) -> None:
         # Before the server listens: an invalid setting ends the agent before anything can connect.
         self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
         server = http_server.HttpServer(self.endpoint.respond)
@@ -298,8 +324,7 @@ class Agent:
                 self.version,
             )
         except OSError as error:
-            fix = "set a directory that this user may create and write, such as one below /var/lib"
-            message = f"cannot use state_directory {self._state}: {error.strerror}; fix: {fix}"
+            message = f"cannot use state_directory {self._state}: {error.strerror}; fix: check its permissions and the disk"
             raise SettingsError(message) from error
         except collector_link.CollectorLinkError as error:
             raise SettingsError(str(error)) from error

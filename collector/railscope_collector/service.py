@@ -76,7 +76,7 @@ class Collector:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
         # First: an arena that a thread has stays its own.
         limit_memory_arenas()
-        lock = service.lock_state_directory(self.directory)
+        lock = service.lock_state_directory(self.directory, "collector")
         watchdog = asyncio.create_task(systemd.feed_watchdog())
         try:
             # Before `restore`, which writes.

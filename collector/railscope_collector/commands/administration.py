@@ -138,7 +138,7 @@ def copy_database_command(config: Path | None, file: Path | None) -> None:
         url = database_location.ledger_url(current.ledger, directory)
         path = (file or directory / database_location.FILE).absolute()
         lock = service.lock_state_directory(
-            directory
+            directory, "collector"
         )  # first: opening a ledger adds missing tables
         try:
             source = database.Database(f"sqlite:///{path}", tables.metadata, make=False)

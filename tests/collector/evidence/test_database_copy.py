@@ -131,7 +131,7 @@ def test_the_copy_has_all_rows_and_continues(state: Path, target: str) -> None:
 def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
     damage(state, sa.text("DROP TABLE collector_head_file"))
     content = (state / "ledger.sqlite").read_bytes()
-    lock = lock_state_directory(state)
+    lock = lock_state_directory(state, "collector")
     try:
         result = copied(state, target)
     finally:
