@@ -45,6 +45,10 @@ class _Version(msgspec.Struct):
     version: int
 
 
+class _Sender(msgspec.Struct):
+    node: wire.Name
+
+
 class _SealedEnvelope(msgspec.Struct):
     """An envelope with fields that are not decoded yet."""
 
@@ -75,6 +79,7 @@ class _SealedBatch(msgspec.Struct):
 
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
+_sender_decoder = msgspec.msgpack.Decoder(_Sender)
 _envelope_decoder = msgspec.msgpack.Decoder(_SealedEnvelope)
 _batch_decoder = msgspec.msgpack.Decoder(_SealedBatch)
 
@@ -142,6 +147,13 @@ def open_body(body: bytes, max_bytes: int) -> OpenedBody:
         _check_size("a schema", max(sizes, default=0), MAX_SCHEMA_BYTES)
         _check_size("the schemas of an envelope", sum(sizes), MAX_SCHEMAS_BYTES)
         return OpenedBody(sealed, list(_sealed_batches(sealed.batches)))
+
+
+def read_node(body: bytes, max_bytes: int) -> str:
+    """Return the node of the envelope in a body, without decoding its frames. Raises WireError."""
+    raw = _decompress(body, max_bytes)
+    with _invalid("envelope"):
+        return _sender_decoder.decode(raw).node
 
 
 def decode_schema(content: bytes) -> wire.WireSchema:

@@ -128,6 +128,10 @@ def _too_long(max_bytes: int) -> OSError:
 RESPONSE_MARK_HEADER = "Railscope-Answer"
 DECISIONS = frozenset({200, 400, 409, 413, 422})
 """Response statuses that decide about frames; these responses are marked."""
+MARKED_STATUSES = DECISIONS | {403}
+"""Response statuses that are marked. 403 decides only with the node of the credential, which the ingest adds; the
+access control also responds with it, without a mark.
+"""
 _PURPOSE = b"railscope answer 1\n"
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
-from support.collector import ScriptedCollector
+from support.collector import ScriptedCollector, Step, take
+from support.reading import ORIGIN
 from support.shipping import link_to, run_shipper, waiting
 
 from railscope.catalog.agent import GAP_EVENT
+from railscope.wire import Envelope
+from railscope_agent.config import CollectorLink
 
 # Answers that mean: later -------------------------------------------------------------------------
 
@@ -153,6 +157,90 @@ async def test_a_permanently_rejected_batch_is_dropped_counted_and_reported(
     (refused,) = [entry for entry in logs if entry["event"] == "frames_rejected"]
     assert refused["frames"] == 3
     assert f": status {status}: because" in refused["problem"]
+
+
+# Envelopes of a former name ------------------------------------------------------------------------
+
+FORMER = replace(ORIGIN, node="former-name", run="run-0")
+
+
+def deny(credential_node: str, accepted_node: str) -> Step:
+    """Return the answer of a collector that accepts one node only, and states the node of the credential."""
+
+    async def answer(
+        self: ScriptedCollector, request: web.Request, envelope: Envelope
+    ) -> web.Response:
+        if envelope.node == accepted_node:
+            return await take(self, request, envelope)
+        content = {"error": "of another node", "credential_node": credential_node}
+        return web.json_response(content, status=403)
+
+    return answer
+
+
+async def spool_former(directory: Path) -> None:
+    """Spool three envelopes under the former name of the node."""
+    link = CollectorLink(url="http://127.0.0.1:1", token="secret")  # noqa: S106 - no secret
+    async with run_shipper(directory, link, FORMER) as run:
+        for _ in range(3):
+            await run.flush(2)
+    assert waiting(directory) == 3
+
+
+async def test_envelopes_of_a_former_name_are_dropped_with_one_report(tmp_path: Path) -> None:
+    """Those of the present name, behind them, are delivered."""
+    await spool_former(tmp_path)
+    with capture_logs() as logs:
+        async with ScriptedCollector().serving() as collector:
+            collector.script.extend([deny(ORIGIN.node, ORIGIN.node)] * 9)
+            async with run_shipper(tmp_path, link_to(collector)) as run:
+                await run.flush(4)
+                await run.shipped(4)
+            assert (collector.taken, waiting(tmp_path)) == (run.sent, 0)
+            assert run.stats.dropped_frames["rejected"] == sum(run.stats.dropped_frames.values())
+            assert run.stats.dropped_frames["rejected"] == 6
+            (event,) = run.events
+            assert event.facts == {"frames": "6", "envelopes": "3"}
+    assert [e["event"] for e in logs].count("spool_rejected") == 1
+    assert [e["frames"] for e in logs if e["event"] == "frames_lost"] == [6]
+    (problem,) = (e["problem"] for e in logs if e["event"] == "spool_rejected")
+    assert f"expected those of '{ORIGIN.node}', as in the credential" in problem
+
+
+KEPT = {
+    "credential of another node": (deny("other-name", ""), True),
+    "credential of the former name": (deny(FORMER.node, ""), True),
+    "no node in a collector's answer": (deny("", ""), True),
+    "no mark of a collector": (deny(ORIGIN.node, ""), False),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+async def test_other_denials_drop_nothing_of_a_former_name(tmp_path: Path, case: str) -> None:
+    step, marks = KEPT[case]
+    await spool_former(tmp_path)
+    async with ScriptedCollector(marks=marks).serving() as collector:
+        collector.script.extend([step] * 2)
+        async with run_shipper(tmp_path, link_to(collector)) as run:
+            await run.flush(2)
+            for _ in range(2):
+                await run.failed()
+                assert (waiting(tmp_path), sum(run.stats.dropped_frames.values())) == (4, 0)
+                run.retry()
+            collector.marks = True
+            await run.shipped(8)
+
+
+async def test_a_denied_envelope_of_the_present_name_is_kept(tmp_path: Path) -> None:
+    async with ScriptedCollector().serving() as collector:
+        collector.script.extend([deny(ORIGIN.node, "")] * 2)
+        async with run_shipper(tmp_path, link_to(collector)) as run:
+            await run.flush(2)
+            for _ in range(2):
+                await run.failed()
+                assert (waiting(tmp_path), sum(run.stats.dropped_frames.values())) == (1, 0)
+                run.retry()
+            await run.shipped(2)
 
 
 DECISIONS_OF_A_STRANGER = {

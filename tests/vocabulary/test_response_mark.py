@@ -8,7 +8,7 @@ from railscope.http_responses import is_marked, response_mark, unread_mark
 
 parts = st.tuples(
     st.text(max_size=20),
-    st.sampled_from([200, 400, 409, 413, 422]),
+    st.sampled_from([200, 400, 403, 409, 413, 422]),
     st.binary(max_size=20),
     st.binary(max_size=20),
 )

@@ -24,7 +24,8 @@ STATEMENT_NS = 60 * timestamps.SECOND_NS
 """Minimum time between two statements of new deliveries to collectors behind one URL."""
 # This run, and the previous one, whose envelopes may still be in the spool.
 _MAX_RUNS = 2
-_MAX_BYTES = 64 << 20
+MAX_ENVELOPE_BYTES = 64 << 20
+"""Decompressed size of the largest envelope that is decoded here."""
 Ranges: TypeAlias = list[tuple[int, int]]
 """Sequences from the first to the last of each range, in order."""
 _Runs: TypeAlias = dict[str, dict[str, dict[str, Ranges]]]
@@ -74,7 +75,7 @@ class DeliveredFrames:
         `number` is that in the spool, if several collectors respond at the URL.
         """
         try:
-            envelope = envelopes.open_body(body, _MAX_BYTES).decode_envelope()
+            envelope = envelopes.open_body(body, MAX_ENVELOPE_BYTES).decode_envelope()
         except wire.WireError as error:
             log.warning("delivered_frames_lost", problem=str(error))
             return

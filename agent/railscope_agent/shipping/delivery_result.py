@@ -2,7 +2,8 @@
 
 A response means one of: acknowledged as durable; schemas required first; rejected permanently
 (sending the same again will not help); or retry later, with a problem and a remedy. The first
-three decide about frames, and are accepted only with the mark of the collector.
+three decide about frames, and are accepted only with the mark of the collector. So is the node of the credential in a
+denial: with it, the delivery finds envelopes of a former name of this node, which are rejected permanently.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class DeliveryResult:
     retry_after_seconds: float | None = None
     receipt: EvidenceReceipt | None = None
     """Receipt of a collector with a shared database, which stores evidence later."""
+    credential_node: str = ""
+    """Node of the credential, if the collector has denied an envelope because it is that of another node."""
 
 
 class _CollectorReply(msgspec.Struct):
@@ -81,6 +84,7 @@ class _CollectorReply(msgspec.Struct):
     accepted_frames: int | None = None
     copied_frames: int | None = None
     draining: bool = False
+    credential_node: str = ""
 
 
 def interpret_answer(
@@ -136,7 +140,14 @@ def interpret_answer(
     if reply is not None and reply.draining:
         reason = ChangeReason.DRAINING
     return DeliveryResult(
-        EnvelopeDecision.LATER, problem, reason, retry_after_seconds=_retry_after(answer.headers)
+        EnvelopeDecision.LATER,
+        problem,
+        reason,
+        retry_after_seconds=_retry_after(answer.headers),
+        # The access control responds with this status too, and so may a proxy.
+        credential_node=reply.credential_node
+        if reply and marked and status == HTTPStatus.FORBIDDEN
+        else "",
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from railscope import __version__, batch_encoding, frame, wire
 from railscope_agent import host
+from railscope_agent.shipping import spool
 from railscope_agent.shipping.collector_client import CollectorClient
 from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
 
@@ -58,7 +59,17 @@ class EnvelopeDelivery:
             # before.
             return await client.post(content, self._sent, receipt if content is body else "")
 
-        return await self._offer(post, body)
+        answer = await self._offer(post, body)
+        own = self.origin.node
+        # The credential is right, so no attempt can ever deliver what this node spooled under a former name, or what the
+        # disk of another node contained from which this one was cloned. A wrong credential has another name.
+        if answer.credential_node == own and spool.is_of_other_node(body, own):
+            problem = (
+                f"spooled envelope of another node rejected by {client.url}: expected those of "
+                f"{own!r}, as in the credential; all spooled envelopes of other nodes are dropped"
+            )
+            return replace(answer, verdict=EnvelopeDecision.REJECTED, problem=problem)
+        return answer
 
     async def offer_copy(
         self, client: CollectorClient, body: bytes, *, is_failing: bool

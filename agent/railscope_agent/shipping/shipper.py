@@ -74,6 +74,8 @@ class Shipper:
     """The envelope in memory that is being sent, or was sent last."""
     _spooled_body: spool.SpooledEnvelope | None = None
     """The same envelope in the spool, if it was spooled meanwhile."""
+    _losses: dict[str, spool.FrameLoss] = field(default_factory=dict)
+    """Losses found in search of the next envelope, by reason, which are not reported yet."""
     _has_disk_failed: bool = False
     _is_stopping: bool = False
     _problem: str | None = None
@@ -157,6 +159,7 @@ class Shipper:
 
     def _drop_memory(self) -> None:
         """Count what no disk has and no collector received: it ends with the process."""
+        self._report_losses()
         while self._memory:
             self._record_loss(spool.FrameLoss("disk", 1, self._memory.popleft()[1]))
         self._update_stats()
@@ -352,12 +355,16 @@ class Shipper:
                 await self._pause(self.link.max_retry_seconds)
                 continue
             if not isinstance(oldest, spool.FrameLoss):
+                self._report_losses()
                 return oldest
-            self._record_loss(oldest)
 
     def _find_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | spool.FrameLoss | None:
         """Return the next envelope, or a loss; runs on the spool's thread."""
         oldest = self._spool.oldest()
+        if isinstance(oldest, spool.FrameLoss):
+            # Noted here, where the envelope was dropped: it counts even if the waiting task is cancelled.
+            before = self._losses.get(oldest.reason, spool.FrameLoss(oldest.reason, 0, 0))
+            self._losses[oldest.reason] = before.add(oldest)
         self._update_stats()
         if oldest is None and self._memory:
             self._sent_body, self._spooled_body = self._memory[0][0], None
@@ -440,6 +447,11 @@ class Shipper:
         self, spooled: spool.SpooledEnvelope | None, body: bytes, answer: DeliveryResult
     ) -> None:
         def remove() -> None:
+            if answer.credential_node:
+                # With this envelope, all others of that node: one request and one loss, not thousands.
+                self._spool.accept_only(answer.credential_node)
+                log.error("spool_rejected", problem=answer.problem)
+                return
             frames = self._release(spooled, body)
             log.error("frames_rejected", frames=frames, problem=answer.problem)
             self._record_loss(spool.FrameLoss("rejected", 1, frames))
@@ -467,6 +479,12 @@ class Shipper:
         if self._failover.is_new_problem(answer.problem):
             log.warning("collector_unreachable", problem=answer.problem)
         self._problem = answer.problem
+
+    def _report_losses(self) -> None:
+        """Report what was dropped in search of the next envelope: once, however many envelopes there were."""
+        losses, self._losses = self._losses, {}
+        for loss in losses.values():
+            self._record_loss(loss)
 
     def _record_loss(self, loss: spool.FrameLoss) -> None:
         """Count dropped frames, and report them in an event of the next frame."""

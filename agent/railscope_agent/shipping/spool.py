@@ -14,8 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from railscope import durable_files
-from railscope.wire import DeliveredRun
+from railscope import durable_files, envelopes, wire
 from railscope_agent.shipping import collector_logs, delivered_frames
 
 log = structlog.get_logger(__name__)
@@ -47,6 +46,20 @@ class FrameLoss:
     reason: str
     envelopes: int
     frames: int
+
+    def add(self, other: FrameLoss) -> FrameLoss:
+        """Return this loss with another one of the same reason."""
+        return replace(
+            self, envelopes=self.envelopes + other.envelopes, frames=self.frames + other.frames
+        )
+
+
+def is_of_other_node(body: bytes, node: str) -> bool:
+    """True if an envelope is of another node; False if its node cannot be read."""
+    try:
+        return envelopes.read_node(body, delivered_frames.MAX_ENVELOPE_BYTES) != node
+    except wire.WireError:
+        return False
 
 
 class Spool:
@@ -86,6 +99,8 @@ class Spool:
         """Times of receipt of the envelopes that do not wait, in that order."""
         self._counted: set[int] = set()
         """Envelopes that were received at least once."""
+        self._accepted_node = ""
+        """The only node whose envelopes can be delivered; empty before a collector has rejected another one."""
 
     def __len__(self) -> int:
         """Number of envelopes that wait to be received."""
@@ -128,7 +143,7 @@ class Spool:
         return loss
 
     def oldest(self) -> tuple[SpooledEnvelope, bytes] | FrameLoss | None:
-        """Return the envelope to send next; a damaged one is dropped and returned as a loss.
+        """Return the envelope to send next; one that is damaged or of another node is dropped and returned as a loss.
 
         Envelopes dropped for one that then could not be spooled are returned here, too, and those that a
         collector had received. Raises OSError if the disk cannot be read now; the envelope stays.
@@ -142,7 +157,14 @@ class Spool:
         if body is None:
             self.remove(spooled)
             return FrameLoss("damaged" if spooled.is_synced else "unstored", 1, spooled.frames)
+        if self._accepted_node and is_of_other_node(body, self._accepted_node):
+            self.remove(spooled)
+            return FrameLoss("rejected", 1, spooled.frames)
         return spooled, body
+
+    def accept_only(self, node: str) -> None:
+        """Drop the envelopes of other nodes, each when it is the next one to send."""
+        self._accepted_node = node
 
     def _read_body(self, spooled: SpooledEnvelope) -> bytes | None:
         """Return the body of a spooled envelope; None if it is damaged. Raises OSError."""
@@ -242,7 +264,7 @@ class Spool:
         """True if one of several collectors behind one URL needs a statement."""
         return self.responding.is_alternating and self.statements.is_due(self._logs, boot_ns)
 
-    def statement(self, run: str, url: str) -> tuple[DeliveredRun, ...]:
+    def statement(self, run: str, url: str) -> tuple[wire.DeliveredRun, ...]:
         """Return the frames of this and the previous run that the collector at a URL does not miss."""
         if self._delivered is None:
             return ()

@@ -5,7 +5,7 @@ Responses, each with a JSON body:
     200  acknowledged: every frame of it is durable in the frame log. With a shared database, its evidence is
          in that database once a response with the same `log` has `stored` >= its `position`. `receipt` is for
          another collector, if the envelope must be sent again
-    401  from the access control        403  the credential is that of another node
+    401  from the access control        403  the credential is that of another node, `credential_node`
     409  send these schemas first       426  another version of the wire format
     400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
 
@@ -108,7 +108,7 @@ class Ingest:
             response = json_response(content, rejection.status, headers)
         # Of these the agent deletes or changes something: a proxy between them must not be able to answer in place of
         # the collector.
-        if response.status in http_responses.DECISIONS:
+        if response.status in http_responses.MARKED_STATUSES:
             response.headers[http_responses.RESPONSE_MARK_HEADER] = await _make_response_mark(
                 request, response
             )
@@ -278,7 +278,8 @@ class Ingest:
             raise NotAcknowledgedError(error, "format") from error
         if envelope.node != node:
             text = f"envelope of node {envelope.node!r}: expected {node!r}, as in the credential"
-            raise NotAcknowledgedError(text, "node")
+            # By the name, an agent finds out if the credential is its own, and the envelope that of a former name.
+            raise NotAcknowledgedError(text, "node", credential_node=node)
         return envelope, schemas
 
     async def _store_schemas(
