@@ -37,6 +37,10 @@ DRIVER = "gpu.nvidia.com"
 # The devices of a resource change with the configuration of its plugin only.
 ALLOCATABLE_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
+_OTHER_VENDOR = re.compile(
+    r"(?:[^/]+\.)?(?:amd\.com|intel\.com|metax-tech\.com|mthreads\.com|iluvatar\.(?:ai|com)|birentech\.com)/"
+)
+"""Domains of the plugins of other GPU vendors: their `gpu` is no GPU of NVIDIA."""
 _GPU_RESOURCE = re.compile(r"(?:^|[./_-])(?:[pv]?gpus?|mig)(?:$|[./_-])")
 _NETWORK = re.compile(
     r"(?:^|[._-])(?:rdma|infiniband|ipoib|sriov|hostdev|mln?x|connectx|bluefield|(?:cx|bf)[0-9](?![0-9]))"
@@ -376,10 +380,11 @@ class KubernetesProvider:
     def _has_gpu_numbers(self, resource: str, devices: NodeDevices) -> bool:
         """True if the numbers of a resource are those of GPUs: all of its devices are GPUs of the node.
 
-        A resource that is not named after GPUs has all of them. If the kubelet does not list its devices, the
+        No resource in the domain of another GPU vendor names a GPU of NVIDIA by a number. A resource that is not
+        named after GPUs has all of them. If the kubelet does not list its devices, the
         name decides: that of a resource of NVIDIA, or one with `gpu` or `mig`.
         """
-        if _is_of_network(resource):
+        if _is_of_network(resource) or _OTHER_VENDOR.match(resource):
             return False
         # The number of a GPU that NVML does not list is no reason against a name that contains `gpu`.
         if _GPU_RESOURCE.search(resource):

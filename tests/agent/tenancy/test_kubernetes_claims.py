@@ -364,6 +364,10 @@ def test_the_id_decides_whatever_the_resource_is_called(resource, text, device):
         ("rdma/hca", ("0", "1"), None),
         ("nvidia.com/bf3_shared", ("0", "1"), None),
         ("lab.example/gpu", ("1", "5"), uuid(1)),
+        ("amd.com/gpu", ("0", "1"), None),
+        ("gpu.intel.com/i915-gpu", ("0", "1"), None),
+        ("amd.com/mi300", ("0", "1"), None),
+        ("notamd.com/gpu", ("0", "1"), uuid(1)),
     ],
 )
 def test_a_number_is_that_of_a_gpu_if_all_devices_of_the_resource_are_gpus(resource, ids, device):
