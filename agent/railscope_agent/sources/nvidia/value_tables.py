@@ -219,6 +219,11 @@ def _power_bound(
     )
 
 
+def _number_of_parts(number: Json) -> Reading:
+    """Return the number of parts of a device, or an error for one that no device has."""
+    return number if type(number) is int and 0 <= number <= _MAX_PARTS else Absent.ERROR
+
+
 _SETTINGS_FIELDS: tuple[call_table.BatchField, ...] = (
     *(_power_bound(bound, *source) for bound, source in POWER_BOUNDS.items()),
     call_table.field(274, c.GPU_PEAK_POWER),
@@ -230,31 +235,30 @@ _SETTINGS_FIELDS: tuple[call_table.BatchField, ...] = (
     ),
     call_table.field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
     call_table.field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
-    call_table.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
+    call_table.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS, pick=_number_of_parts),
 )
 
 
 def settings_table(host: Host, gpu: int) -> call_table.CallTable:
     """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
-    fans = _bounded_count(call_nvml(host, "nvmlDeviceGetNumFans", gpu))
+    number = _number_of_parts(call_nvml(host, "nvmlDeviceGetNumFans", gpu))
+    fans = (
+        (_UNCOUNTED_FANS,)
+        if isinstance(number, Absent)
+        else (call for fan in range(number) for call in _fan(fan))
+    )
     answer = call_nvml(host, "nvmlDeviceGetFieldValues", gpu, _C2C_LINK_COUNT)
     links = pick_reading(_first_field, answer)
+    parts = 0 if isinstance(links, Absent) else links
     return call_table.CallTable(
-        (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
-        (
-            *_SETTINGS_FIELDS,
-            *(entry for link in range(_bounded_count(links)) for entry in _c2c(link)),
-        ),
+        (*_SETTINGS_CALLS, *fans),
+        (*_SETTINGS_FIELDS, *(entry for link in range(parts) for entry in _c2c(link))),
     )
-
-
-def _bounded_count(number: Json) -> int:
-    return number if isinstance(number, int) and 0 <= number <= _MAX_PARTS else 0
 
 
 def _first_field(answer: Json) -> Reading:
     (value,), (code,) = answer
-    return 0 if code else int(value)
+    return Absent.ERROR if code else _number_of_parts(value)
 
 
 def _c2c(link: int) -> tuple[call_table.BatchField, ...]:
@@ -268,6 +272,13 @@ def _c2c(link: int) -> tuple[call_table.BatchField, ...]:
         call_table.field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
         *errors,
     )
+
+
+# A GPU without fans does not support the call, and then has no column of a fan.
+_UNCOUNTED_FANS = call_table.NvmlCall(
+    ("nvmlDeviceGetNumFans",),
+    (call_table.CallTarget(c.GPU_FAN_SPEED, lambda _: Absent.ERROR, entities.GPU_FAN, ("0",)),),
+)
 
 
 def _fan(fan: int) -> tuple[call_table.NvmlCall, ...]:
