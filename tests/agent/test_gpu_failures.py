@@ -77,7 +77,7 @@ def test_a_number_of_gpus_that_no_node_has_is_a_failure_of_nvml(count: int) -> N
         None,
         [ProbeVerdict.BROKEN],
     )
-    assert f"invalid number of GPUs: {count}: expected at most 64" in outcome.problem
+    assert f"nvmlDeviceGetCount returned {count}: expected 0 to 64" in outcome.problem
 
 
 async def test_a_driver_that_is_loaded_later_is_found_at_the_next_tick() -> None:
@@ -358,6 +358,16 @@ def test_links_to_a_grace_processor_are_reported_one_by_one() -> None:
     assert found["railscope_gpu_c2c_link_active", ("GPU-0", "0")] == 1
     assert found["railscope_gpu_c2c_link_active", ("GPU-0", "1")] == 0
     assert found["railscope_gpu_c2c_errors_total", ("GPU-0", "1", "replay")] == 7
+
+
+@pytest.mark.parametrize("count", [65, -1, 2**32 - 1, "two"])
+def test_parts_whose_number_no_gpu_has_are_errors(count: object) -> None:
+    host = host_with_gpus(1)
+    host.calls["nvml.nvmlDeviceGetNumFans(0)"] = count
+    host.calls[FIELD.format(0, 170)] = [0, count]
+    found = readings(read_once(GpuSource.settings(), host).frame)
+    assert found["railscope_gpu_fan_speed_ratio", ("GPU-0", "0")] is Absent.ERROR
+    assert found["railscope_gpu_c2c_links", ("GPU-0",)] is Absent.ERROR
 
 
 def test_throttle_reasons_are_reported_one_by_one() -> None:

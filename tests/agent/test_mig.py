@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.gpus import host_with_gpus
 from support.mig import GIBIBYTE, cut, disable_mig
 from support.reading import numbers, readings
@@ -76,6 +77,24 @@ async def test_devices_come_and_go_within_two_reads() -> None:
         ]
         assert mig_events(run)[1].facts["after"] == " ".join(changed)
         assert run.sampler.statuses["mig"].state == OK
+
+
+@pytest.mark.parametrize("answer", [[0xFFFFFFFF, 0], [255, 0], NvmlError(999, "Unknown Error")])
+async def test_a_gpu_without_a_valid_mig_mode_keeps_its_devices(answer: object) -> None:
+    host = host_with_gpus(1)
+    made = set(cut(host, 0, ["1g.10gb", "3g.40gb"]))
+    shared = GpuInventory()
+    async with run_sampler(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
+        host.calls["nvml.nvmlDeviceGetMigMode(0)"] = answer
+        shared.record_change()
+        for _ in range(3):
+            await run.step(5)
+        generation = shared.generation
+        await run.step(5)
+        found = readings(run.of("mig")[-1])
+        assert found["railscope_gpu_mig_devices", ("GPU-0",)] is Absent.ERROR
+        assert devices(run.of("mig")[-1]) == made
+        assert (mig_events(run), shared.generation) == ([], generation)
 
 
 async def test_support_of_the_whole_gpu_is_probed_again_after_partitioning() -> None:

@@ -29,6 +29,9 @@ from railscope_agent.topology.pci import (
 _LIBRARY_NOT_FOUND = 12
 _UNKNOWN_ERROR = 999
 _LOST = {15, 16}
+_NO_MIG = {3, 13}
+"""Codes of a GPU or driver without MIG: not supported, and function not found."""
+MIG_ENABLED = "1"
 MAX_GPUS = 64
 """More than a node has; the driver supports 32 (open-gpu-kernel-modules, nvlimits.h, NV_MAX_DEVICES)."""
 NVIDIA_DRIVER = "nvidia"
@@ -214,7 +217,8 @@ class GpuInventory:
             # The kernel's driver reports the UUID in /proc also for a GPU that NVML cannot open.
             name = name or read_gpu_uuid(host, address) or address
             with suppress(NvmlError):
-                return _describe(host, index, name, driver, network, address)
+                gpu = _describe(host, index, name, driver, network, address)
+                return _add_mig_devices(host, gpu, before)
         facts = {"index": str(index), "pci_address": address}
         if before:
             # A lost GPU keeps the facts that identify it: they are needed to replace it.
@@ -227,9 +231,8 @@ def _count(host: Host) -> int:
     """Return the number of GPUs. Raises NvmlError, also for a number that no node has: each one is called."""
     count = int(host.call("nvml", "nvmlDeviceGetCount"))
     if not 0 <= count <= MAX_GPUS:
-        raise NvmlError(
-            _UNKNOWN_ERROR, f"invalid number of GPUs: {count}: expected at most {MAX_GPUS}"
-        )
+        problem = f"nvmlDeviceGetCount returned {count}: expected 0 to {MAX_GPUS}"
+        raise NvmlError(_UNKNOWN_ERROR, problem)
     return count
 
 
@@ -257,14 +260,36 @@ def owned_gpus(host: Host) -> list[str]:
 def _describe(  # noqa: PLR0913, PLR0917 - what identifies a GPU
     host: Host, index: int, name: str, driver: _DriverVersions, network: NodeNetwork, bus: str
 ) -> GpuDevice:
-    """Return a GPU with its facts. Raises NvmlError if none can be read at present."""
+    """Return a GPU with its facts, without its MIG devices. Raises NvmlError if none can be read at present."""
     entity = Entity(entities.GPU, (name,), _facts(host, index, driver, network, bus))
-    mode = _call_or_absence(host, "nvmlDeviceGetMigMode", index)
-    enabled = bool(mode) and mode[0] == 1
-    devices = list_mig_devices(host, index, entity) if enabled else ()
     memory = _call_or_absence(host, "nvmlDeviceGetMemoryInfo", index)
     total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
-    return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
+    return GpuDevice(index, entity, bus, memory_bytes=total)
+
+
+def _add_mig_devices(host: Host, gpu: GpuDevice, before: GpuDevice | None) -> GpuDevice:
+    """Return a GPU with its MIG mode and devices. Without a valid mode it keeps the mode and devices from before."""
+    try:
+        mode = read_mig_mode(host, gpu.index)
+    except OSError:
+        return gpu
+    except NvmlError as error:
+        if error.code in _LOST:
+            raise
+        if error.code in _NO_MIG or not before or before.entity.key != gpu.entity.key:
+            return gpu
+        return replace(gpu, mig_mode=before.mig_mode, mig_devices=before.mig_devices)
+    devices = list_mig_devices(host, gpu.index, gpu.entity) if mode == MIG_ENABLED else ()
+    return replace(gpu, mig_mode=mode, mig_devices=devices)
+
+
+def read_mig_mode(host: Host, index: int) -> str:
+    """Return the MIG mode of a GPU, 0 or 1. Raises NvmlError, also for a number that is no mode (nvml.h)."""
+    mode = host.call("nvml", "nvmlDeviceGetMigMode", index)[0]
+    if mode not in {0, 1}:
+        problem = f"nvmlDeviceGetMigMode returned {mode}: expected 0 or 1"
+        raise NvmlError(_UNKNOWN_ERROR, problem)
+    return str(int(mode))
 
 
 def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:

@@ -249,9 +249,8 @@ class FactCollector:
             if name in listed:
                 continue
             successor = at_address.get(gpu.address) if gpu.address else None
-            if (
-                successor and name != gpu.address
-            ):  # another GPU has its place: faults up to now were its own
+            # Another GPU is in its place: earlier faults belong to the former one.
+            if successor and name != gpu.address:
                 lifetime = successor.lifetime
                 lifetime.cleared_ns = max(lifetime.cleared_ns, gpu.lifetime.polled_ns)
             is_failed = self._has_failed_to_start(gpu.address, gpu.lifetime)

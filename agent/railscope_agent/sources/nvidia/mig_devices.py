@@ -10,7 +10,13 @@ from __future__ import annotations
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog.declare import Metric
 from railscope.reading import Reading
-from railscope_agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
+from railscope_agent.gpus.inventory import (
+    MIG_ENABLED,
+    GpuDevice,
+    GpuInventory,
+    list_mig_devices,
+    read_mig_mode,
+)
 from railscope_agent.host import Host, NvmlError
 from railscope_agent.sampling import answer_readings, probe_result, row_builder, source
 from railscope_agent.sources.nvidia import (
@@ -84,10 +90,10 @@ class MigSource(source.SourceWithoutResources):
     def _count_devices(self, host: Host, gpu: GpuDevice) -> Reading:
         """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""
         try:
-            mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
-            devices = list_mig_devices(host, gpu.index, gpu.entity) if mode else ()
+            mode = read_mig_mode(host, gpu.index)
+            devices = list_mig_devices(host, gpu.index, gpu.entity) if mode == MIG_ENABLED else ()
         except NvmlError as error:
             return answer_readings.nvml_reason(error.code)
-        if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
+        if mode != gpu.mig_mode or devices != gpu.mig_devices:
             self._gpus.record_change()
         return len(devices)
