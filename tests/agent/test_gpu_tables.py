@@ -24,12 +24,15 @@ FIELD = "nvml.nvmlDeviceGetFieldValues(0,{})"
 SECOND_NS = 10**9
 
 
-def test_no_number_comes_out_as_another() -> None:
-    """Real GPUs report many equal zeros: here every number is different, as far as its limits permit."""
-    host = FakeHost()
-    limits = {name: METRICS[f"railscope_gpu_{metric}"].valid for name, (metric, _) in PAIRS.items()}
+LIMITS = {name: METRICS[f"railscope_gpu_{metric}"].valid for name, (metric, _) in PAIRS.items()}
+FLAGS = [name for name, limits in LIMITS.items() if limits == (0, 1) and name != "mig.mode.current"]
+"""Flags and ratios. A GPU in MIG mode is read in another way."""
+
+
+def distinct_row() -> dict[str, str]:
+    """Return a row of nvidia-smi whose numbers are all different, as far as their limits permit."""
     row = {
-        name: str(min(place, (limits[name] or (0, place))[1]))
+        name: str(min(place, (LIMITS[name] or (0, place))[1]))
         for place, name in enumerate(PAIRS, 10)
     }
     row |= {name: str(number) for number, name in enumerate(fnmatch.filter(PAIRS, "pcie.*gen*"), 1)}
@@ -42,6 +45,16 @@ def test_no_number_comes_out_as_another() -> None:
     }
     row["memory.total"] = "99"  # more than is used
     row |= {"pci.bus_id": "00000000:19:00.0", "driver_version": "590.48.01"}
+    return row
+
+
+@pytest.mark.parametrize("flag", ["", *FLAGS])
+def test_no_number_comes_out_as_another(flag: str) -> None:
+    """Real GPUs report many equal zeros: here every number is different, and one flag at a time is set."""
+    host = FakeHost()
+    row = distinct_row()
+    if flag:
+        row |= dict.fromkeys(FLAGS, "0") | {flag: "1"}
     host.calls |= machine([row])
     reported = read_gpus(host)
     for name, (metric, part) in PAIRS.items():
