@@ -151,6 +151,12 @@ def test_what_a_driver_reports_of_its_device_is_an_event_of_the_device(
         "ice 0000:3b:00.0 ens1f0: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5234 ms",
         "bnxt_en 0000:3b:00.0 ens1f0: TX timeout detected, starting reset task!",
         "ice 0000:3b:00.0 ens1f0: tx_timeout recovery level 1, txqueue 5",
+        "tg3 0000:3b:00.0 ens1f0: transmit timed out, resetting",
+        "ena 0000:3b:00.0 ens1f0: Found a Tx that wasn't completed on time, qid 3, index 5.",
+        "sfc 0000:3b:00.0 ens1f0: TX stuck with port_enabled=1: resetting channels",
+        "hv_netvsc 6045bdd5-1b3c-6045-bdd5-1b3c6045bdd5 ens1f0: tx timeout",
+        "mlx5_core.sf mlx5_core.sf.2 ens1f0: TX timeout detected",
+        "ens1f0: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5234 ms",
         "ionic 0000:3b:00.0 ens1f0: Tx Timeout triggered - txq 2",
         "gve 0000:3b:00.0 ens1f0: Timeout on tx queue, 4",
         "virtio_net virtio0 ens1f0: TX timeout on queue: 0, sq: output.0, vq: 0x1, name: output.0, 5020000 usecs ago",
@@ -164,9 +170,96 @@ def test_a_send_queue_without_progress_is_an_event_of_the_interface(line: str) -
     assert (message.entity.kind, message.entity.key) == (NIC_KIND, ("ens1f0",))
 
 
+@pytest.mark.parametrize("interface", ["10g0", "2", "p1p1_0.100", "tx-timeout"])
 @pytest.mark.parametrize(
     "line",
     [
+        "{}: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5234 ms",
+        "mlx5_core 0000:3b:00.0 {}: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5234 ms",
+        "NETDEV WATCHDOG: {} (tg3): transmit queue 3 timed out",
+        "mlx5_core 0000:3b:00.0 {}: TX timeout detected",
+    ],
+)
+def test_an_interface_has_any_name_that_the_kernel_accepts(line: str, interface: str) -> None:
+    message = parse_kernel_message(line.format(interface))
+    assert message is not None
+    assert (message.event_class.name, message.entity.key) == ("transmit_timeout", (interface,))
+
+
+FAILURE_WORDS = ["tx_timeout", "x: tx timeout", "NETDEV WATCHDOG", "TX stuck", "Link is Down"]
+
+
+@pytest.mark.parametrize("name", FAILURE_WORDS)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Out of memory: Killed process 123 ({}) total-vm:1kB, anon-rss:1kB",
+        "Memory cgroup out of memory: Killed process 123 ({}), UID 1000, total-vm:1kB",
+        "Out of memory (oom_kill_allocating_task): Killed process 123 ({}) total-vm:1kB",
+    ],
+)
+def test_the_name_of_a_killed_process_is_no_fault_of_an_interface(line: str, name: str) -> None:
+    message = parse_kernel_message(line.format(name))
+    assert message is not None
+    assert (message.event_class.name, message.entity.kind) == ("out_of_memory", NODE)
+    assert message.facts["process_name"] == name
+
+
+@pytest.mark.parametrize(
+    "line", ["INFO: task {}:123 blocked for more than 120 seconds.", "a task {}: tx timeout"]
+)
+@pytest.mark.parametrize("name", FAILURE_WORDS[:4])
+def test_the_name_of_a_process_is_no_fault_of_an_interface(line: str, name: str) -> None:
+    assert parse_kernel_message(line.format(name)) is None
+
+
+PHRASES = {
+    "device_failed": [
+        "firmware fatal error detected",
+        "device is unrecoverable",
+        "hw reset failed",
+    ],
+    "device_reset": [
+        "resetting the adapter",
+        "device reset requested",
+        "initiating firmware reset",
+    ],
+    "transmit_timeout": ["tx timeout", "transmit timed out"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "phrase"), [(name, phrase) for name, phrases in PHRASES.items() for phrase in phrases]
+)
+def test_a_phrase_is_a_fact_unless_it_is_advice_or_denied_or_over(name: str, phrase: str) -> None:
+    facts = [
+        "{}",
+        "{}, please wait",
+        "queue 3 is not empty, {}",
+        "do not power off. {}",
+        "error 5: {} by port 1",
+    ]
+    others = [
+        "Please check the cable if {}", "in case of error you should expect {}", "no {}", "not seen {}",
+        "{} is cleared", "{} has been resolved", "{} is disabled", "{} is not supported",
+    ]  # fmt: skip
+    line = "tg3 0000:3b:00.0 ens1f0: "
+    for text in facts:
+        message = parse_kernel_message(line + text.format(phrase))
+        assert (message and message.event_class.name) == name, text
+    for text in others:
+        assert parse_kernel_message(line + text.format(phrase)) is None, text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bnxt_en 0000:3b:00.0 ens1f0np0: Please reset the device to apply",
+        "bnxt_en 0000:3b:00.0 ens1f0np0: resetting the adapter is disabled",
+        "bnxt_en 0000:3b:00.0 ens1f0np0: firmware fatal error detected is cleared",
+        "mei_me 0000:3b:00.0: wait for firmware reset",
+        "i2c i2c-0: HID: tx timeout",
+        "ipmi_si IPI0001:00: ipmi: tx timeout",
         "pcieport 0000:3b:00.0: AER: device recovery successful",
         "pcieport 0000:3b:00.0: DPC: error containment capabilities: Int Msg #0",
         "bnxt_en 0000:3b:00.0 ens1f0np0: Chip temperature has gone below the critical thermal threshold!",

@@ -18,20 +18,24 @@ _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _STATE = r"(?: \([\w ]{1,30}\))?"
 # A user who has an interface in a network namespace names it (net/core/dev.c, dev_change_name).
 _TEXT = r": (?!renamed from )"
-_INTERFACE = rf"[a-z][\w.\-]{{0,14}}(?={_STATE}: )"
+_INTERFACE = r"[^\s/:]{1,15}"
+# Of PCI, virtio, vmbus (Hyper-V), and the auxiliary bus (mlx5_core.sf.2): dev_name of the parent of an interface.
+_ADDRESS = rf"(?:{_PCI}|virtio[0-9]{{1,5}}|[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|[a-z]\w*\.[a-z]\w*\.[0-9]{{1,9}})"
 DEVICE_LINE = re.compile(
     rf"[\w.-]+ (?P<pci>{_PCI})(?: [^\s:]{{1,64}})?{_STATE}{_TEXT}(?P<text>.*)", re.IGNORECASE
 )
 """A line about a PCI device. An interface that is not registered has its state after its name."""
-STUCK_LINE = re.compile(
-    rf"(?:[\w.-]+ \S+ |mlx4_en: )(?P<sender>{_INTERFACE}){_STATE}{_TEXT}.*?"
-    r"(?:\btx[ _]time-?out\b|\btimeout on tx queue\b)"
-    rf"|(?:[\w.-]+ \S+ )?(?P<watched>{_INTERFACE}){_STATE}: NETDEV WATCHDOG: .*timed out"
-    # Older kernels write this once per boot (WARN_ONCE), and only the line of the driver the next time.
-    r"|NETDEV WATCHDOG: (?P<named>[a-z][\w.\-]{0,14}) \([^)]{0,64}\): transmit queue .*timed out",
+SENDER_LINE = re.compile(
+    rf"(?:[\w.-]+ {_ADDRESS} |mlx4_en: )(?P<interface>{_INTERFACE}){_STATE}{_TEXT}(?P<text>.*)",
     re.IGNORECASE,
 )
-"""A line about a send queue that makes no progress, by the kernel or by the driver that the kernel calls then."""
+"""A line of a driver about an interface: mlx4_en prints no address."""
+WATCHDOG_LINE = re.compile(
+    rf"(?:(?:[\w.-]+ \S+ )?(?P<watched>{_INTERFACE}){_STATE}: NETDEV WATCHDOG: (?:CPU: [0-9]+: )?"
+    # Older kernels write this once per boot (WARN_ONCE), and only the line of the driver the next time.
+    rf"|NETDEV WATCHDOG: (?P<named>{_INTERFACE}) \([^)]{{0,64}}\): )transmit queue [0-9]+ timed out"
+)
+"""A line of the kernel about a send queue that makes no progress."""
 
 _OF_PART = re.compile(
     r"\bVFs?\b|\bvport|\bvhcr\b|\bslave\b|\bPTP\b|\btqp\b|\bqp\b|\bmatcher\b|\bflow rules\b",
@@ -41,7 +45,6 @@ _DEVICE = (
     r"(?:device|adapter|HCA|NIC|firmware|FW|MFW|IMP|MC|PF|EMP|HW|hardware|core|global|PCI|function)"
 )
 _FATAL = r"(?<!non-)(?<!non)\bfatal"
-_NO_RESET = r"(?<!not )(?<!avoid )(?<!ignoring )"
 _HOT = (
     r"\b(?:high|critical) temperature\b",
     r"\btemperature (?:has gone above|too high|threshold was reached|reached)\b",
@@ -72,13 +75,24 @@ _FAILED = (
 _RESET = (
     r"(?<!or )(?<!to )\breset(?:ting)? (?:the )?(?:device|adapter|HCA)\b|\brestarting device\b|^function level reset\b",
     rf"\b{_DEVICE} (?:is going to|will) (?:be )?reset\b",
-    (
-        rf"{_NO_RESET}\b(?:request|initiat|issu|start|trigger|perform|schedul)(?:ing|ed)"
-        rf" (?:an? )?(?:{_DEVICE} )?(?:reset|recovery)\b"
-    ),
+    rf"\b(?:request|initiat|issu|start|trigger|perform|schedul)(?:ing|ed) (?:an? )?(?:{_DEVICE} )?(?:reset|recovery)\b",
     rf"\b{_DEVICE} reset (?:requested|detected|initiated|event|interrupt)\b",
     r"\btrigger reset is on\b|\bFW Down: Stopping\b|\breceived reset event\b",
 )
+_STUCK = (
+    r"\b(?:tx|transmit)[ _](?:queue [0-9]+ )?time(?:-?out|d out)\b|\btimeout on tx queue\b",
+    r"\bTx that wasn't completed on time\b|\bTX stuck\b",
+)
+_ADVICE = r"\b(?:please|should|must|may|might|if|unless|until|needs? to)\b[^.;!?]*"
+_NEGATION = r"\b(?:not|no|never|without|avoid(?:ing)?|ignor(?:e|ing)|skip(?:ping)?)(?: (?!and |but )[\w-]+){0,2} "
+_NO_FACT_BEFORE = re.compile(rf"(?:{_ADVICE}|{_NEGATION})$", re.IGNORECASE)
+_NO_FACT_AFTER = re.compile(
+    r"\w*(?: (?:condition|event|state))?(?: (?:is|are|was|were|has been|have been))?(?: now| already)?"
+    r" (?:cleared|resolved|disabled|ignored|skipped|unsupported"
+    r"|not (?:supported|allowed|enabled|possible|permitted|needed|required|necessary))\b",
+    re.IGNORECASE,
+)
+"""Text around a phrase that is advice or a condition, denied, or over: the driver does not report that it happens."""
 
 
 EventClasses: TypeAlias = tuple[tuple[declare.EventClass, re.Pattern[str]], ...]
@@ -91,9 +105,20 @@ def _any(phrases: tuple[str, ...]) -> re.Pattern[str]:
 
 FAILURES: EventClasses = ((c.DEVICE_HOT_EVENT, _any(_HOT)), (c.DEVICE_FAILED_EVENT, _any(_FAILED)))
 RESETS: EventClasses = ((c.DEVICE_RESET_EVENT, _any(_RESET)),)
+STUCK = _any(_STUCK)
 
 
 def find_class(text: str, classes: EventClasses) -> declare.EventClass | None:
     """Return the first of some event classes that a driver's text belongs to."""
-    found = next((event_class for event_class, phrases in classes if phrases.search(text)), None)
+    found = next((event_class for event_class, phrases in classes if states(text, phrases)), None)
     return None if found and _OF_PART.search(text) else found
+
+
+def states(text: str, phrases: re.Pattern[str]) -> bool:
+    """True if a text contains a phrase as a fact."""
+    return any(
+        not (
+            _NO_FACT_BEFORE.search(text[: match.start()]) or _NO_FACT_AFTER.match(text, match.end())
+        )
+        for match in phrases.finditer(text)
+    )

@@ -232,8 +232,16 @@ def _device(match: re.Match[str], classes: device_failures.EventClasses) -> Kern
     return _message(event_class, entity, {"message": match.string})
 
 
-def _stuck(match: re.Match[str]) -> KernelMessage:
-    interface = match["sender"] or match["watched"] or match["named"]
+def _sender(match: re.Match[str]) -> KernelMessage | None:
+    is_stuck = device_failures.states(match["text"], device_failures.STUCK)
+    return _stuck(match["interface"], match) if is_stuck else None
+
+
+def _watchdog(match: re.Match[str]) -> KernelMessage:
+    return _stuck(match["watched"] or match["named"], match)
+
+
+def _stuck(interface: str, match: re.Match[str]) -> KernelMessage:
     entity = Entity(entities.NIC, (interface,))
     return _message(c.TRANSMIT_TIMEOUT_EVENT, entity, {"message": match.string})
 
@@ -258,6 +266,8 @@ def _function_address(text: str) -> str:
 
 
 _PARSERS = (
+    # First: the name of a process may be words of a driver.
+    ("ut of memory", _OOM, _oom),
     ("PCIe slot", _SLOT_POWER, _slot_power),
     ("Port module event", _PORT_MODULE, _port_module),
     ("peer", _PEER_MEMORY, _peer_memory),
@@ -266,10 +276,10 @@ _PARSERS = (
     ("NVRM", _DRIVER_LINE, _driver_line),
     ("nvidia", _DRIVER_LINE, _driver_line),
     (": ", device_failures.DEVICE_LINE, _device_failure),
-    (": ", device_failures.STUCK_LINE, _stuck),
+    (": ", device_failures.SENDER_LINE, _sender),
+    ("NETDEV WATCHDOG", device_failures.WATCHDOG_LINE, _watchdog),
     (": ", device_failures.DEVICE_LINE, _device_reset),
     ("AER:", _AER, _aer),
-    ("ut of memory", _OOM, _oom),
     ("ink", _LINK, _link),
 )
 """Text that every message of a kind contains, its pattern, and the function that reads a match."""
