@@ -240,6 +240,7 @@ def test_processes_add_up(
         for (name, key), reading in found.items()
         if name == "railscope_gpu_process_memory_used_bytes"
     }
+    size = host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"]["total"]
     there = {process["pid"] for process in (*compute, *graphics)}
     total = found["railscope_gpu_processes", ("GPU-0",)]
     untold = found["railscope_gpu_suppressed_processes", ("GPU-0",)]
@@ -251,7 +252,10 @@ def test_processes_add_up(
             [p["usedGpuMemory"] for p in one if p["pid"] == int(pid)] for one in (compute, graphics)
         ]
         used = next(parts for parts in lists if parts)  # every list contains the complete process
-        assert reading == (Absent.UNSUPPORTED if None in used else sum(used))
+        if None in used:
+            assert reading is Absent.UNSUPPORTED
+        else:  # no process uses more memory than its GPU has
+            assert reading == (sum(used) if sum(used) <= size else Absent.ERROR)
 
 
 # Counters ----------------------------------------------------------------------------------------
