@@ -23,7 +23,7 @@ def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings)
     mapped: list[ListedJob] = []
     names = tenant_names(tenants)
     for job in jobs:
-        # Without a duration a job has no parts, and is of no tenant.
+        # Without a duration a job has no parts: it keeps its account as the tenant.
         pieces = tenants.timeline(source, job.tenant, job.start_ns, job.end_ns)
         if not pieces:
             mapped.append(job)

@@ -109,10 +109,11 @@ def pair_runs(
     entries: Iterable[tiling.TilingEntry],
     records: Iterable[ListedJob],
     window: units.Period,
-    unended: Iterable[ListedJob],
+    unended: Collection[ListedJob],
 ) -> list[JobRun]:
     """Every run of every job, by job; runs without an end in the records, and their claims, are left out."""
     claim_times = _claim_times(entries, window)
+    left_out = set(unended)
     jobs: dict[str, list[ListedJob]] = defaultdict(list)
     for job in (*records, *unended):
         jobs[job.id].append(job)
@@ -120,7 +121,7 @@ def pair_runs(
         run
         for name in sorted(claim_times.keys() | jobs.keys())
         for run in _pair_claims(name, sorted(jobs[name]), claim_times[name], window)
-        if run.job is None or run.job.end_ns < FOREVER_NS
+        if run.job not in left_out
     ]
 
 

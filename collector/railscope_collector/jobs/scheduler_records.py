@@ -39,13 +39,13 @@ class SchedulerRecordsError(JobsError):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerRecords:
-    """The ended jobs of schedulers, and those that have not ended."""
+    """The ended jobs of schedulers, and those that have not ended in any of the files."""
 
     schedulers: frozenset[str]
     jobs: tuple[ListedJob, ...]
     unended: tuple[ListedJob, ...]
     tenant_names: frozenset[str]
-    """Tenants of the tenants file, of which no account without a row has the name."""
+    """Tenants of the tenants file. An account without a row never gets one of these names."""
 
     @classmethod
     def read(
@@ -56,7 +56,7 @@ class SchedulerRecords:
     ) -> SchedulerRecords:
         """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError."""
         tenants = tenants or TenantMappings()
-        jobs: list[ListedJob] = []
+        jobs: set[ListedJob] = set()
         unended: set[ListedJob] = set()
         for scheduler, paths in files.items():
             for path in paths:
@@ -66,11 +66,14 @@ class SchedulerRecords:
                 except (JobListError, OSError, UnicodeDecodeError) as error:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
-                jobs += account_tenants.map_tenants(job_list.jobs, scheduler, tenants)
-                unended |= set(job_list.unended)
+                jobs.update(account_tenants.map_tenants(job_list.jobs, scheduler, tenants))
+                unended.update(account_tenants.map_tenants(job_list.unended, scheduler, tenants))
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
         names = account_tenants.tenant_names(tenants)
-        return cls(schedulers, tuple(sorted(set(jobs))), tuple(sorted(unended)), names)
+        # Of successive snapshots, a later one has the end of a run that an earlier one has as running.
+        ended = {job.run for job in jobs}
+        running = sorted(job for job in unended if job.run not in ended)
+        return cls(schedulers, tuple(sorted(jobs)), tuple(running), names)
 
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import format_timestamp
+from railscope_collector.files.tenants_file import parse_tenants
 from railscope_collector.jobs.account_tenants import account_name
 from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
@@ -102,6 +104,46 @@ def test_the_ended_runs_of_a_job_that_runs_again_are_compared(ledger, tmp_path):
     assert [difference.run.recorded_time for difference in found.differences] == [
         150 * S * GPU_CAPACITY
     ]
+
+
+@pytest.mark.parametrize("tolerance", [0, 2 * S])
+def test_a_run_that_ended_in_a_later_snapshot_is_compared_once(ledger, tmp_path, tolerance):
+    """Whatever the order of the files; a run of the same job that still runs stays without an end."""
+    written(
+        ledger,
+        reported("slurm/n1/7/GPU-0", "7", 100, 200 + tolerance // S),
+        reported("slurm/n1/8/GPU-0", "8", 300, 400),
+        reported("slurm/n1/7b/GPU-0", "7", 500, 600),
+    )
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    earlier.write_text(SACCT.replace("100|200", "100|Unknown"))
+    later.write_text(f"{SACCT}7|u|physics|500|Unknown|n1|gres/gpu=1\n")
+    for files in ([earlier, later], [later, earlier]):
+        found = SchedulerRecords.read({"slurm": files}).compare_with(ledger, DAY, tolerance)
+        assert (found.agrees, found.jobs, found.unended) == (True, 1, ("7", "8"))
+
+
+def test_a_job_without_an_end_has_the_tenants_of_its_account(ledger, tmp_path):
+    """Its time before a change of the tenant is no ended run."""
+    written(
+        ledger,
+        reported("slurm/n1/7/GPU-0", "7", 100, 200, "institute"),
+        reported("slurm/n1/8/GPU-0", "8", 300, 400, "institute"),
+    )
+    file = tmp_path / "books"
+    file.write_text(SACCT)
+    change = format_timestamp(350 * S)
+    mappings = parse_tenants(
+        "tenant,source,owner,from,to\n"
+        f"institute,slurm,physics,1970-01-01T00:00:00Z,{change}\nfaculty,slurm,physics,{change},\n"
+    )
+    records = SchedulerRecords.read({"slurm": [file]}, tenants=mappings)
+    assert [(job.tenant, job.run) for job in records.unended] == [
+        ("institute", ("8", 300 * S)),
+        ("faculty", ("8", 300 * S)),
+    ]
+    found = records.compare_with(ledger, DAY, 0)
+    assert (found.agrees, found.jobs, found.unended) == (True, 1, ("8",))
 
 
 def test_a_claim_of_a_file_may_be_one_of_slurm(ledger, tmp_path):
