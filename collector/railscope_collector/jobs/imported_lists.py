@@ -165,7 +165,8 @@ def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
 def add_list(connection: sa.Connection, new: NewList, by: record_draft.TimedActor) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
-    The same list made at a later time is recorded: it states that no other job began until then.
+    The same list made on a later day is recorded: it states that no other job began on the days
+    until then. Within a day it states nothing new, as a day is covered only after its end.
 
     Raises JobLedgerError for a period that overlaps another one of the source.
     """
@@ -173,7 +174,8 @@ def add_list(connection: sa.Connection, new: NewList, by: record_draft.TimedActo
         if other.source != new.source:
             continue
         if other.period == new.period:
-            if other.content_hash == new.content_hash and other.as_of_ns >= new.as_of_ns:
+            is_newer = new.as_of_ns // DAY_NS > other.as_of_ns // DAY_NS
+            if other.content_hash == new.content_hash and not is_newer:
                 return False
         elif other.period.overlaps(new.period):
             message = (

@@ -305,6 +305,18 @@ def test_another_tenant_of_an_account_makes_no_running_job_longer(place, change,
     assert place.held() == hours_
 
 
+def test_an_unchanged_list_is_stored_once_per_day(place):
+    """Its days are covered after their ends, so that a later time of the same day states nothing new."""
+    text = json.dumps(clustercockpit(1, 0, "n1", GPU_1, startTime=1_704_067_200))
+    numbers = []
+    for as_of in ("01T10:00:00Z", "01T11:00:00Z", "01T09:00:00Z", "02T00:00:00Z", "02T23:59:59Z"):
+        found = place.run(text, "--period", "2024-01", "--as-of", f"2024-01-{as_of}")
+        assert found.exit_code == 0, found.output
+        (newest,) = imported_lists.newest_lists(Ledger.open(place.url, metadata).database)
+        numbers.append(newest.number)
+    assert numbers == [1, 1, 1, 2, 2]
+
+
 def test_models_of_a_cluster_are_read_from_an_inventory(place):
     inventory = place.directory / "models.csv"
     inventory.write_text(f"node,gpu,model\nn1,,a40\nn1,{GPU_2},a100\n")
