@@ -89,10 +89,14 @@ class DirectoryStore:
         self.probe()
         path = self._root / name
         with self._convert(f"cannot write {path}"):
+            if path.exists():
+                # Complete, as it was linked after it was written. Its writer may have been killed before the name
+                # was durable.
+                durable_files.sync_directory(path.parent)
+                return
             durable_files.make_directory(path.parent)
             durable_files.delete_partial_files(path.parent, path.name)
-            # Also if it exists: a writer that was killed may not have made its name durable. Read-only: a file of the
-            # archive is never replaced.
+            # Read-only: a file of the archive is never replaced.
             durable_files.create_durably(path, content, 0o440)
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:

@@ -39,7 +39,7 @@ from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.archive_stores import DirectoryStore, open_archive_store
+from railscope_collector.archive_stores import ArchiveError, DirectoryStore, open_archive_store
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.audit.entry_retention import find_newest_ns, open_entry_archive
 from railscope_collector.audit.tiles import Tiles, encode_bundle
@@ -303,6 +303,19 @@ async def test_parts_of_a_tile_are_deleted_with_it(tmp_path: Path) -> None:
         part.write_bytes(encode_bundle(Tiles(tmp_path / "log", 300).records(0)[:7]))
         await retention.attempt()
         assert (retention.archived, part.parent.exists()) == (256, False)
+
+
+def test_a_file_that_exists_needs_no_space_and_its_other_writer_is_left_alone(
+    small_disk: Path,
+) -> None:
+    store = DirectoryStore(small_disk)
+    store.create("000", b"first")
+    other = small_disk / "000.0123abcd.partial"
+    other.write_bytes(b"of another collector")
+    store.create("000", bytes(1 << 20))
+    assert (store.read("000"), other.exists()) == (b"first", True)
+    with pytest.raises(ArchiveError, match="No space left"):
+        store.create("001", bytes(1 << 20))
 
 
 def test_logs_with_one_archive_do_not_share_files(tmp_path: Path) -> None:
