@@ -98,9 +98,20 @@ class AuditRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     """Signature by the producer; empty if it has no key."""
 
 
+class RecordHead(msgspec.Struct, frozen=True, gc=False):
+    """Number and time of a record of any release; later releases may have other fields and types."""
+
+    seq: Count
+    t: str
+
+
 _NUMBER = re.compile("0|[1-9][0-9]{0,30}")
+_NOT_CANONICAL = (
+    "invalid encoding of an audit record: expected sorted keys, no spaces and each field once"
+)
 _encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(AuditRecord)
+_head_decoder = msgspec.json.Decoder(RecordHead)
 
 
 def parse_number(text: str) -> int | None:
@@ -125,6 +136,19 @@ def encode_audit_record(record: AuditRecord) -> bytes:
     return raw
 
 
+def read_record_head(raw: bytes) -> RecordHead:
+    """Read the head of a record of any release. Raises RecordError for a text that is not canonical."""
+    try:
+        head, content = _head_decoder.decode(raw), msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"invalid audit record: {error}"
+        raise RecordError(message) from error
+    # A record with two numbers would be two records.
+    if _encoder.encode(content) != raw:
+        raise RecordError(_NOT_CANONICAL)
+    return head
+
+
 def decode_audit_record(raw: bytes) -> AuditRecord:
     """Decode a record. Raises RecordError for every encoding except the canonical one."""
     if len(raw) > MAX_RECORD_BYTES:
@@ -140,11 +164,7 @@ def decode_audit_record(raw: bytes) -> AuditRecord:
         raise RecordError(message) from error
     # A canonical encoding is the one that encoding again returns.
     if _encoder.encode(record) != raw:
-        message = (
-            "invalid encoding of an audit record: expected sorted keys, no spaces and each"
-            " field once"
-        )
-        raise RecordError(message)
+        raise RecordError(_NOT_CANONICAL)
     if record.v != VERSION or record.type not in TYPES:
         message = (
             f"unknown audit record: version {record.v}, type {record.type!r}; fix: use the"

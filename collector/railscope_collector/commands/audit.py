@@ -18,7 +18,13 @@ import click
 
 from railscope import convert_errors
 from railscope.audit import log_checkpoint, signed_note
-from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.audit.record import (
+    AuditRecord,
+    RecordError,
+    decode_audit_record,
+    parse_number,
+    read_record_head,
+)
 from railscope.client import tables
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
@@ -295,13 +301,11 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
     except (ProofError, signed_note.NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
         sys.exit(verify_outcome.VerifyOutcome.ALTERED)
-    record, note = decode_shown_record(raw), proof.partition("\n\n")[2]
-    size, time = (
-        log_checkpoint.read_checkpoint(note, public).tree.size,
-        format_record_time(int(record.t)),
-    )
+    head, note = read_record_head(raw), proof.partition("\n\n")[2]
+    size, time_ns = log_checkpoint.read_checkpoint(note, public).tree.size, parse_number(head.t)
+    time = "of an invalid time" if time_ns is None else format_record_time(time_ns)
     # Standard output is the record alone, for programs.
-    click.echo(f"proven: record {record.seq} of {size}, signed by {public.name}, {time}", err=True)
+    click.echo(f"proven: record {head.seq} of {size}, signed by {public.name}, {time}", err=True)
     click.echo(raw.decode())
 
 
