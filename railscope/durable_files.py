@@ -221,8 +221,8 @@ def replace_json(path: Path, content: object) -> None:
 
     After a power failure, unlike after a crash, it may be an earlier version or damaged.
     """
-    # A fixed name: the file has one writer, and an interrupted write is overwritten by the next one.
-    partial = path.with_name(f"{path.name}.new{PARTIAL}")
+    # A fixed number: the file has one writer, and an interrupted write is overwritten by the next one.
+    partial = path.with_name(f"{path.name}.{0:08x}{PARTIAL}")
     partial.write_bytes(msgspec.json.encode(content))
     partial.replace(path)
 

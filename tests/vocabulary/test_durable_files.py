@@ -82,6 +82,17 @@ def test_reading_removes_an_interrupted_write_of_this_file_only(tmp_path: Path) 
     assert names(tmp_path) == ["state.json"]
 
 
+def test_reading_removes_an_interrupted_replacement(tmp_path: Path) -> None:
+    """A writer that is killed between write and rename: here the rename fails."""
+    (tmp_path / "state.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        durable.replace_json(tmp_path / "state.json", {"a": 1})
+    assert len(names(tmp_path)) == 2
+    (tmp_path / "state.json").rmdir()
+    assert durable.read_json(tmp_path / "state.json", dict[str, int]) is None
+    assert names(tmp_path) == []
+
+
 def test_the_owner_of_a_directory_deletes_interrupted_writes_and_no_other_file(
     tmp_path: Path,
 ) -> None:
