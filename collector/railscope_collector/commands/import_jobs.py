@@ -59,7 +59,7 @@ class _ImportOptions:
     "--format",
     "form",
     type=click.Choice(sorted(job_list_reader.FORMATS)),
-    help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
+    help="Format of the list: ClusterCockpit JSON, `sacct -D -P` or `sacct -D --json`, `kubectl get "
     "pods -o json`, or the CSV of the Alibaba trace. Default: detected from the file.",
 )
 @scheduler_options.timezone_option

@@ -42,7 +42,7 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
         "--slurm",
         type=INPUT_FILE,
         multiple=True,
-        help="Compare with the output of `sacct -P` or `sacct --json`.",
+        help="Compare with the output of `sacct -D -P` or `sacct -D --json`.",
     )
     @click.option(
         "--kubernetes",

@@ -1,7 +1,7 @@
 """Readers of job lists: detection of the format, lists of Slurm, and Alibaba's trace.
 
-Slurm: `sacct -P` with a header, or `sacct --json`; GPUs are counted, not named. TRES:
-slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
+Slurm: `sacct -D -P` with a header, or `sacct -D --json`; GPUs are counted, not named. Without `-D`,
+sacct leaves out earlier runs of a requeued job. TRES: slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
 SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which are unambiguous, as are the times in
 its JSON.
 
