@@ -261,8 +261,8 @@ class BillingBooks:
             price_book_versions.check_published(bill.book, by.now_ns)
             if bill.missing_days.all and not provisional:
                 message = (
-                    f"cannot close {period_name(period)} yet: {bill.missing_days}; fix: wait for them, or"
-                    " close with --provisional: the next period then contains the corrections"
+                    f"cannot close {period_name(period)} yet: {bill.missing_days}; fix: {bill.missing_days.fix},"
+                    " or close with --provisional: the next period then contains the corrections"
                 )
                 raise closing_record.ClosingError(message)
             invoices = tuple(invoicing.issue_invoice(draft, by.now_ns) for draft in bill.drafts)

@@ -35,24 +35,46 @@ class UsageEvidence(Protocol):
         ...
 
 
+_JOB_LIST = "job list "
+"""Begins what stands for the GPU in days without a list of a source."""
+
+
 class MissingDays(NamedTuple):
-    """GPU-days that are missing in the ledger, and those computed before the day was over."""
+    """GPU-days that are missing in the ledger, and those computed before the day was over.
+
+    `uncovered` has the days without a list of a source of job lists.
+    """
 
     missing: tuple[row_conversion.GpuDay, ...]
     provisional: tuple[row_conversion.GpuDay, ...]
+    uncovered: tuple[row_conversion.GpuDay, ...] = ()
 
     def __str__(self) -> str:
         parts = []
-        if self.missing:
-            parts.append(f"missing in the ledger: {format_days(self.missing)}")
+        if absent := (*self.missing, *self.uncovered):
+            parts.append(f"missing in the ledger: {format_days(absent)}")
         if self.provisional:
             parts.append(f"not final in the ledger: {format_days(self.provisional)}")
         return "; ".join(parts)
 
     @property
     def all(self) -> tuple[row_conversion.GpuDay, ...]:
-        """Missing and provisional GPU-days, sorted."""
-        return tuple(sorted({*self.missing, *self.provisional}))
+        """All days, sorted."""
+        return tuple(sorted({*self.missing, *self.provisional, *self.uncovered}))
+
+    @property
+    def fix(self) -> str:
+        """How to complete them. Days of agents are finalized later; no list is made without a person."""
+        fixes = []
+        if self.missing or self.provisional:
+            fixes.append("wait for the GPU-days")
+        if self.uncovered:
+            sources = sorted({key.gpu.removeprefix(_JOB_LIST) for key in self.uncovered})
+            lists = (
+                f"list of {sources[0]}" if len(sources) == 1 else f"lists of {', '.join(sources)}"
+            )
+            fixes.append(f"import the {lists} again, made after the period ended")
+        return " and ".join(fixes)
 
 
 def find_missing_days(
@@ -85,8 +107,8 @@ def find_missing_days(
     ]
     if evidence is not None and missing:
         missing = _select_present(missing, period, evidence)
-    missing += [
-        row_conversion.GpuDay(f"job list {source}", day)
+    uncovered = [
+        row_conversion.GpuDay(f"{_JOB_LIST}{source}", day)
         for source, day in uncovered_days(imported, days)
     ]
     early = [
@@ -95,7 +117,7 @@ def find_missing_days(
         # A day that was computed before its end lacks its last hours.
         if key.day in days and source.computed_ns < (key.day + 1) * DAY_NS
     ]
-    return MissingDays(tuple(sorted(missing)), tuple(sorted(early)))
+    return MissingDays(tuple(sorted(missing)), tuple(sorted(early)), tuple(sorted(uncovered)))
 
 
 def _select_present(

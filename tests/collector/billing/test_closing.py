@@ -135,7 +135,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     meter(ledger, evidence_of(ALL.assembled["GPU-1"]), Period(START, START + DAY_NS))
     books = BillingBooks.for_ledger(ledger, ALL)
     administration.publish(books, PRICES, "p", manager_after(ONE))
-    lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for them, or close with --prov"
+    lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for the GPU-days, or close with --prov"
     with pytest.raises(ClosingError, match=lacking):
         books.close(ONE, manager_after(ONE))
     assert books.store.closings() == []
