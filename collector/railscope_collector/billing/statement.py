@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 from railscope_collector.billing import charges as charge_types, invoices, undecided_use
+from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import audit_outbox, row_conversion
 from railscope_collector.metering import evidence, tiling, units
 
@@ -17,6 +18,7 @@ _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
 _JOB_CLAIM = re.compile(r"(slurm)/(.+)@\d+")
 """Claim of a job: its name, and the second of its start."""
+_NO_AGENT = "as the job list states, not observed"
 _UNSEEN = "part of the time was not observed: it is billed as the scheduler reported it"
 
 
@@ -157,7 +159,7 @@ class TenantStatement:
         """The share of the billed time that was observed; empty if none is billed."""
         ratio = coverage(self.invoice)
         if ratio is None:
-            return ""
+            return _NO_AGENT if _billed_usage(self.invoice) else ""
         shown = charge_types.format_decimal(100 * ratio, _PERCENT_PLACES)
         return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
 
@@ -225,15 +227,28 @@ class TenantStatement:
 
 
 def coverage(invoice: invoices.Invoice) -> Fraction | None:
-    """The observed share of the time on an invoice, without corrections."""
+    """The observed share of the time on an invoice, without corrections; None if no agent reported any."""
     observed = whole = Fraction(0)
-    for line in invoice.lines:
-        charge = line.charge
-        if charge.kind is charge_types.ChargeKind.USAGE and not charge.corrects and charge.unit:
-            hours = charge.quantity / charge.unit.size
-            whole += hours
+    has_agent = False
+    for charge, hours in _billed_usage(invoice):
+        whole += hours
+        # A job list that is taken as observation states no more than any other.
+        if not is_listed_gpu(charge.resource):
+            has_agent = True
             observed += hours if charge.state == tiling.SlotState.OBSERVED else 0
-    return observed / whole if whole else None
+    return observed / whole if has_agent else None
+
+
+def _billed_usage(invoice: invoices.Invoice) -> list[tuple[charge_types.Charge, Fraction]]:
+    """The charges of an invoice for some time, without corrections, and their time."""
+    usage = [
+        (line.charge, line.charge.quantity / line.charge.unit.size)
+        for line in invoice.lines
+        if line.charge.kind is charge_types.ChargeKind.USAGE
+        and not line.charge.corrects
+        and line.charge.unit
+    ]
+    return [(charge, hours) for charge, hours in usage if hours]
 
 
 def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:

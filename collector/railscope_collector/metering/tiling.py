@@ -38,7 +38,7 @@ class SlotState(StrEnum):
 
 
 MEANINGS: Mapping[SlotState, str] = {
-    SlotState.OBSERVED: "held, and measured by an agent, or by a job list in its place",
+    SlotState.OBSERVED: "held, and observed by an agent; without agents, as the job list states",
     SlotState.INFERRED: "held as the scheduler reported it, not measured",
     SlotState.IDLE: "free, and observed",
     SlotState.RESERVED: "reserved, and not used",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,12 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
         "chemistry": "1,530.00",  # 8 x 95 and 1 x 5
         "biology": "12.00",  # 2 x 3, and still running
     }
-    assert "1,530.00" in cluster.bill("statement", "chemistry", "2025-12").stdout
+    statement = cluster.bill("statement", "chemistry", "2025-12").stdout
+    assert "1,530.00" in statement
+    assert "as the job list states, not observed" in statement
+    assert "100.000 %" not in statement
+    document = cluster.bill("statement", "chemistry", "2025-12", "--format", "json").stdout
+    assert json.loads(document)["observed"] is None
     agreed = cluster.bill("reconcile", "2025-12", "--slurm", books, "--tenants", cluster.tenants)
     assert agreed.exit_code == 0, agreed.output
     assert "jobs that differ: 0" in agreed.stdout
@@ -126,6 +132,8 @@ def test_a_list_that_was_made_before_its_period_ended_does_not_close_it(cluster)
     rejected = cluster.bill("close", "2025-12")
     assert rejected.exit_code == 1
     assert "(job list slurm from 2025-12-20 to 2025-12-31)" in rejected.output
+    fix = "fix: import the list of slurm again, made after the period ended, or close with"
+    assert fix in rejected.output
     # The same jobs, but no other one began until the end of the period.
     assert cluster.imported(books, "2025-12").exit_code == 0
     closed = cluster.bill("close", "2025-12")
