@@ -147,7 +147,7 @@ def test_damage_is_found_after_a_restart_as_well(tmp_path: Path) -> None:
 
 
 def test_partial_files_are_deleted_and_foreign_files_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "000000000009.partial").write_bytes(b"half")
+    (tmp_path / "000000000009.envelope.0123abcd.partial").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("not ours")
     (tmp_path / "x.envelope").write_text("not ours either")
     spool = Spool(tmp_path, PLENTY)
