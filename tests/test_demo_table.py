@@ -130,6 +130,21 @@ def test_a_terminal_has_the_state_below_the_events_and_each_event_once(tmp_path:
     assert max(map(len, screen)) <= 60
 
 
+def test_the_screen_is_gone_when_its_reader_has_ended() -> None:
+    """Also if the program has not prepared standard output itself; the interpreter exits without an error."""
+    program = (
+        "import sys; from railscope_simulator.demo.report import DemoScreen; screen = DemoScreen();"
+        " screen.print('a'); screen.print('b'); sys.exit(3 if screen.is_gone else 4)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    outcome = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (outcome.returncode, outcome.stderr) == (3, b"")
+
+
 def rendered(output: str) -> list[str]:
     """Return the lines of a terminal after texts, and moves up by lines that are erased."""
     lines = [""]

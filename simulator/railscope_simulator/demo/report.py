@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from railscope.client import tables
-from railscope.standard_output import OutputError
+from railscope.standard_output import OutputError, check_output
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.demo import link_ends
 
@@ -165,6 +165,8 @@ class DemoScreen:
     """Standard output; `is_gone` is true once it cannot be written any more."""
 
     def __init__(self) -> None:
+        # Without it, `python -m railscope_simulator.demo` gets an OSError, which would end the run.
+        check_output()
         self._is_terminal = sys.stdout.isatty()
         self._drawn = 0
         """Lines below the events that the next output replaces."""
