@@ -38,17 +38,29 @@ class _Descriptor(io.FileIO):
             raise kind(message) from error
 
 
+class _FlushedWriter(io.BufferedWriter):
+    """Writer for PYTHONUNBUFFERED. Unlike a writer without a buffer, it completes short writes."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write and flush bytes. Raises OutputError."""
+        size = super().write(data)
+        self.flush()
+        return size
+
+
 def check_output() -> None:
     """Make standard output of this process raise OutputError in place of OSError."""
     # A caller in this process, such as a test, may have replaced it; it is None if it was closed.
     original = sys.__stdout__
     if original is None or sys.stdout is not original:
         return
+    buffer = _FlushedWriter if original.write_through else io.BufferedWriter
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Descriptor(original.fileno(), "w", closefd=False)),
+        buffer(_Descriptor(original.fileno(), "w", closefd=False)),
         encoding=original.encoding,
         errors=original.errors,
         line_buffering=original.line_buffering,
+        write_through=original.write_through,
     )
 
 

@@ -388,6 +388,20 @@ def test_output_whose_reader_has_ended_is_no_message(arguments: tuple[str, ...])
     assert (outcome.returncode, outcome.stderr) == (1, "")
 
 
+@pytest.mark.parametrize(("unbuffered", "written"), [("1", "now"), ("", "")])
+def test_unbuffered_output_stays_unbuffered(unbuffered: str, written: str):
+    """As with `python -u`: a service manager reads each text at once, also before a crash."""
+    program = (
+        "import os; from railscope.standard_output import check_output; check_output();"
+        " print('now', end=''); os._exit(0)"
+    )
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    outcome = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert outcome.stdout == written
+
+
 def _write_output(
     file: IO[bytes] | int, arguments: tuple[str, ...]
 ) -> subprocess.CompletedProcess[str]:
