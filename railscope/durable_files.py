@@ -90,10 +90,10 @@ def partial_file(
     """Write and sync a temporary file beside a path; delete it on exit unless it was renamed."""
     # A unique temporary name: concurrent writers of one file must not interfere.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    with name_file(path):  # each attempt has the same message
+    try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with name_file(path), os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 if synced:
@@ -102,6 +102,18 @@ def partial_file(
         finally:
             # On a full disk, each further attempt would leave another temporary file.
             partial.unlink(missing_ok=True)
+    except OSError as error:
+        # Each attempt has the same message.
+        if str(error.filename) == str(partial):
+            _set_name(error, path)
+        raise
+
+
+def _set_name(error: OSError, path: Path) -> None:
+    """Name only this file in an error that may name two: those of a rename, or a link."""
+    error.filename = str(path)
+    # None would be printed as a name.
+    del error.filename2
 
 
 @contextmanager
@@ -110,7 +122,9 @@ def name_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        # An error without a number consists of its text only.
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
         raise
 
 
@@ -156,7 +170,7 @@ class StagedFiles:
         except OSError as error:
             for path in published:
                 path.unlink()
-            error.filename, error.filename2 = str(final), None
+            _set_name(error, final)
             raise
         sync_directory(self._directory)
 

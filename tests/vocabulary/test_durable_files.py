@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -121,3 +122,28 @@ def test_a_directory_is_locked_until_the_descriptor_is_closed(tmp_path: Path) ->
     os.close(held)
     assert not durable.is_locked(tmp_path)
     os.close(durable.lock_directory(tmp_path))
+
+
+def test_an_error_names_its_own_file_and_keeps_its_message(tmp_path: Path) -> None:
+    """The temporary name differs in each attempt: the error has the name of the file."""
+    path, other = tmp_path / "state", tmp_path / "other"
+    errors = []
+    for raised in (OSError("no data"), OSError(errno.EIO, "I/O error", str(other))):
+        try:
+            with durable.partial_file(path, b"content"):
+                raise raised
+        except OSError as error:
+            errors.append(str(error))
+    path.mkdir()
+    for failing in (path, tmp_path / "missing" / "state"):
+        try:
+            durable.write_durably(failing, b"content")
+        except OSError as error:
+            errors.append(str(error))
+    assert errors == [
+        "no data",
+        f"[Errno 5] I/O error: '{other}'",
+        f"[Errno 21] Is a directory: '{path}'",
+        f"[Errno 2] No such file or directory: '{tmp_path}/missing/state'",
+    ]
+    assert names(tmp_path) == ["state"]
