@@ -40,12 +40,14 @@ def install_command(
 
 @contextmanager
 def importing(
-    extra: str, feature: str, library: str = "", error: type[Exception] = SettingsError
+    extra: str, feature: str, library: str, error: type[Exception] = SettingsError
 ) -> Iterator[None]:
-    """Import libraries of an extra for a feature. Raises the error without them, with the command that installs the extra."""
+    """Import a library of an extra for a feature. Raises the error without it, with the command that installs the extra.
+
+    `library` is the name of the package: its modules may have other names.
+    """
     try:
         yield
     except ImportError as missing:
-        name = library or missing.name
-        message = f"missing {name}, which {feature} requires; fix: {install_command(extra)}"
+        message = f"missing {library}, which {feature} requires; fix: {install_command(extra)}"
         raise error(message) from missing

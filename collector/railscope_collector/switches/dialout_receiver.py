@@ -43,9 +43,9 @@ STORED, NOT_STORED, INCOMPLETE = "stored", "not_stored", "incomplete"
 
 def check_library() -> None:
     """Raise SettingsError if a library of the receiver is missing."""
-    with extras.importing("switches", "dialout_receiver"):
-        for name in ("grpc.aio", "google.protobuf"):
-            import_module(name)
+    for module, library in (("grpc.aio", "grpcio"), ("google.protobuf", "protobuf")):
+        with extras.importing("switches", "dialout_receiver", library):
+            import_module(module)
 
 
 @dataclass(slots=True)

@@ -40,14 +40,14 @@ log = structlog.get_logger(__name__)
 
 def check_libraries(*, has_grpc: bool) -> None:
     """Raise SettingsError if libraries of the receiver are missing."""
-    names = (
-        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
-        "grpc.aio",
-        "google.rpc.error_details_pb2",
+    libraries = (
+        ("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2", "opentelemetry-proto"),
+        ("grpc.aio", "grpcio"),
+        ("google.rpc.error_details_pb2", "googleapis-common-protos"),
     )
-    with extras.importing("otlp-grpc" if has_grpc else "otlp", "otlp_receiver"):
-        for name in names if has_grpc else names[:1]:
-            import_module(name)
+    for module, library in libraries if has_grpc else libraries[:1]:
+        with extras.importing("otlp-grpc" if has_grpc else "otlp", "otlp_receiver", library):
+            import_module(module)
 
 
 @dataclass(slots=True)

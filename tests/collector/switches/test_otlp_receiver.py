@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -442,5 +443,25 @@ async def test_missing_library_is_named_with_its_extra(tmp_path):
     hidden = "sys.modules['opentelemetry'] = None"
     status, errors = await start_collector(tmp_path, hidden, "", "127.0.0.1:0")
     assert status == 1
-    assert "missing opentelemetry" in errors
+    assert "missing opentelemetry-proto, which otlp_receiver requires" in errors
     assert extras.install_command("otlp") in errors
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "library"),
+    [
+        ("dialout_receiver.check_library()", "grpc", "grpcio"),
+        ("dialout_receiver.check_library()", "google.protobuf", "protobuf"),
+        ("otlp_receiver.check_libraries(has_grpc=True)", "grpc", "grpcio"),
+        ("otlp_receiver.check_libraries(has_grpc=True)", "google.rpc", "googleapis-common-protos"),
+    ],
+)
+def test_a_missing_library_is_named_as_its_package(check: str, module: str, library: str):
+    """A module is not what can be installed."""
+    code = (
+        "import sys; from railscope_collector.switches import dialout_receiver, otlp_receiver\n"
+        f"sys.modules[{module!r}] = None\n"
+        f"{check}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"missing {library}, which " in done.stderr
