@@ -90,8 +90,9 @@ def _walk(
 
 def usage(name: str, command: click.Command) -> str:
     """Return a command with its arguments."""
+    context = click.Context(command)
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
-    parts = [argument.human_readable_name for argument in arguments]
+    parts = [argument.make_metavar(context) for argument in arguments]
     parts += ["COMMAND ..."] if isinstance(command, click.Group) else []
     return " ".join([name, *(["[OPTIONS]"] if options(command) else []), *parts])
 
