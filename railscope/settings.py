@@ -73,21 +73,23 @@ def state_directory(settings: Any) -> Path:
     return Path(directory if directory and is_default else settings.state_directory)
 
 
-def load(
+def load(  # noqa: PLR0913 - each is a source of values
     kind: type[Settings],
     *,
     file: Path | None,
     environment: Mapping[str, str] = os.environ,
     prefix: str,
     flags: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Load settings from defaults, a file, the environment and flags; later ones take precedence.
 
     `prefix` starts the names of environment variables; sections are separated by two underscores:
     RAILSCOPE_AGENT_COLLECTOR__URL. `flags` maps dotted keys to values; None stands for an unset flag.
+    `defaults`, by dotted key, replace those of the type.
     Raises SettingsError that states the file or variable, the key and the expected value.
     """
-    merged: dict[str, Any] = {}
+    merged = _nest(defaults or {}, ".")
     if file is not None:
         _merge(kind, merged, _read(file), str(file))
     for name, value in _from_environment(kind, environment, prefix).items():

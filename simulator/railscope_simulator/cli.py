@@ -400,6 +400,16 @@ class SimulatedHost(recorded_host.RecordedHost):
         return STEP_NS
 
 
+SIMULATED_DEFAULTS = {
+    # Simulating a node costs more than reading one.
+    "budget.cpu_ratio": 0,
+    "budget.memory_bytes": 0,
+    # On a busy machine the simulation may answer late; that must not count as an unresponsive GPU.
+    "read_timeout_seconds": 30,
+}
+"""Settings of an agent on a simulated node that differ from those of other agents by default."""
+
+
 @click.command()
 @config_option
 @settings_flags
@@ -409,8 +419,10 @@ class SimulatedHost(recorded_host.RecordedHost):
 def simulate_agent(config: Path | None, file: Path | None, **flags: Any) -> None:
     """Run an agent on the simulated node that FILE describes, until it is stopped.
 
-    Without FILE, the node begins now. If the name of the node ends in 0, 1, 2 or 3, it has faults of the demo; the first
-    one begins after 40 s on node 0. Each start is a boot of the node.
+    Without FILE, the node begins now, and each start is a boot of it. If the number at the end of its name is 0, 1, 2 or
+    3, it has faults of the demo; the first one begins after 40 s on node 0. A name without a number has no faults.
+
+    By default, the budget of the agent is unlimited, and a read may take 30 s.
     """
 
     def read_node() -> LiveNode:
@@ -420,7 +432,9 @@ def simulate_agent(config: Path | None, file: Path | None, **flags: Any) -> None
             load_settings(config, {"node": flags["node"]}).node or os.uname().nodename
         )
 
-    run_agent(lambda: _host(read_node), config, flags, f"{__version__}+simulated")
+    run_agent(
+        lambda: _host(read_node), config, flags, f"{__version__}+simulated", SIMULATED_DEFAULTS
+    )
 
 
 def _host(read_node: Callable[[], LiveNode]) -> tuple[Host, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from railscope.timestamps import SECOND_NS
+from railscope_agent.commands import load_settings
+from railscope_simulator.cli import SIMULATED_DEFAULTS
 from railscope_simulator.demo.faults import SCHEDULERS, begin_node, plan_faults
 from railscope_simulator.demo.process import Program
 from railscope_simulator.live import (
@@ -189,10 +191,11 @@ def test_a_fault_that_does_not_exist_is_named(tmp_path: Path):
 
 def test_a_node_that_begins_now_has_the_faults_of_its_number() -> None:
     """The first four are the nodes of the demo; no two nodes share a device, and each start is a boot."""
-    names = [*(f"railscope-simulated-{number}" for number in (0, 1, 2, 3, 4, 10)), "without-number"]
-    nodes = [begin_node(name) for name in names]
+    names = [f"railscope-simulated-{number}" for number in ("0", "1", "2", "3", "002")]
+    healthy = ["node-4", "node-10", "node10000", "node" + "9" * 5000, "gpu-a", "1-gpu", ""]
+    nodes = [begin_node(name) for name in (*names, *healthy)]
     plans = [plan_faults(name) for name in SCHEDULERS]
-    assert [node.faults for node in nodes] == [*plans, (), (), plans[0]]
+    assert [node.faults for node in nodes] == [*plans, plans[2], *((),) * len(healthy)]
     assert all(plans)
     uuids = [gpu.uuid for node in nodes for gpu in build_node_hardware(node.spec).gpus]
     assert len({*uuids}) == 8 * len(nodes)
@@ -200,6 +203,17 @@ def test_a_node_that_begins_now_has_the_faults_of_its_number() -> None:
     assert build_node_hardware(again.spec).gpus[0].uuid == uuids[0]
     assert again.spec.boot_id != nodes[0].spec.boot_id
     assert min(fault.begin_seconds for fault in plans[0]) < 60, "a short trial shows a fault"
+
+
+def test_a_late_answer_of_a_simulation_is_no_gpu_that_does_not_respond(tmp_path: Path) -> None:
+    """Settings take precedence over the defaults of a simulated node."""
+    found = load_settings(None, {}, SIMULATED_DEFAULTS)
+    assert found.read_timeout_seconds == 30
+    assert (found.budget.cpu_ratio, found.budget.memory_bytes) == (0, 0)
+    (tmp_path / "agent.toml").write_text("read_timeout_seconds = 2\n[budget]\ncpu_ratio = 0.5\n")
+    found = load_settings(tmp_path / "agent.toml", {}, SIMULATED_DEFAULTS)
+    assert found.read_timeout_seconds == 2
+    assert (found.budget.cpu_ratio, found.budget.memory_bytes) == (0.5, 0)
 
 
 async def test_an_agent_simulates_a_node_without_a_file(tmp_path: Path) -> None:

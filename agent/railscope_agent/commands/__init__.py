@@ -54,7 +54,11 @@ def sample_config() -> None:
     click.echo(settings.sample(AgentSettings, "Settings of the Railscope agent."), nl=False)
 
 
-def load_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> AgentSettings:
-    """Return the settings from the file, the environment and the flags. Raises SettingsError."""
+def load_settings(
+    config: Path | None,
+    flags: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> AgentSettings:
+    """Return the settings from defaults, the file, the environment and the flags. Raises SettingsError."""
     file = config or settings.default_file("agent")
-    return settings.load(AgentSettings, file=file, prefix=PREFIX, flags=flags)
+    return settings.load(AgentSettings, file=file, prefix=PREFIX, flags=flags, defaults=defaults)

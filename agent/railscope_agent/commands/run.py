@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,10 +60,14 @@ def run_agent(
     config: Path | None,
     flags: dict[str, Any],
     version: str = __version__,
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
+    """Run the agent on a host until it is stopped; `make_host` returns the host and its node name.
+
+    `defaults` replace the defaults of settings, by dotted key.
+    """
     flags |= collector_flags(flags.pop("collector_urls"))
-    read = partial(load_settings, config, flags)
+    read = partial(load_settings, config, flags, defaults)
     log_output.configure_logs(read().log_level)
     host, node = make_host()
 

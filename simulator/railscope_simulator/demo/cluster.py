@@ -226,12 +226,6 @@ class DemoCluster:
             # All dashboards show something, and one of the faults is a burst.
             "RAILSCOPE_AGENT_METRICS__DETAIL": "full",
         }
-        if is_simulated:
-            # Simulation costs more than reading a node, and the demo shows reads at their periods.
-            environment |= {
-                "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
-                "RAILSCOPE_AGENT_BUDGET__MEMORY_BYTES": "0",
-            }
         arguments = [
             *(["simulate-agent", str(self._file_of(name))] if is_simulated else ["agent", "run"]),
             *f"--node {name} --listen {address} --collector {self.url}".split(),

@@ -12,7 +12,6 @@ a sample from before it need a Prometheus that was started by then, or the next 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,13 +100,18 @@ def plan_faults(node: str) -> tuple[live.PlannedFault, ...]:
 
 
 def begin_node(name: str) -> live.LiveNode:
-    """Return a node that begins now: that of the demo with the number at the end of the name, from 0, or a healthy one."""
-    digits = re.search(r"[0-9]{1,4}$", name)
-    number = int(digits[0]) if digits else 0
-    demo_name, scheduler = dict(enumerate(SCHEDULERS.items())).get(number, ("", "kubernetes"))
+    """Return a node that begins now.
+
+    The number at the end of its name is that of a node of the demo, from 0. A node without such a number is healthy.
+    """
+    digits = name[len(name.rstrip("0123456789")) :]
+    of_demo = {str(number): node for number, node in enumerate(SCHEDULERS.items())}
+    # "007" is 7. A name may have more digits than an integer.
+    number = digits.lstrip("0") or digits[:1]
+    demo_name, scheduler = of_demo.get(number, ("", "kubernetes"))
     return live.LiveNode(
         name,
-        number,
+        int(number[-4:] or 0),
         scheduler,
         booted_wall_ns=time.time_ns() - UPTIME_NS,
         started_wall_ns=time.time_ns(),
