@@ -13,7 +13,7 @@ GOVERNOR_STATES = {0: "within", 1: "stretching", 2: "at_limit"}
 SOURCE_STATE = _SOURCE.state("railscope_source_state", "State of a source: ok, partial (some readings fail), unsupported (not on this node) or failed.", "agent", states=SOURCE_STATES, detail=BASIC)
 SOURCE_READ_TIME = _SOURCE.gauge("railscope_source_read_duration_seconds", "Duration of the last complete read of the source.", "agent", scale=NANO, detail=FULL)
 SOURCE_AGE = _SOURCE.gauge("railscope_source_age_seconds", "Time since the last complete read of the source.", "agent", scale=NANO, detail=BASIC)
-SOURCE_READ_AT = _SOURCE.gauge("railscope_source_read_timestamp_seconds", "Time at which the read of the source began that returned the exposed values, in seconds since 1970 (UTC). The rate of a counter between two scrapes is its increase divided by that of this time.", "agent", scale=NANO, detail=BASIC)
+SOURCE_READ_AT = _SOURCE.gauge("railscope_source_read_timestamp_seconds", "Time at which the read of the source began that returned the exposed values, in seconds since 1970 (UTC). The rate of a counter between two scrapes is its increase divided by that of this time.", "agent", scale=NANO, detail=FULL)
 SOURCE_READS = _SOURCE.counter("railscope_source_reads_total", "Complete reads of the source.", "agent", detail=FULL)
 SOURCE_MISSED = _SOURCE.counter("railscope_source_missed_ticks_total", "Ticks at which the source could not be read because the read before had not returned.", "agent", detail=FULL)
 SOURCE_CPU = _SOURCE.counter("railscope_source_cpu_seconds_total", "Processor time that the agent has used to read the source and to discover its devices.", "clock_gettime(CLOCK_THREAD_CPUTIME_ID)", scale=NANO, detail=FULL)

@@ -33,13 +33,13 @@ MAX_AGE_SECONDS = 60.0
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)(?: -?[0-9]+)?")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?')
 _ESCAPE = re.compile(r"\\(.)")
-_QUERY = tuple(
-    ("collect[]", name) for name in ("gpu", "gpu_verdict", "tenancy", "link", "nic", "agent")
+_QUERY = (
+    ("detail", "full"),  # which the times of readings have
+    *(("collect[]", name) for name in ("gpu", "gpu_verdict", "tenancy", "link", "nic", "agent")),
 )
 _STATES = frozenset(METRICS[HEALTH].states.values())
 _ABSENCES = gpu_tables.ABSENCES | {
-    "holder": "no claim holds the GPU, or the agent does not expose it",
-    **dict.fromkeys(gpu_tables.RATES, "a rate needs two readings"),
+    "holder": "no claim holds the GPU, or the agent does not expose it"
 }
 SOURCE_COLUMNS = (
     tables.TableColumn("source", "SOURCE"),
@@ -95,13 +95,24 @@ class AgentReading:
     states: dict[str, str] = field(default_factory=dict)
     """Verdict on each GPU."""
     reasons: dict[str, list[str]] = field(default_factory=dict)
+    has_read_times: bool = False
+    """True if the agent states when it read its sources."""
     counted_ns: int = 0
     """Time at which the counters of the NICs were read; 0 if it is unknown."""
     gpus: tuple[api.Gpu, ...] = ()
 
     def gpu_table(self) -> tables.ClientTable:
         """Return the GPUs, worst first."""
-        return replace(gpu_tables.gpu_table(self.gpus), reasons=_ABSENCES)
+        reasons = _ABSENCES | dict.fromkeys(gpu_tables.RATES, self._absence_of_rates())
+        return replace(gpu_tables.gpu_table(self.gpus), reasons=reasons)
+
+    def _absence_of_rates(self) -> str:
+        if self.has_read_times:
+            return "a rate needs two readings"
+        # Every agent exposes states of sources with the group that has the times.
+        if any(row["state"] for row in self.sources.values()):
+            return "the agent is older than this command and does not state when it read"
+        return "the agent does not state when it read: its metrics group agent is off"
 
     @property
     def age_seconds(self) -> float | None:
@@ -193,8 +204,10 @@ def _add_source(
         row["state"] = labels.get("state")
     elif name == "railscope_source_age_seconds":
         row["age_seconds"] = value
-    elif name == READ_AT and source == "nic":
-        found.counted_ns = round(value * timestamps.SECOND_NS)
+    elif name == READ_AT:
+        found.has_read_times = True
+        if source == "nic":
+            found.counted_ns = round(value * timestamps.SECOND_NS)
 
 
 def _add_gpu(found: AgentReading, name: str, labels: dict[str, str], value: float) -> None:

@@ -79,8 +79,9 @@ def node_gpu_table(reading: ClusterReading) -> tables.ClientTable:
         return replace(gpu_table(()), absence=reading.absence("node"))
     stream = document.streams.get("gpu")
     age = stream.age_seconds if stream else None
-    shown = "not known when" if age is None else f"{tables.show_age(age)} ago"
-    return replace(gpu_table(document.gpus), notes=(f"{document.node}: GPUs read {shown}",))
+    read = "it is not known when the GPUs were read"
+    note = read if age is None else f"GPUs read {tables.show_age(age)} ago"
+    return replace(gpu_table(document.gpus), notes=(f"{document.node}: {note}",))
 
 
 def gpu_table(gpus: Iterable[api.Gpu]) -> tables.ClientTable:

@@ -191,7 +191,6 @@ def test_statistics_of_sources_are_sums_unless_all_detail_is_requested(agent: Ag
         assert of_sources == {
             "railscope_source_state",
             "railscope_source_age_seconds",
-            "railscope_source_read_timestamp_seconds",
             "railscope_source_absent_readings",
         }
     for total, of_source in (

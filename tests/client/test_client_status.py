@@ -23,9 +23,11 @@ from support.scripted_server import (
 from railscope import api
 from railscope.api import MetricValue
 from railscope.api.tenants import TenantList
-from railscope.client.agent_reading import parse_metrics, read_metrics
+from railscope.client.agent_reading import AgentReader, parse_metrics, read_metrics
 from railscope.client.cluster_reading import ClusterReading
 from railscope.client.cluster_tables import event_table, tenant_table
+from railscope.client.connection import ReadClient, ServerAddress
+from railscope.client.gpu_tables import RATES, node_gpu_table
 from railscope.client.tables import (
     ANY_TEXT,
     MAX_KNOWN,
@@ -740,6 +742,38 @@ def test_an_older_collector_has_no_list_of_gpus():
         outcome = run("gpus", "--collector", server.url)
     assert outcome.exit_code == 3
     assert "status 404" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("series", "reason"),
+    [
+        ('source_state{source="gpu",state="ok"} 1\nrailscope_source_read_timestamp_seconds{source="gpu"} 1000', "a rate needs two readings"),
+        ('source_state{source="gpu",state="ok"} 1', "the agent is older than this command and does not state when it read"),
+        ('nic_receive_bytes_total{interface="eth0"} 5', "the agent does not state when it read: its metrics group agent is off"),
+    ],
+)  # fmt: skip
+def test_rates_of_an_agent_are_absent_for_the_reason_that_applies(series: str, reason: str):
+    text = 'railscope_node_info{hostname="n1"} 1\nrailscope_gpu_info{gpu="GPU-a",index="0"} 1\n'
+    answer = response(f"{text}railscope_{series}\n".encode())
+    with scripted_server(by_path({"/metrics": answer})) as server:
+        reading = AgentReader(ReadClient(ServerAddress(server.url, is_agent=True))).read()
+        (request,) = server.requests
+    assert "detail=full" in request, "the times of readings have the detail full"
+    table = reading.gpu_table()
+    assert {table.reasons[name] for name in RATES} == {reason}
+
+
+@pytest.mark.parametrize(
+    ("streams", "note"),
+    [
+        ({"gpu": api.Stream(NOW_NS, (), 1.5)}, "n1: GPUs read 1.5 s ago"),
+        ({}, "n1: it is not known when the GPUs were read"),
+    ],
+)
+def test_a_node_states_when_its_gpus_were_read(streams: dict[str, api.Stream], note: str):
+    document = api.NodeDetail("n1", NOW_NS, streams)
+    table = node_gpu_table(ClusterReading(NOW_NS, {"node": document}, {}))
+    assert table.notes == (note,)
 
 
 def test_the_gpus_of_an_agent_are_those_of_its_node():
