@@ -528,8 +528,9 @@ def upgrade(
         text=True,
         check=False,
     )  # fmt: skip
-    for (_, name), item in parse(outcome.stdout).items():
-        server.store(name, item["data"])
+    for (kind, name), item in parse(outcome.stdout).items():
+        if kind == "Secret":
+            server.store(name, item["data"])
     return outcome
 
 
@@ -565,7 +566,9 @@ def test_a_release_has_simulated_nodes_or_real_ones_for_all_its_life(
     before, after = change
     objects = simulated if before else rendered
     with run_secret_server() as server:
-        server.stateful_sets["railscope-collector"] = objects["StatefulSet", "railscope-collector"]
+        collector = objects["StatefulSet", "railscope-collector"]
+        owned = {**collector, "metadata": collector["metadata"] | OF_RELEASE}
+        server.stateful_sets["railscope-collector"] = owned
         outcome = upgrade(server, packed, tmp_path, f"trial=true,simulatedNodes={after}")
     is_allowed = bool(before) == bool(after)
     assert outcome.returncode == (0 if is_allowed else 1), outcome.stderr

@@ -12,32 +12,39 @@ from typing import Any
 
 SECRETS = "/api/v1/namespaces/railscope/secrets"
 STATEFUL_SETS = "/apis/apps/v1/namespaces/railscope/statefulsets"
-APPS = {"groupVersion": "apps/v1", "version": "v1"}
-DISCOVERY = {
-    "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {
-        "kind": "APIGroupList",
-        "apiVersion": "v1",
-        "groups": [{"name": "apps", "versions": [APPS], "preferredVersion": APPS}],
-    },
-    "/apis/apps/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "apps/v1",
-        "resources": [
-            {"name": "statefulsets", "singularName": "statefulset", "namespaced": True, "kind": "StatefulSet",
-             "verbs": ["get"]}
-        ],
-    },
-    "/api/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "v1",
-        "resources": [
-            {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret",
-             "verbs": ["get", "create", "patch"]}
-        ],
-    },
-}  # fmt: skip
+KINDS = {
+    "v1": ("Secret", "ConfigMap", "Service", "ServiceAccount"),
+    "apps/v1": ("StatefulSet", "DaemonSet"),
+    "networking.k8s.io/v1": ("NetworkPolicy",),
+    "policy/v1": ("PodDisruptionBudget",),
+}
+"""Kinds of the chart, by version. Only Secrets and StatefulSets can have objects."""
+
+
+def discover() -> dict[str, Any]:
+    """Return the documents that list versions and kinds, by path."""
+    groups: list[dict[str, Any]] = []
+    found: dict[str, Any] = {
+        "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+    }
+    for version, kinds in KINDS.items():
+        group, slash, number = version.partition("/")
+        if slash:
+            listed = {"groupVersion": version, "version": number}
+            groups.append({"name": group, "versions": [listed], "preferredVersion": listed})
+        resources = [
+            {"name": f"{kind.lower().removesuffix('y')}{'ies' if kind.endswith('y') else 's'}",
+             "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": ["get", "create", "patch"]}
+            for kind in kinds
+        ]  # fmt: skip
+        path = f"/apis/{version}" if slash else f"/api/{version}"
+        found[path] = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+    return found
+
+
+DISCOVERY = discover()
 
 
 class SecretServer(ThreadingHTTPServer):
