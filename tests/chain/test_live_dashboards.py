@@ -57,7 +57,14 @@ RETIRED = f"gpu,from,to,reason\n{build_node_hardware(SPECS[4]).gpus[1].uuid},202
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
 TOO_COOL = "No GPU gets hot before its capture starts again."
 NO_LOSS = "No job is slower than before: captures are too short for its past."
+SIMULATED = "Costs of agents that replay captures are not comparable."
 QUIET: Mapping[tuple[str, str], str] = {
+    ("Node", "Cost of the agent"): SIMULATED,
+    ("Self-monitoring", "Most expensive agent"): SIMULATED,
+    ("Self-monitoring", "Largest agent"): SIMULATED,
+    ("Self-monitoring", "CPU of agents"): SIMULATED,
+    ("Self-monitoring", "Memory of agents"): SIMULATED,
+    ("Self-monitoring", "CPU by source"): SIMULATED,
     ("Audit", "Agents with a checkpoint conflict"): "No one has changed the audit log.",
     ("Cluster overview", "Collector: rejected envelopes"): "No envelope is invalid.",
     ("Self-monitoring", "Rejected envelopes"): "No envelope is invalid.",
