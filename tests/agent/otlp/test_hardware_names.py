@@ -11,7 +11,7 @@ from opentelemetry.semconv._incubating.metrics import hw_metrics
 from opentelemetry.semconv.attributes import error_attributes
 from support.cases import capture_of
 from support.clock import NS
-from support.metric_samples import Sample, samples
+from support.metric_samples import Sample, exported_samples
 from support.otlp_decoding import DecodedMetrics
 from support.reading import ORIGIN
 
@@ -96,7 +96,7 @@ async def exported(case: str, names: str) -> tuple[DecodedMetrics, dict[Sample, 
     settings = AgentSettings(metrics=MetricsSettings(detail="full"), read_timeout_seconds=60)
     node = Agent(settings, RecordedHost(capture, clock, lambda: clock.offset_ns), "n1")
     await node.once()
-    page = samples(node.endpoint.text(TextFormat.PROMETHEUS))
+    page = exported_samples(node.endpoint.text(TextFormat.PROMETHEUS))
     messages = MetricMessages({}, WALL_NS, EVERYTHING, names)
     return decoded(messages, *node.endpoint.fresh_frames()), page
 

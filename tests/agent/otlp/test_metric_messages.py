@@ -15,7 +15,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from support.cases import capture_of, names, third_of
 from support.clock import NS, START
-from support.metric_samples import sample, samples
+from support.metric_samples import exported_samples, sample, samples
 from support.otlp_decoding import DecodedMetrics, prometheus_name
 from support.reading import ORIGIN
 from support.textfiles import TextfileDirectory, page_of
@@ -110,7 +110,7 @@ async def test_an_export_has_the_series_and_values_of_the_metrics_endpoint(case:
         clock.go_to(offset_ns)
         await node.once()
         export.send(*node.endpoint.fresh_frames(), now_ns=clock.now().wall_ns)
-        assert export.decoded.samples == samples(node.endpoint.text(TextFormat.PROMETHEUS))
+        assert export.decoded.samples == exported_samples(node.endpoint.text(TextFormat.PROMETHEUS))
         kinds |= {METRICS[name].kind for name in export.decoded.messages}
     assert kinds >= {MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.STATE, MetricKind.INFO}
 
