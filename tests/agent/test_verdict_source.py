@@ -22,10 +22,9 @@ from railscope.exposition import TextFormat
 from railscope.reading import Absent
 from railscope_agent.config import AgentSettings
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
-from railscope_agent.host import NvmlError
+from railscope_agent.host import MAX_GPUS, NvmlError
 from railscope_agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
 from railscope_agent.service import Agent
-from railscope_agent.streams.xid_matcher import MAX_GPUS
 
 COUNT = "nvml.nvmlDeviceGetCount()"
 REPLAYS, THERMAL = 94, 270

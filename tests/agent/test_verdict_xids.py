@@ -9,8 +9,8 @@ from support.machine import DENIED
 
 from railscope.catalog.xids import judge
 from railscope.reading import Absent
-from railscope_agent.host import NvmlError
-from railscope_agent.streams.xid_matcher import MAX_GPUS, MAX_REMEMBERED, ActionableXid, XidMatcher
+from railscope_agent.host import MAX_GPUS, NvmlError
+from railscope_agent.streams.xid_matcher import MAX_REMEMBERED, ActionableXid, XidMatcher
 
 ENERGY = 83
 LOST = NvmlError(15, "GPU is lost")

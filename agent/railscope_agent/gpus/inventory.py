@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event
 from railscope_agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
-from railscope_agent.host import Host, Json, NvmlError
+from railscope_agent.host import MAX_GPUS, Host, Json, NvmlError
 from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
@@ -32,8 +32,6 @@ _LOST = {15, 16}
 _NO_MIG = {3, 13}
 """Codes of a GPU or driver without MIG: not supported, and function not found."""
 MIG_ENABLED = "1"
-MAX_GPUS = 64
-"""More than a node has; the driver supports 32 (open-gpu-kernel-modules, nvlimits.h, NV_MAX_DEVICES)."""
 NVIDIA_DRIVER = "nvidia"
 """Name of NVIDIA's driver on the PCI bus."""
 _ARCHITECTURES = {

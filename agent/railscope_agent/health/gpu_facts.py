@@ -22,11 +22,10 @@ from railscope_agent.health import (
     source_readings,
 )
 from railscope_agent.health.gpu_lifetime import GpuLifetime
+from railscope_agent.host import MAX_GPUS
 from railscope_agent.streams.xid_matcher import EVERY_GPU, UNNAMED_GPU, ActionableXid, XidMatcher
 from railscope_agent.topology.pci import NVSWITCH
 
-# Bounds the state that identities of a faulty driver can add; more than a node has.
-MAX_GPUS = 64
 TO_SWITCH = "switch"
 """Type of the device at the other end of an NVLink, as in railscope_nvlink_info."""
 DEVICE_SOURCE = "gpu_device"

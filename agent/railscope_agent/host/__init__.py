@@ -17,6 +17,7 @@ from railscope import frame, reading
 from railscope.capture import Json, NvmlError
 
 __all__ = [
+    "MAX_GPUS",
     "MAX_LOG_RECORDS_PER_POLL",
     "Clock",
     "FileGroup",
@@ -64,6 +65,10 @@ class FileGroup(Protocol):
         ...
 
 
+MAX_GPUS = 64
+"""Bounds what a faulty driver can add. More than a node has: the driver supports 32 (open-gpu-kernel-modules, nvlimits.h,
+NV_MAX_DEVICES).
+"""
 MAX_LOG_RECORDS_PER_POLL = 20_000
 """More than the usual ring buffer holds; a driver that writes without pause must not keep a poll from returning."""
 

@@ -15,7 +15,7 @@ from railscope.catalog.xids import UNKNOWN, Judgement, judge, sxid, xid
 from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
-from railscope_agent.host import MAX_LOG_RECORDS_PER_POLL, Host, KernelLog
+from railscope_agent.host import MAX_GPUS, MAX_LOG_RECORDS_PER_POLL, Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.firmware_errors import FirmwareErrors
 from railscope_agent.streams.kernel_log_clock import KernelLogClock, LogClockFile
@@ -45,7 +45,6 @@ _DEVICE_MINOR = "Device Minor:"
 _LEVEL_BITS = 3
 """A priority consists of a level and, above it, a facility; that of the kernel is 0."""
 _MAX_ENTITIES = 1000
-_MAX_GPUS = 64
 MAX_EVENTS_PER_FRAME, MAX_EVENTS_WAITING = 500, 10_000
 """Bounds such that a collector accepts the events of some seconds and all sources in one envelope."""
 _BY_ENTITY: dict[str, declare.Metric] = {
@@ -212,7 +211,7 @@ class KernelLogStream(source.PeriodicSource):
         if message.event_class is c.XID_EVENT:
             address, number = message.entity.key
             gpu = Entity(entities.GPU_ADDRESS, (address,))
-            if gpu.key in self._last_xid or len(self._last_xid) < _MAX_GPUS:
+            if gpu.key in self._last_xid or len(self._last_xid) < MAX_GPUS:
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
             self._xids.record_judgement(address, ActionableXid(int(number), boot_ns, judged))

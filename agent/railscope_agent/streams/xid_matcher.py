@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, sxids, xid, xids
+from railscope_agent.host import MAX_GPUS
 
 SAME_NS = 3_000_000_000
 """Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
 MAX_WAITING = 1000
-MAX_GPUS = 64
 MAX_REMEMBERED = 64
 """Maximum number of different Xids of one GPU."""
 _HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])

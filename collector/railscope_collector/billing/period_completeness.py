@@ -64,7 +64,7 @@ class MissingDays(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """How to complete them. Days of agents are finalized later; no list is made without a person."""
+        """The remedies. The collector finalizes days of agents later; an administrator imports each list."""
         fixes = []
         if self.missing or self.provisional:
             fixes.append("wait for the GPU-days")

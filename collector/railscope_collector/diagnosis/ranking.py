@@ -127,7 +127,7 @@ class Reach:
     pods: frozenset[int] = frozenset()
     """Pods to which effects may spread along the rails."""
     subject: str | Cause = ""
-    """What the finding is about, of several at one device: a setting, a link, a queue."""
+    """Setting, link or queue of the finding, as one device may have several."""
 
     def contains(self, other: Reach) -> bool:
         """True if a cause is the device of another one, or a larger unit with a part of it."""
