@@ -20,7 +20,7 @@ from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog.received_frames import MAX_STREAMS
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.record_feed import CopyPart, FeedPart, ReadingsPart
+from railscope_collector.state.record_feed import CopyPart, FeedPart, ReadingsPart, RecordPart
 from railscope_collector.state.state_checkpoint import NodePart
 
 FAILING = {PRIMARY_HEADER: PRIMARY_FAILING}
@@ -237,6 +237,20 @@ async def test_a_copy_changes_readings_at_the_head_and_no_owner(tmp_path: Path):
     assert feed.follower.copies["n1"] == ("a", 2)
     assert core.fleet.nodes["n1"].rows["gpu"].boot_ns == START_BOOT_NS + 8 * SECOND
     assert (facts_of(core), core.counts.frames) == (facts, count)
+
+
+async def test_a_copy_that_arrives_after_its_record_is_no_sign_of_a_missing_one(tmp_path: Path):
+    feed, node = Feed(tmp_path), ReportingNode("n1")
+    sent: list[FrameRecord] = []
+    feed.sent.on_envelope.append(lambda record, _: sent.append(record))
+    feed.accept(node)
+    await feed.apply(*await feed.parts())
+    feed.accept(node)
+    record = sent[-1]
+    await feed.apply(CopyPart(record))
+    assert feed.follower.copies["n1"] == ("a", 1), "the record may be missing"
+    await feed.apply(RecordPart(record), CopyPart(record))
+    assert feed.follower.copies == {}
 
 
 async def test_an_invalid_copy_is_left_out_at_the_head(tmp_path: Path):

@@ -194,16 +194,22 @@ class FeedFollower:
         """Check a record, and return the steps that apply it. Raises ValueError."""
         shifted, envelope = self._check(record)
         self.owners[record.node] = self.name
-        # A record proves that the node sends to this collector again: copies from another one are obsolete.
+        return self._record_steps(shifted, envelope)
+
+    def _record_steps(self, record: FrameRecord, envelope: wire.Envelope) -> Iterator[None]:
+        yield from self.core.steps(record, envelope)
+        # A record proves that the node sends to this collector again: copies from another one are obsolete. After the
+        # steps, as a copy of the same frames may arrive between two of them.
         self.copies.pop(record.node, None)
-        return self.core.steps(shifted, envelope)
 
     def _copy_steps(self, record: FrameRecord) -> Iterator[None]:
         """As `_steps`, for a live copy: the node remains one of the collector that reported it last."""
         shifted, envelope = self._check(record)
-        earlier = self.copies.get(record.node)
-        count = earlier.copies + 1 if earlier else 1
-        self.copies[record.node] = ReceivedCopies(self.name, count)
+        # Two feeds have no order: a copy that arrives after the record of its frames is no sign of a missing record.
+        if self.core.count_new_frames(envelope):
+            earlier = self.copies.get(record.node)
+            count = earlier.copies + 1 if earlier else 1
+            self.copies[record.node] = ReceivedCopies(self.name, count)
         return self.core.copy_steps(shifted, envelope, is_shown=True)
 
     def _check(self, record: FrameRecord) -> tuple[FrameRecord, wire.Envelope]:
