@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,7 +24,10 @@ from railscope_simulator.demo.process import Program
 
 
 class NotifySocket:
-    """The notification socket of sd_notify(3), and its messages."""
+    """The notification socket of sd_notify(3), and its messages.
+
+    They are read as they arrive: its queue is short, and what it has no space for is lost.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -32,21 +36,22 @@ class NotifySocket:
         self._socket.bind(self.address)
         self.states: list[str] = []
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self._socket, self._receive)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
+
+    def _receive(self) -> None:
+        self.states.append(self._socket.recv(4096).decode())
 
     async def wait_for(self, state: str) -> None:
         """Wait for a state."""
 
         async def is_received() -> bool:
-            while True:
-                try:
-                    self.states.append(self._socket.recv(4096).decode())
-                except BlockingIOError:
-                    return any(state in message for message in self.states)
+            return any(state in message for message in self.states)
 
         await wait_until(is_received, f"systemd received {state}")
 
@@ -61,9 +66,9 @@ class NotifySocket:
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[NotifySocket]:
+async def systemd(tmp_path: Path) -> AsyncIterator[NotifySocket]:
     """Run a listener in place of systemd."""
-    with NotifySocket(tmp_path) as listener:
+    async with NotifySocket(tmp_path) as listener:
         yield listener
 
 
