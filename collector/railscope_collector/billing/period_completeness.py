@@ -40,7 +40,7 @@ _JOB_LIST = "job list "
 
 
 class MissingDays(NamedTuple):
-    """GPU-days that are missing in the ledger, and those computed before the day was over.
+    """GPU-days that are missing in the ledger, and those of agents computed before the day was over.
 
     `uncovered` has the days without a list of a source of job lists.
     """
@@ -114,8 +114,11 @@ def find_missing_days(
     early = [
         key
         for key, source in sources.items()
-        # A day that was computed before its end lacks its last hours.
-        if key.day in days and source.computed_ns < (key.day + 1) * DAY_NS
+        # A day of an agent that was computed before its end lacks its last hours. A day of job lists
+        # is written again only if a later list changes it: `uncovered` has the lists made too early.
+        if key.day in days
+        and source.computed_ns < (key.day + 1) * DAY_NS
+        and not is_listed_gpu(key.gpu)
     ]
     return MissingDays(tuple(sorted(missing)), tuple(sorted(early)), tuple(sorted(uncovered)))
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from railscope.audit.record import RecordActor
 from railscope.cli import root as railscope
+from railscope_collector.jobs.imported_lists import NewList, PlacedJob
+from railscope_collector.jobs.job_list_import import import_list
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import parse_period
+from railscope_collector.tables import metadata
 
 S = 1_000_000_000
 START = parse_period("2025-12").start_ns // S
@@ -138,6 +144,22 @@ def test_a_list_that_was_made_before_its_period_ended_does_not_close_it(cluster)
     assert cluster.imported(books, "2025-12").exit_code == 0
     closed = cluster.bill("close", "2025-12")
     assert totals(closed.stdout) == {"institute": "20.00"}
+
+
+def test_a_day_that_no_later_list_changes_is_final(cluster):
+    """The ledger has it as computed on that day: the later list has the same jobs."""
+    period, noon = parse_period("2025-12"), (START + 14 * 24 * HOUR + 12 * HOUR) * S
+    job = PlacedJob("n1/g0", noon - 6 * HOUR * S, "1", "a", noon - 4 * HOUR * S, "n1", "h100")
+    ledger = Ledger.open(cluster.url, metadata)
+    for now_ns in (noon, period.end_ns + HOUR * S):
+        made_ns = min(now_ns, period.end_ns)
+        by = TimedActor(RecordActor("operator", "op", "test"), now_ns)
+        import_list(ledger, NewList("slurm", period, made_ns, as_observed=True, jobs=[job]), by)
+    ledger.close()
+    cluster.publish()
+    closed = cluster.bill("close", "2025-12")
+    assert closed.exit_code == 0, closed.output
+    assert totals(closed.stdout) == {"a": "4.00"}
 
 
 def test_an_account_with_the_name_of_a_tenant_is_not_billed_to_it(cluster):
