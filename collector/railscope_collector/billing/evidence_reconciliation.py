@@ -13,6 +13,7 @@ from railscope.timestamps import DAY_NS, format_timestamp
 from railscope_collector.billing import period_completeness, period_rating
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck, worst_check
 from railscope_collector.evidence import gpu_evidence, review_rules
+from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import (
     day_metering,
     day_tiling,
@@ -37,8 +38,10 @@ def evidence_checks(
     for key, number in newest.items():
         by_gpu[key.gpu][key] = number
     gpus = evidence.gpus(period.start_ns, period.end_ns)
+    # Days of job lists have no evidence of agents: `bill reconcile --slurm` compares them with jobs.
+    only_written = sorted(gpu for gpu in by_gpu.keys() - set(gpus) if not is_listed_gpu(gpu))
     # In the order of the evidence, which reads a node once; then GPUs that only the ledger has.
-    for gpu in [*gpus, *sorted(by_gpu.keys() - set(gpus))]:
+    for gpu in [*gpus, *only_written]:
         inputs = evidence.evidence(gpu, period.start_ns, period.end_ns)
         written = {revision.tiling.day: revision for revision in ledger.revisions(by_gpu[gpu])}
         comparison.compare(inputs, written, days)

@@ -44,6 +44,8 @@ from railscope_collector.billing.reconciliation import (
 )
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
+from railscope_collector.jobs.imported_lists import NewList, PlacedJob
+from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.evidence import (
@@ -210,6 +212,14 @@ def test_where_no_agent_reported_there_is_no_share_of_unobserved_time(ledger: Le
         (Fraction(24, 72), ""),
         (Fraction(12, 72), ""),
     ]
+
+
+def test_days_of_job_lists_need_no_evidence_of_agents(ledger: Ledger) -> None:
+    books = books_with(ledger, ALL)
+    job = PlacedJob("n1/g0", hours(1), "1", "red", hours(20), "n1", SKU)
+    new = NewList("slurm", ONE, ONE.end_ns, as_observed=True, jobs=[job])
+    assert import_list(ledger, new, manager_after(ONE)).added == 3
+    assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 
 def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:
