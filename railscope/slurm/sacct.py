@@ -36,11 +36,12 @@ class AccountingError(SlurmFormatError):
 
 
 class AccountedJob(NamedTuple):
-    """A job with its position in the input, and its nodes as printed."""
+    """A job with its position in the input, its nodes as printed, and its cluster if the input has it."""
 
     place: int
     job: job_record.SlurmJob
     node_list: str
+    cluster: str = ""
 
 
 def _raise(error: AccountingError) -> None:
@@ -143,7 +144,7 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
         nodes=nodes,
         gres_counts=counts,
     )
-    return AccountedJob(row.place, job, row["NodeList"])
+    return AccountedJob(row.place, job, row["NodeList"], row["Cluster"])
 
 
 # JSON ----------------------------------------------------------------------------------------------
@@ -193,6 +194,7 @@ class _SacctJob(msgspec.Struct):
     user: str | None = None
     account: str | None = None
     nodes: str | None = None
+    cluster: str | None = None
 
 
 def parse_sacct_json(
@@ -216,7 +218,7 @@ def parse_sacct_json(
 def _record_of(place: int, listed: Any) -> AccountedJob:
     try:
         job = convert_json(listed, _SacctJob)
-        return AccountedJob(place, _job_of(job), job.nodes or "")
+        return AccountedJob(place, _job_of(job), job.nodes or "", job.cluster or "")
     except ShapeError as error:
         raise AccountingError(place, error.field, error.reason) from error
     except SlurmFormatError as error:

@@ -78,8 +78,8 @@ class _ImportOptions:
 )
 @click.option(
     "--source",
-    help="Name of the scheduler and cluster. Default: the scheduler, with the cluster "
-    "that the list names.",
+    help="Name of the scheduler and cluster, of which a ledger has one list per period. Default: the "
+    "scheduler, with the cluster that a list of ClusterCockpit names.",
 )
 @click.option(
     "--as-of",
@@ -121,7 +121,8 @@ class _ImportOptions:
 @click.option(
     "--replace",
     is_flag=True,
-    help="Without --period: replace another list of the same source and days.",
+    help="Replace a list of the same source and days by another one: without --period, or by one "
+    "with none of its jobs.",
 )
 @click.option("--as", "name", help="Name recorded as the actor. Default: the system user.")
 def import_jobs(  # noqa: PLR0913 - each is an option
@@ -239,8 +240,10 @@ def _import(
         ledger = ledger_store.Ledger.open(order.url, metadata)
         try:
             compare_before_writes(ledger.database, None)
-            if order.period is None and not order.replace:
-                job_list_import.check_same_list(ledger, listed)
+            if not order.replace:
+                job_list_import.check_replaced_list(
+                    ledger, listed, corrects=order.period is not None
+                )
             imported = job_list_import.import_list(ledger, listed, by)
         finally:
             ledger.close()

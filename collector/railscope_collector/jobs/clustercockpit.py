@@ -97,7 +97,7 @@ def read_clustercockpit(
             state = line.text("jobState") if "jobState" in line else ""
             job = _job(line, state, bad)
             cluster = line.text("cluster") if "cluster" in line else ""
-            builder.add(job, started=state not in _WAITING)
+            builder.add(job, started=state not in _WAITING, cluster=cluster)
             clusters.add(cluster)
     return builder.build(clusters.pop() if len(clusters) == 1 else "")
 

@@ -93,6 +93,11 @@ class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.job_id}@{self.start_ns // SECOND_NS}"
 
     @property
+    def run(self) -> tuple[str, int]:
+        """Id and start of its run within its source, the same for all of its parts."""
+        return self.job_id, min(self.start_ns, self.run_start_ns)
+
+    @property
     def part(self) -> ListedGpuPart:
         """Part of the GPU."""
         low, dash, high = self.share.partition("-")
@@ -240,6 +245,17 @@ def find_listed_gpus(connection: sa.Connection, source: str, period: Period) -> 
     )
     query = sa.select(listed_jobs.c.gpu_uuid).distinct().where(listed_jobs.c.list.in_(lists))
     return set(connection.execute(query).scalars())
+
+
+def read_runs(connection: sa.Connection, number: int) -> set[tuple[str, int]]:
+    """The runs of the jobs of a list, as `PlacedJob.run`."""
+    table = listed_jobs
+    place = sa.and_(later_parts.c.list == table.c.list, later_parts.c.position == table.c.position)
+    start = sa.func.coalesce(later_parts.c.run_start_ns, table.c.start_ns)
+    query = sa.select(table.c.job_id, start).distinct().outerjoin(later_parts, place)
+    return {
+        (job, start_ns) for job, start_ns in connection.execute(query.where(table.c.list == number))
+    }
 
 
 def read_listed_jobs(

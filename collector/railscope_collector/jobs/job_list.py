@@ -201,6 +201,8 @@ class JobListBuilder:
     never_started: int = 0
     _number: int = 0
     _jobs: dict[str, tuple[int, ListedJob]] = field(default_factory=dict)
+    _cluster: tuple[int, str] | None = None
+    """Cluster of the jobs, with the first line that names it."""
 
     @contextmanager
     def line(self, number: int) -> Iterator[None]:
@@ -211,10 +213,10 @@ class JobListBuilder:
         except ShapeError as error:
             self.bad.add(JobListError(number, error.field, error.reason, self.noun))
 
-    def add(self, job: ListedJob, *, started: bool = True) -> None:
+    def add(self, job: ListedJob, *, started: bool = True, cluster: str = "") -> None:
         """Add the job of the current line; an ended job replaces its unended version.
 
-        Raises ShapeError if it contradicts an earlier line.
+        Raises ShapeError if it contradicts an earlier line, and JobListError for a second cluster.
         """
         if not job.gpus and not job.unplaced:
             self.without_gpus += 1
@@ -222,6 +224,8 @@ class JobListBuilder:
         if not started:
             self.never_started += 1
             return
+        if cluster:
+            self._check_cluster(cluster)
         first, other = self._jobs.get(job.claim, (self._number, job))
         # A list may contain a job twice: as running, and later as ended.
         ended, ran = sorted((job, other), key=lambda run: run.end_ns)
@@ -229,6 +233,19 @@ class JobListBuilder:
             reason = f"job {job.id} differs from {self.noun} {first}"
             reject("", reason)
         self._jobs[job.claim] = (self._number if ended is job else first), ended
+
+    def _check_cluster(self, cluster: str) -> None:
+        """Raise JobListError for the second cluster of a list: it is no bad line, but a list of its own.
+
+        Ids of jobs and names of nodes are unique within a cluster only.
+        """
+        first, other = self._cluster = self._cluster or (self._number, cluster)
+        if cluster != other:
+            reason = (
+                f"{cluster!r}: expected {other!r}, the cluster of {self.noun} {first}; fix: import "
+                "a list of each cluster, with a --source of its own"
+            )
+            raise JobListError(self._number, "cluster", reason, self.noun)
 
     def build(self, cluster: str = "") -> JobList:
         """The list: each job once, in order."""

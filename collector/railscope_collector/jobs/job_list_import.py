@@ -99,15 +99,31 @@ def place_jobs(
     ]
 
 
-def check_same_list(ledger: ledger_store.Ledger, new: imported_lists.NewList) -> None:
-    """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
+def check_replaced_list(
+    ledger: ledger_store.Ledger, new: imported_lists.NewList, *, corrects: bool
+) -> None:
+    """Raise JobLedgerError if a list would replace one that it is no newer version of.
+
+    A list that `corrects` another has a job in common with it: one without any is probably of
+    another cluster. Other lists are equal to the newest one of their source and period.
+    """
     for other in imported_lists.newest_lists(ledger.database):
-        if (other.source, other.period) == (new.source, new.period) and (
-            other.content_hash != new.content_hash
+        if (other.source, other.period) != (new.source, new.period) or (
+            other.content_hash == new.content_hash
         ):
+            continue
+        if not corrects:
             message = (
                 f"cannot import the list: the ledger has another one of {other}: expected the same one; fix: import all"
                 " jobs of the period at once with --period, or use --replace"
+            )
+            raise imported_lists.JobLedgerError(message)
+        with ledger.database.transaction() as connection:
+            replaced = imported_lists.read_runs(connection, other.number)
+        if replaced and replaced.isdisjoint(job.run for job in new.jobs):
+            message = (
+                f"cannot import the list: it has none of the jobs of the list of {other} that it would replace: expected"
+                " a later list of the same cluster; fix: name another cluster with --source, or use --replace"
             )
             raise imported_lists.JobLedgerError(message)
 

@@ -74,7 +74,7 @@ def read_sacct(
             elif not unplaced:
                 builder.without_gpus += 1
             else:
-                builder.add(_sacct_job(record.job, unplaced, bad))
+                builder.add(_sacct_job(record.job, unplaced, bad), cluster=record.cluster)
     return builder.build()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.jobs.bad_lines import JobListError
+from railscope_collector.jobs.bad_lines import BadLines, JobListError
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
 from railscope_collector.jobs.job_list import (
     JobList,
@@ -51,6 +51,16 @@ def test_a_job_has_its_gpus_by_node_and_address():
             ),
         )
     )
+
+
+def test_a_list_has_the_gpus_of_one_cluster():
+    found = [line(cluster="alex"), line(job_id=8), line(job_id=9, cluster="fritz")]
+    message = r"^line 3: cluster: 'fritz': expected 'alex', the cluster of line 1; fix: import"
+    with pytest.raises(JobListError, match=message):
+        read_clustercockpit(found, BadLines(collect=True))
+    assert read_clustercockpit(found[:1]).cluster == "alex"
+    without_gpus = line(cluster="fritz", num_acc=0, resources=[{"hostname": "n1"}])
+    assert len(read_clustercockpit([found[0], without_gpus]).jobs) == 1
 
 
 def test_jobs_without_gpus_running_and_pending_ones_are_counted():

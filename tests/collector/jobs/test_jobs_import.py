@@ -345,6 +345,34 @@ def test_slurm_names_models_of_gpus_it_counts(place):
     assert found == {"a40": 31, "a100": 62}
 
 
+def test_a_list_of_another_cluster_replaces_none_unasked(place):
+    lists = {
+        name: json.dumps([clustercockpit(job, job, "n1", GPU_1, cluster=name, project=name)])
+        for name, job in (("alpha", 1), ("beta", 2))
+    }
+    source = (*OCTOBER, "--source", "slurm")
+    assert place.run(lists["alpha"], *source).exit_code == 0
+    refused = place.run(lists["beta"], *source)
+    assert refused.exit_code == 1
+    assert (
+        "has none of the jobs of the list of slurm 2026-10 that it would replace" in refused.output
+    )
+    assert place.run(lists["beta"], *OCTOBER).exit_code == 0, "its source is slurm:beta"
+    assert place.held() == {"alpha": 1, "beta": 1}
+    # Without its only job no list has a job in common with it; a list that has it is a later one.
+    later = [clustercockpit(job, job, "n1", GPU_1, project="alpha") for job in (1, 3)]
+    assert place.run(json.dumps(later), *source).exit_code == 0
+    assert place.run(lists["beta"], *source, "--replace").exit_code == 0
+
+
+def test_a_later_list_has_the_same_jobs_for_other_tenants(place):
+    text = json.dumps(clustercockpit(1, 0, "n1", GPU_1))
+    assert place.run(text, *OCTOBER).exit_code == 0
+    for change in ("2026-10-01T00:10:00Z", "2026-10-01T00:20:00Z"):
+        again = place.run(text, *OCTOBER, *renamed_account(place, change))
+        assert again.exit_code == 0, again.output
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0, 1)])
 def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
     text = capture_path("jobs/clustercockpit-alex-60pct.jsonl").read_text()

@@ -57,6 +57,17 @@ def test_json_has_the_same_jobs():
     assert read_sacct(json.dumps({"jobs": [job]})) == read(row())
     with pytest.raises(JobListError, match=r"^job 1: End: 99: expected at least Start, 100$"):
         read_sacct(json.dumps({"jobs": [job | {"time": {"start": 100, "end": 99}}]}))
+    clusters = [job | {"cluster": name} for name in ("alpha", "beta")]
+    assert read_sacct(json.dumps({"jobs": clusters[:1]})) == read(row())
+    with pytest.raises(JobListError, match=r"^job 2: cluster: 'beta': expected 'alpha'"):
+        read_sacct(json.dumps({"jobs": clusters}))
+
+
+def test_a_text_of_several_clusters_is_rejected():
+    lines = [f"{HEADER}|Cluster", *(f"{row()}|{name}" for name in ("alpha", "beta"))]
+    assert read_sacct("\n".join(lines[:2])) == read(row())
+    with pytest.raises(JobListError, match=r"^line 3: cluster: 'beta': expected 'alpha'"):
+        read_sacct("\n".join(lines))
 
 
 def test_each_run_of_a_requeued_job_has_gpu_time():
