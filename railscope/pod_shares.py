@@ -30,6 +30,11 @@ DeviceReference: TypeAlias = str | int | None
 """Device by UUID, index, `UUID[GEOMETRY-INDEX]` (a MIG device) or `GROUP_PREFIX` and a GPU group, or None."""
 GROUP_PREFIX = "runai-gpu-group/"
 """Before the GPU group of a fraction: the GPU is the one that the reservation pod of the group has."""
+RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
+"""Namespaces of pods that occupy a GPU for the fractions of its group (KAI, Run:ai).
+
+Source: NVIDIA/KAI-Scheduler:pkg/binder/binding/resourcereservation, whose setting may name another one.
+"""
 MemoryOfDevice: TypeAlias = Callable[[DeviceReference], int | None]
 """MiB of a device; for None, of each device of the node if all have the same size."""
 _QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from railscope.claim_terms import ClaimAuthority, share_text
-from railscope.pod_shares import PodShareRequests, RequestedShare
+from railscope.pod_shares import RESERVATION_NAMESPACES, PodShareRequests, RequestedShare
 from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
@@ -29,7 +29,7 @@ from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, f
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pod_directories import NodePods, PodDirectories
-from railscope_agent.tenancy.pod_requests import RESERVATION_NAMESPACES, PodRequests
+from railscope_agent.tenancy.pod_requests import PodRequests
 from railscope_agent.topology.pci import is_address
 
 SUBJECT = "claims by Kubernetes"

@@ -10,6 +10,7 @@ import msgspec
 from railscope.kubernetes_pods import PodEntry
 from railscope.pod_shares import (
     GROUP_PREFIX,
+    RESERVATION_NAMESPACES,
     DeviceReference,
     PodShareRequests,
     gpu_groups,
@@ -26,11 +27,6 @@ SUBJECT = "shares of GPUs in pods"
 _MAX_QUOTED = 5
 _RESERVED = "run.ai/reserve_for_gpu_index"
 """Annotation of a reservation pod: the UUID of its GPU."""
-RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
-"""Namespaces of pods that occupy a GPU for the fractions of its group (KAI, Run:ai).
-
-Source: NVIDIA/KAI-Scheduler:pkg/binder/binding/resourcereservation, whose setting may name another one.
-"""
 
 
 @dataclass(slots=True)

@@ -80,6 +80,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
     name: str
     namespace: str
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
     deletion_timestamp: str | None = None
 
 
@@ -199,6 +200,8 @@ def _unnamed_gpus(
     pod: _Pod, nodes: Mapping[str, NodeGpuLabels]
 ) -> tuple[job_list.UnnamedGpus, ...]:
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
+    if pod.metadata.namespace in pod_shares.RESERVATION_NAMESPACES:
+        return ()  # its GPU is that of the fractions of its group
     node_name = pod.spec.node_name or ""
     node = nodes.get(node_name, NodeGpuLabels())
     shared = pod_shares.requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
@@ -258,7 +261,7 @@ def _pod_requests(pod: _Pod) -> kubernetes_pods.PodEntry:
     return kubernetes_pods.pod_entry(
         (meta.namespace, meta.name),
         "",
-        meta.annotations or {},
+        (meta.annotations or {}) | kubernetes_pods.gpu_labels(meta.labels or {}),
         containers,
         [container.restart_policy for container in pod.spec.init_containers or ()],
     )

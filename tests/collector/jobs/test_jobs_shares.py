@@ -84,6 +84,19 @@ def test_gpushare_memory_is_a_share_of_what_the_scheduler_wrote():
     assert parts(annotated) == [(1, Fraction(4, 15), "")]
 
 
+def test_fractions_of_kai_are_held_and_the_gpu_reserved_for_them_is_not():
+    of_memory, of_time = (
+        pod(1, {}, **{"gpu-memory": "20000"}),
+        pod(2, {}, **{"gpu-fraction": "0.5"}),
+    )
+    reservation = pod(3, {"nvidia.com/gpu": 1}, **{"run.ai/reserve_for_gpu_index": "GPU-1"})
+    reservation["metadata"]["namespace"] = "kai-resource-reservation"
+    for each in (of_memory, of_time, reservation):
+        each["metadata"]["labels"] = {"runai-gpu-group": "g1", "app": "x"}
+    found = parts(node(memory="81559"), of_memory, of_time, reservation)
+    assert found == [(1, Fraction(20000, 81559), ""), (1, Fraction(1, 2), "")]
+
+
 def test_a_mig_device_of_hami_is_no_whole_gpu():
     job = pod(1, {}, **{"hami.io/vgpu-devices-allocated": "GPU-1[0-3],NVIDIA,18000,14:;"})
     (listed,) = read_kubernetes(json.dumps(job)).jobs
