@@ -41,11 +41,31 @@ class _TerminatedState(msgspec.Struct, rename="camel"):
 
 
 class _ContainerState(msgspec.Struct):
+    running: Any = None
     terminated: _TerminatedState | None = None
 
 
-class _ContainerStatus(msgspec.Struct):
+class _ContainerStatus(msgspec.Struct, rename="camel"):
     state: _ContainerState | None = None
+    last_state: _ContainerState | None = None
+
+    @property
+    def has_run(self) -> bool:
+        """True if the container has run, in this or an earlier attempt."""
+        states = (self.state, self.last_state)
+        return any(state and (state.running is not None or state.terminated) for state in states)
+
+    @property
+    def finished_at(self) -> str | None:
+        """Time at which the container ended; None while it runs or waits, or if it is unknown."""
+        ended = self.state and self.state.terminated
+        return ended.finished_at if ended else None
+
+
+class _PodCondition(msgspec.Struct, rename="camel"):
+    type: str
+    status: str
+    last_transition_time: str | None = None
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
@@ -53,6 +73,7 @@ class _PodStatus(msgspec.Struct, rename="camel"):
     start_time: str | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
     container_statuses: list[_ContainerStatus] | None = None
+    conditions: list[_PodCondition] | None = None
 
 
 class _Resources(msgspec.Struct):
@@ -166,18 +187,39 @@ def _span(pod: _Pod, *, is_gone: bool) -> tuple[int, int] | None:
         return start_ns, timestamps.FOREVER_NS
     field = "status.containerStatuses.state.terminated.finishedAt"
     ends = [
-        _timestamp_ns(field, container.state.terminated.finished_at)
+        _timestamp_ns(field, container.finished_at)
         for container in statuses
-        if container.state and container.state.terminated and container.state.terminated.finished_at
+        if container.finished_at
     ]
-    deleted = pod.metadata.deletion_timestamp
-    if is_gone and len(ends) < len(statuses) and deleted:
-        # Deleted by force: until then its containers may have run.
-        ends.append(_timestamp_ns("metadata.deletionTimestamp", deleted))
-    if not ends:
-        state = "deleted" if is_gone else status.phase
-        bad_lines.reject("status", f"{state}: expected a time at which its containers ended")
+    # A pod that was deleted by force held its devices also for containers that waited.
+    holders = [container for container in statuses if container.has_run or not has_ended]
+    if len(ends) < max(len(holders), 1):
+        ends.append(_termination_ns(pod, status, has_ended=has_ended))
     return start_ns, max(start_ns, *ends)
+
+
+def _termination_ns(pod: _Pod, status: _PodStatus, *, has_ended: bool) -> int:
+    """Time at which a pod was ended, for containers whose own end is unknown.
+
+    Of a container that it cannot locate, the kubelet writes no `finishedAt` (reason ContainerStatusUnknown,
+    kubernetes/kubernetes#122160). It dates an eviction by the condition DisruptionTarget. The deletion of
+    a pod that had ended may be days later.
+    """
+    field, ended = "metadata.deletionTimestamp", pod.metadata.deletion_timestamp
+    if has_ended:
+        field = "status.conditions.lastTransitionTime"
+        disrupted = (
+            condition.last_transition_time
+            for condition in status.conditions or ()
+            if condition.type == "DisruptionTarget" and condition.status == "True"
+        )
+        ended = next(disrupted, None)
+    if not ended:
+        state = status.phase if has_ended else "deleted"
+        bad_lines.reject(
+            "status", f"{state}: expected a time at which each of its containers ended"
+        )
+    return _timestamp_ns(field, ended)
 
 
 def _timestamp_ns(field: str, text: str) -> int:

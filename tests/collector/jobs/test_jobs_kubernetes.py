@@ -94,6 +94,39 @@ def test_a_pod_that_was_taken_away_by_force_had_its_gpus_until_then():
     assert read(gone).running == ("research/train-0",)
 
 
+LOST = {"terminated": {"reason": "ContainerStatusUnknown", "exitCode": 137, "finishedAt": None}}
+
+
+@pytest.mark.parametrize("last", [{"state": LOST}, {"state": {"waiting": {}}, "lastState": LOST}])
+def test_an_evicted_pod_had_its_gpus_until_its_eviction(last):
+    """The kubelet could not locate its container; the init container ended within seconds."""
+    initialized = ended("2026-01-01T00:00:05Z")
+    disrupted = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": END}
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T01:00:00Z"}
+    changes = {"phase": "Failed", "initContainerStatuses": initialized}
+    evicted = pod(
+        containerStatuses=[last, {"state": LOST}], conditions=[ready, disrupted], **changes
+    )
+    # Its deletion days later is not its end.
+    evicted["metadata"]["deletionTimestamp"] = "2026-01-09T00:00:00Z"
+    assert read(evicted) == JobList((JOB,))
+    assert read_kubernetes(json.dumps({"type": "DELETED", "object": evicted})) == JobList((JOB,))
+    evicted["status"]["conditions"] = [ready, disrupted | {"status": "False"}]
+    with pytest.raises(
+        JobListError, match="Failed: expected a time at which each of its containers"
+    ):
+        read(evicted)
+
+
+def test_containers_that_never_ran_have_no_end():
+    waiting = [{"state": {"waiting": {"reason": "PodInitializing"}}}]
+    failed = pod(phase="Failed", initContainerStatuses=ended(END), containerStatuses=waiting)
+    assert read(failed) == JobList((JOB,))
+    pulls = pod(phase="Pending", initContainerStatuses=ended(START), containerStatuses=waiting)
+    pulls["metadata"]["deletionTimestamp"] = END
+    assert read_kubernetes(json.dumps({"type": "DELETED", "object": pulls})) == JobList((JOB,))
+
+
 def test_a_name_that_is_used_again_is_another_run():
     again = pod(startTime=END, containerStatuses=ended("2026-01-01T03:00:00Z"))
     again["metadata"]["uid"] = "another"
