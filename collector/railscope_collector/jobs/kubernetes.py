@@ -30,6 +30,7 @@ KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
 _SHARED = "nvidia.com/gpu.shared"
 _STRATEGY = "nvidia.com/gpu.sharing-strategy"
+_GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 _PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 _COUNT = re.compile("[0-9]{1,19}")
 _MAX_LABEL_NUMBER = 1 << 40
@@ -276,13 +277,13 @@ def _unnamed_gpus(
             )
     unnamed = (
         [job_list.UnnamedGpus(node_name, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
-        if requested[_GPU]
+        if requested[_GPU] and not node.is_partitioned
         else []
     )
     unnamed += [
         job_list.UnnamedGpus(node_name, 0, f"{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted(requested.items())
-        if count and name.startswith(_PARTS)
+        if count and (name.startswith(_PARTS) or (node.is_partitioned and name == _GPU))
     ]
     return tuple(unnamed)
 
@@ -310,11 +311,16 @@ def _pod_requests(pod: _Pod) -> kubernetes_pods.PodEntry:
 
 
 class NodeGpuLabels(NamedTuple):
-    """GPU properties from the labels of a node (NVIDIA/k8s-device-plugin: gpu-feature-discovery)."""
+    """GPU properties from the labels of a node (NVIDIA/k8s-device-plugin: gpu-feature-discovery).
+
+    With `mig.strategy: single` the device plugin offers each MIG device as nvidia.com/gpu; labels of the
+    product (`-MIG-1g.5gb`), memory and replicas are then those of a MIG device. GKE names its size in a label.
+    """
 
     model: str = ""
     memory_mib: int | None = None
     replicas: int = 0
+    is_partitioned: bool = False
 
     @classmethod
     def parse(cls, labels: Mapping[str, str]) -> NodeGpuLabels:
@@ -322,9 +328,13 @@ class NodeGpuLabels(NamedTuple):
         memory, replicas = (
             labels.get(f"nvidia.com/gpu.{name}", "") for name in ("memory", "replicas")
         )
+        product = labels.get("nvidia.com/gpu.product", "").removesuffix("-SHARED")
+        model, mig, _ = product.partition("-MIG-")
+        if mig or labels.get(_GKE_PARTITION):
+            return cls(model, is_partitioned=True)
         shared = 0 if labels.get(_STRATEGY, "") == "none" else _label_number(replicas) or 0
         return cls(
-            labels.get("nvidia.com/gpu.product", "").removesuffix("-SHARED"),
+            model,
             _label_number(memory),
             shared if shared > 1 else 0,
         )

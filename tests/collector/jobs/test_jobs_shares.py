@@ -123,6 +123,26 @@ def test_time_slices_are_shares_of_the_replicas_of_the_node():
     assert "of unknown size" in unknown.unplaced[0].reason
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"nvidia.com/gpu.product": "A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"},
+        {"nvidia.com/gpu.product": "A100-MIG-1g.5gb-SHARED", "nvidia.com/gpu.replicas": "4"},
+        {"cloud.google.com/gke-gpu-partition-size": "1g.5gb"},
+    ],
+)
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared"])
+def test_a_mig_device_that_is_offered_as_a_gpu_is_no_whole_gpu(labels, resource):
+    partitioned = {"kind": "Node", "metadata": {"uid": "n", "name": "n1", "labels": labels}}
+    jobs = (partitioned, pod(1, {resource: 2}), pod(2, {resource: 1, "nvidia.com/gpumem": 2432}))
+    found = read_kubernetes(json.dumps({"kind": "List", "items": jobs}))
+    assert [(part.gpus, part.reason) for job in found.jobs for part in job.unplaced] == [
+        (0, f"{resource}=2 is a part of a GPU, of unknown size"),
+        (0, found.jobs[1].unplaced[0].reason),
+    ]
+    assert "the memory of the device is unknown" in found.jobs[1].unplaced[0].reason
+
+
 def test_shards_of_slurm_are_shares_where_their_number_is_known():
     header = "JobIDRaw|User|Account|State|Start|End|NodeList|AllocTRES"
     text = f"{header}\n7|u|a|COMPLETED|100|200|n1|gres/shard=20\n"
