@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 
 import msgspec
 
@@ -66,6 +67,18 @@ def tenant_cells(
             metric = _AMOUNTS[key.measure]
             value = amount * metric.scale.numerator / metric.scale.denominator
             yield ViewCell(metric, (key.tenant,), value)
+    yield from _quota_cells(account, held_units, quotas)
+
+
+def _quota_cells(
+    account: account_sums.GpuTimeAccount, held_units: Mapping[str, Units], quotas: Quotas
+) -> Iterator[ViewCell]:
+    """Yield the quotas of each tenant with their use.
+
+    GPU time has a quota per day and one per month. A bound of GPUs has no period: of two in force, the
+    lower one counts.
+    """
+    max_gpus: dict[str, Fraction] = {}
     for quota in quotas.in_force(account.until_ns):
         labels = (quota.tenant, quota.period)
         if quota.gpu_time_ns is not None:
@@ -75,9 +88,11 @@ def tenant_cells(
             )
             yield ViewCell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
         if quota.gpus is not None:
-            yield ViewCell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))
-            held_gpus = float(held_units.get(quota.tenant, 0) / GPU_CAPACITY)
-            yield ViewCell(catalog.QUOTA_GPUS_USED, (quota.tenant,), held_gpus)
+            max_gpus[quota.tenant] = min(quota.gpus, max_gpus.get(quota.tenant, quota.gpus))
+    for tenant, gpus in max_gpus.items():
+        yield ViewCell(catalog.QUOTA_GPUS, (tenant,), float(gpus))
+        held_gpus = float(held_units.get(tenant, 0) / GPU_CAPACITY)
+        yield ViewCell(catalog.QUOTA_GPUS_USED, (tenant,), held_gpus)
 
 
 def account_document(

@@ -95,6 +95,20 @@ def test_cells_have_time_amounts_and_quotas():
     assert {name for name, *_ in [*found, *whole]} <= METRICS.keys()
 
 
+def test_a_tenant_has_one_bound_of_gpus_the_lower_one():
+    start = "2020-01-01T00:00:00Z"
+    rows = ("alice,,day,4", "alice,1,month,2.5", "bob,,day,1", "bob,,month,3", "carol,,month,7")
+    quotas = parse_quotas(HEADER + "".join(f"{row},{start},\n" for row in rows))
+    cells = list(tenant_cells(an_account(alice=5), {}, {"alice": 420}, quotas))
+    found = values(cells)
+    assert len(found) == len(cells), "no series has two samples"
+    bounds = {
+        tenant: found[catalog.QUOTA_GPUS.name, tenant] for tenant in ("alice", "bob", "carol")
+    }
+    assert bounds == {"alice": 2.5, "bob": 1, "carol": 7}
+    assert found[catalog.QUOTA_GPUS_USED.name, "alice"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
