@@ -6,8 +6,8 @@ exact cost at 12 decimals, and one rounding row makes the rows of an invoice add
 amount.
 
 A SKU is one metered quantity: the time of a GPU model, the time of one MIG profile of it, the
-energy of that model. The prices of a SKU differ by tariff and by version of the price book. A price
-id does not contain the tenant: it is the same for all payers.
+energy of that model. The prices of a SKU differ by tariff. A price id contains neither the tenant nor
+the version of the price book: FOCUS requires the same id for all payers at all times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sku_id(charge: charges.Charge) -> str | None:
 
 
 def price_id(charge: charges.Charge) -> str | None:
-    """The price: SKU, tariff, and the version of the price book that introduced it.
+    """The price: SKU, tariff and unit, by which a price list has one price at a time.
 
     A minimum is billed at the price of the time that it tops up.
     """
@@ -50,7 +50,7 @@ def price_id(charge: charges.Charge) -> str | None:
     kind = (
         charges.ChargeKind.USAGE if charge.kind is charges.ChargeKind.MINIMUM_TOPUP else charge.kind
     )
-    parts = (charge.sku, charge.mig_profile, kind.value, f"v{charge.price_version}")
+    parts = (charge.sku, charge.mig_profile, kind.value, charge.unit.label)
     return "/".join(part for part in parts if part)
 
 

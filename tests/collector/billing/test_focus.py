@@ -124,10 +124,10 @@ def test_every_kind_of_charge_has_its_category():
     columns = ("x_ChargeKind", "ChargeCategory", "SkuId", "SkuMeter", "SkuPriceId", "PricingUnit")
     metered = sorted(tuple(row[name] for name in columns) for row in found if row["SkuMeter"])
     assert metered == [
-        ("energy", "Usage", "h100/energy", "Energy", "h100/energy/v1", "kWh"),
-        ("minimum_topup", "Usage", "h100", "GPU Time", "h100/usage/v1", "GPU-Hours"),
-        ("reservation", "Usage", "h100", "GPU Time", "h100/reservation/v1", "GPU-Hours"),
-        ("usage", "Usage", "h100", "GPU Time", "h100/usage/v1", "GPU-Hours"),
+        ("energy", "Usage", "h100/energy", "Energy", "h100/energy/kWh", "kWh"),
+        ("minimum_topup", "Usage", "h100", "GPU Time", "h100/usage/GPU-Hours", "GPU-Hours"),
+        ("reservation", "Usage", "h100", "GPU Time", "h100/reservation/GPU-Hours", "GPU-Hours"),
+        ("usage", "Usage", "h100", "GPU Time", "h100/usage/GPU-Hours", "GPU-Hours"),
     ]
     others = [row for row in found if row["SkuMeter"] is None]
     assert sorted(str(row["ChargeCategory"]) for row in others) == ["Adjustment", "Credit", "Tax"]
