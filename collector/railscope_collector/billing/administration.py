@@ -277,7 +277,10 @@ def replace(
     closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
     provisional = next(closing for closing in closings if closing.number == number).provisional
     if bill.missing_days.all and not provisional:
-        message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
+        message = (
+            f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}; "
+            f"fix: {bill.missing_days.fix}"
+        )
         raise closing_record.ClosingError(message)
     with books.store.write_transaction() as connection:
         # Compared under the lock: the bill is valid only if nothing of billing has changed since.

@@ -26,6 +26,7 @@ from railscope_collector.billing import (
     invoices,
     period_closing,
 )
+from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import (
     audit_outbox,
     ledger_queries,
@@ -59,10 +60,13 @@ def _provenance(
     if not source_days:
         return focus_rows.ChargeProvenance()
     quantity = sum((Fraction(day.quantity) for day in source_days), Fraction(0))
+    unseen = sum((Fraction(day.unseen) for day in source_days), Fraction(0))
+    if is_listed_gpu(charge.resource):
+        # No agent had samples of it, also if its job list is treated as observed.
+        unseen = quantity
     roots = [day.evidence_root for day in source_days]
     return focus_rows.ChargeProvenance(
-        coverage_ratio=1
-        - sum((Fraction(day.unseen) for day in source_days), Fraction(0)) / quantity,
+        coverage_ratio=1 - unseen / quantity,
         evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
         ledger_revisions=tuple(sorted({day.revision for day in source_days})),
     )

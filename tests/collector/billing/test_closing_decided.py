@@ -199,6 +199,16 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
         administration.replace(books, fresh.invoice_id, "again", manager_after(TWO))
 
 
+def test_an_invoice_that_waits_for_days_is_not_replaced_and_says_what_to_do(ledger):
+    books = books_with(ledger, ALL)
+    (invoice, _) = books.close(ONE, manager_after(ONE)).invoices
+    known = SimulatedEvidence({**ALL.assembled, "GPU-2": gpu("GPU-2")})
+    waiting = BillingBooks.for_ledger(ledger, known)
+    message = r"missing in the ledger: 3 GPU-days .*; fix: wait for the GPU-days$"
+    with pytest.raises(ClosingError, match=message):
+        administration.replace(waiting, invoice.invoice_id, "wrong", manager_after(ONE))
+
+
 def test_credits_and_adjustments_are_billed_once(ledger):
     books = books_with(ledger, ALL)
     given = credit_charge("red", Fraction("12.5"), ONE, "power cut")

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from railscope.audit.record import RecordActor
 from railscope.cli import root as railscope
+from railscope_collector.billing.export_provenance import provenance_of_lines
+from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.jobs.imported_lists import NewList, PlacedJob
 from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.ledger.ledger_store import Ledger
@@ -124,6 +126,11 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
     assert "100.000 %" not in statement
     document = cluster.bill("statement", "chemistry", "2025-12", "--format", "json").stdout
     assert json.loads(document)["observed"] is None
+    ledger = Ledger.open(cluster.url, metadata)
+    store = BillingBooks.for_ledger(ledger).store
+    origins = [provenance_of_lines(store, invoice).values() for invoice in store.invoices()]
+    ledger.close()
+    assert {origin.coverage_ratio for of_invoice in origins for origin in of_invoice} == {0}
     agreed = cluster.bill("reconcile", "2025-12", "--slurm", books, "--tenants", cluster.tenants)
     assert agreed.exit_code == 0, agreed.output
     assert "jobs that differ: 0" in agreed.stdout
