@@ -60,8 +60,9 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
 
 
 def _add_ended(view: DiagnosisView, incident: Incident, touched: AbstractSet[JobKey]) -> None:
-    for key in incident.ended_jobs.keys() & view.states.keys():
-        del incident.ended_jobs[key]  # it runs again under the same name
+    for key in incident.ended_jobs.keys() & view.states.keys() & touched:
+        # It runs again on what the incident touches. Elsewhere the incident has ended it all the same.
+        del incident.ended_jobs[key]
     for ended in view.ended_jobs:
         key, ended_jobs = ended.job.key, incident.ended_jobs
         if key in touched and ended.end_ns > incident.onset_ns and len(ended_jobs) < MAX_JOBS:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.drawn_cluster import RAILS, DrawnCluster, DrawnFeed, Row
+from support.drawn_cluster import GONE, RAILS, DrawnCluster, DrawnFeed, Row, gpu_uuid
 from support.drawn_readings import ONSET, classes_of, drawn_feed, healthy_feed, run
 
 from railscope.reading import Absent
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.workloads.job_roster import JobKey
 
 NODE = 1
 
@@ -92,6 +93,28 @@ def test_a_node_that_loses_its_gpus_is_one_incident_with_the_reports_of_the_driv
     assert classes_of(found) == {("gpu_lost", "node")}
     signals = {each.signal: each.comparison for each in found[0].evidence}
     assert signals == {"utilization": "gone", "xid 79": "event"}
+
+
+@pytest.mark.parametrize(("nodes_again", "is_ended"), [((3, 4, 5), True), ((0, 1, 2), False)])
+def test_a_job_that_an_incident_ended_may_run_again_elsewhere(
+    nodes_again: tuple[int, ...], *, is_ended: bool
+) -> None:
+    """A scheduler starts it again under its name, a moment after a lost GPU has ended it."""
+    job, feed = JobKey("vision", "slurm", "7"), drawn_feed()
+    first = feed.cluster.jobs[0]
+    for slot in range(ONSET + 30):
+        row, nodes = feed.cluster.draw(), tuple(first.nodes)
+        if slot >= ONSET:
+            row.absent[nodes[0], 3] = GONE
+            feed.cluster.slow_job(row, first, 0.0)
+        if slot >= ONSET + 12:
+            nodes = nodes_again if slot >= ONSET + 15 else ()
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        gpus = [gpu_uuid(node, index) for node in nodes for index in range(8)]
+        feed.diagnosis.evaluate(slot, {job: gpus} if gpus else {})
+    (lost,) = [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+    assert (lost.class_name, job in lost.ended_jobs) == ("gpu_lost", is_ended)
 
 
 def test_a_device_with_an_incident_keeps_it_when_others_of_its_node_follow() -> None:
