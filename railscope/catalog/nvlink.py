@@ -10,6 +10,8 @@ NVLINK_INFO = _LINK.info("railscope_nvlink_info", "Identity of this NVLink: vers
 NVLINK_LINKS = _GPU.gauge("railscope_gpu_nvlinks", "NVLinks the GPU has.", "nvmlDeviceGetFieldValues 91 NVLINK_LINK_COUNT", since="Volta", detail=declare.BASIC)
 NVLINK_ACTIVE = _GPU.gauge("railscope_gpu_nvlinks_active", "NVLinks of the GPU that are up.", "nvmlDeviceGetFieldValues 165 NVLINK_GET_STATE, nvmlDeviceGetNvLinkState", since="Volta", detail=declare.BASIC)
 NVLINK_STATE = _LINK.state("railscope_nvlink_state", "State of the link.", "nvmlDeviceGetFieldValues 165 NVLINK_GET_STATE, nvmlDeviceGetNvLinkState", states={0: "inactive", 1: "active", 2: "sleep", 3: "active_without_traffic"}, since="Volta")
+NVLINK_INACTIVE = min(NVLINK_STATE.states)
+"""State of a link that is down. In any other state it is up: a sleeping link saves power and wakes by itself."""
 NVLINK_POWER_STATE = _LINK.state("railscope_nvlink_power_state", "Power state of the link; an idle link may be in low power.", "nvmlDeviceGetFieldValues 167 NVLINK_GET_POWER_STATE", states={0: "high_speed", 1: "low_power"}, since="Hopper", detail=declare.FULL)
 NVLINK_SPEED = _LINK.gauge("railscope_nvlink_speed_bytes_per_second", "Raw speed of the link in one direction; about six percent above the nominal one.", "nvmlDeviceGetFieldValues 164 NVLINK_GET_SPEED, 84 to 89, 132 to 137 (MB/s)", scale=declare.MEGA, since="Volta", detail=declare.FULL)
 GPU_NVLINK_TRANSMITTED = _GPU.counter("railscope_gpu_nvlink_transmitted_bytes_total", "Bytes transmitted over all NVLinks of the GPU, without the protocol.", "nvmlDeviceGetFieldValues 138, scope of all links (KiB)", scale=declare.KIBI, rollups=(declare.Rollup.SUM,), since="Volta", valid=declare.NVLINK_BYTES)

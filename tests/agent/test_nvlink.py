@@ -10,6 +10,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
 from railscope.reading import Absent
+from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nvidia.nvlink import NvLinkSource, bit_error_decades
@@ -57,6 +58,20 @@ def test_hopper_reports_errors_by_link() -> None:
         "remote_type": "switch",
         "remote_pci_address": "0000:07:00.0",
     }
+
+
+def test_a_link_that_sleeps_is_up_and_leads_to_no_probe() -> None:
+    host = linked(18, {165: 0})
+    gpus = GpuInventory()
+    reader = SourceReader(NvLinkSource.traffic(gpus), host, ORIGIN)
+    generations = []
+    for state, up in ((1, 18), (2, 18), (3, 18), (1, 18), (0, 0)):
+        for link in range(18):
+            host.calls[f"nvml.nvmlDeviceGetFieldValues(0,165:{link})"] = [0, state]
+        found = numbers(reader.run().frame)
+        assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] == up
+        generations.append(gpus.generation)
+    assert generations == [1, 1, 1, 1, 2]
 
 
 def test_ampere_reports_errors_by_separate_fields() -> None:

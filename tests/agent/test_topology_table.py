@@ -107,6 +107,14 @@ def test_bonds_of_gpus_linked_to_each_other() -> None:
     ]
 
 
+def test_links_that_sleep_bond_like_active_ones() -> None:
+    host = dgx1()
+    for gpu in range(4):
+        for link in range(4):
+            host.calls[f"nvml.nvmlDeviceGetFieldValues({gpu},165:{link})"] = [0, 2]
+    assert cells(read_topology(host, RailRules())) == cells(read_topology(dgx1(), RailRules()))
+
+
 def test_links_that_are_down_bond_nothing() -> None:
     host = dgx1()
     for link in (2, 3):

@@ -364,6 +364,17 @@ def test_a_link_to_a_switch_that_never_came_up_is_down_if_it_is_up_at_a_peer(
     assert run.reasons(1) == (["nvlink_down"] if state == "failed" else [])
 
 
+def test_links_that_sleep_are_no_fault() -> None:
+    run = verdict_sources(2)
+    for gpu, state in enumerate((1, 2)):
+        set_field(run, 91, 18, gpu)
+        for link in range(18):
+            set_field(run, f"165:{link}", state, gpu)
+            run.host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({gpu},{link})"] = TO_SWITCH
+    run.step()
+    assert [run.state(gpu) for gpu in range(2)] == ["healthy", "healthy"]
+
+
 def test_links_that_the_driver_turned_off_for_mig_are_no_fault() -> None:
     run = verdict_sources(1)
     set_field(run, 91, 1, 0)

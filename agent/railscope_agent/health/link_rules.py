@@ -19,7 +19,6 @@ CRC_PER_SECOND = 100
 """DCGM_LIMIT_MAX_NVLINK_CRC_ERROR: CRC errors only matter at rates of 100 and more per second."""
 WORST_BIT_ERROR_DECADES = 12
 _NOT_SUPPORTED, *_, COMPLETED = h.GPU_FABRIC_STATE.states
-_INACTIVE = 0
 _CARRIED = (
     n.NVLINK_RAW_TRANSMITTED,
     n.NVLINK_RAW_RECEIVED,
@@ -56,9 +55,9 @@ def _is_down(facts: health_facts.HealthFacts) -> bool:
         if active is Absent.UNSUPPORTED or health_facts.require_value(active) < facts.peer_links:
             return True
     states = facts.parts(n.NVLINK_STATE)
-    if not health_facts.any_holds(states.values(), lambda state: state == _INACTIVE):
+    if not health_facts.any_holds(states.values(), lambda state: state == n.NVLINK_INACTIVE):
         return False
-    down = [part for part, state in states.items() if state == _INACTIVE]
+    down = [part for part, state in states.items() if state == n.NVLINK_INACTIVE]
     return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
+from railscope.catalog.nvlink import NVLINK_INACTIVE
 from railscope_agent.host import Host
 from railscope_agent.sampling.fact_readers import call_nvml
 from railscope_agent.topology import pci
@@ -15,7 +16,6 @@ _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
 """Field ids of nvml.h."""
 _MAX_LINKS = 36
 """NVML_NVLINK_MAX_LINKS."""
-_ACTIVE = 1
 _TO_GPU, _TO_SWITCH = 0, 2
 """Answers of nvmlDeviceGetNvLinkRemoteDeviceType."""
 _NO_NODE = (1 << 32) - 1
@@ -25,8 +25,8 @@ _NO_NODE = (1 << 32) - 1
 class GpuLinks:
     """A GPU as NVML reports it: index, model, and the remote ends of its links.
 
-    `peers` counts active direct links to other GPUs by their PCI address, `to_switches` those to
-    NVSwitches, which connect all GPUs. `memory_node` is the NUMA node of the GPU's own memory, empty if it
+    `peers` counts the direct links to other GPUs by their PCI address, `to_switches` those to NVSwitches,
+    which connect all GPUs. Both count links that are up. `memory_node` is the NUMA node of the GPU's own memory, empty if it
     has none.
     """
 
@@ -75,7 +75,7 @@ def _read_gpu(host: Host, index: int) -> GpuLinks | None:
         # Drivers that do not have the field answer the older function.
         if state is None:
             state = call_nvml(host, "nvmlDeviceGetNvLinkState", index, link)
-        if state != _ACTIVE:
+        if state in {None, NVLINK_INACTIVE}:
             continue
         leads_to = call_nvml(host, "nvmlDeviceGetNvLinkRemoteDeviceType", index, link)
         if leads_to == _TO_SWITCH:

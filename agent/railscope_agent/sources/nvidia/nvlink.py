@@ -70,7 +70,6 @@ _FIRST_FEC, _FEC_BINS = 235, 16
 _EXPONENT_BITS, _MANTISSA_MASK = 8, 0xF
 _EXPONENT_MASK = (1 << _EXPONENT_BITS) - 1
 _THOUSANDTHS = 1000
-ACTIVE = 1
 _COUNTS = n.NVLINK_LINKS, n.NVLINK_ACTIVE
 """Metrics of the links of a GPU together."""
 
@@ -201,8 +200,8 @@ class NvLinkSource(source.SourceWithoutResources):
         self._calls: dict[int, tuple[int, call_table.CallTable]] = {}
         """Number of links of each GPU, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
-        self._up: dict[int, list[int]] = {}
-        """States of the links of each GPU at the last read."""
+        self._up: dict[int, list[bool]] = {}
+        """True for each link of a GPU that was up at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
         """Column of a GPU's number of links, and columns of its link states."""
         self._unclear: list[tuple[int, Absent]] = []
@@ -265,27 +264,25 @@ class NvLinkSource(source.SourceWithoutResources):
         return count
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
-        """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
+        """Read all links of a GPU in one batch, count those that are up, and add up their errors."""
         self._plans.read(host, into)
         self._errors.read(into)
         for total, reason in self._unclear:
             into.put_none(total, len(_COUNTS), reason)
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
-            active = sum(into.values[position] == ACTIVE for position in states)
+            up = [into.values[position] != n.NVLINK_INACTIVE for position in states]
             # A count of the readable ones would look like links that are down.
-            reading = Absent(into.reasons[unknown[0]]) if unknown else active
+            reading = Absent(into.reasons[unknown[0]]) if unknown else sum(up)
             into.put_readings(total, (len(states), reading))
-            if not unknown and self._has_changed(
-                total, [into.values[position] for position in states]
-            ):
+            if not unknown and self._has_changed(total, up):
                 self._gpus.record_change()
                 into.needs_probe = True
 
-    def _has_changed(self, total: int, states: list[int]) -> bool:
-        """True if links came up or went down: what a link supports may depend on its state."""
-        before, self._up[total] = self._up.get(total), states
-        return before is not None and before != states
+    def _has_changed(self, total: int, up: list[bool]) -> bool:
+        """True if links came up or went down: what a link supports may depend on that."""
+        before, self._up[total] = self._up.get(total), up
+        return before is not None and before != up
 
 
 def _totals(
