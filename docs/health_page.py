@@ -45,7 +45,7 @@ Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes; rates cover 
 An Xid counts until one of these:
 
 - the GPU is reset or the driver is loaded again;
-- the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
+- the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154). The report does not include NVSwitches: an SXid still counts.
 
 [Xids and SXids](xids.md) lists the action for each number. A fatal SXid of the whole fabric is a fault of every GPU of the node. A line that names no GPU degrades
 every GPU of the node, unless a GPU is named for the same fault. A number that the tables lack is at least a warning.

@@ -55,6 +55,12 @@ def test_nothing_kept_is_nothing_known(tmp_path: Path) -> None:
     assert GpuLifetimeFile(tmp_path / "resets.json", "boot-1").load() == {}
 
 
+def test_a_file_of_an_earlier_agent_has_no_reset_of_a_switch(tmp_path: Path) -> None:
+    path = tmp_path / "resets.json"
+    path.write_bytes(b'{"boot_id":"boot-1","gpus":{"GPU-1":{"cleared_ns":7,"resets":1}}}')
+    assert GpuLifetimeFile(path, "boot-1").load() == {"GPU-1": GpuLifetime(7, -1, 1)}
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1, "gpus": {}}', b"\xff"])
 def test_a_damaged_file_is_reported_and_does_no_harm(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "resets.json"

@@ -244,6 +244,34 @@ def test_what_the_driver_declares_counts_until_it_is_loaded_again(
     assert [run.state(gpu) for gpu in (0, 1)] == ["healthy", "healthy"]
 
 
+FABRIC = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 23001, Fatal, Link 0 ingress ECC"
+PORT = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+
+
+@pytest.mark.parametrize(
+    ("line", "state", "action"), [(FABRIC, "failed", "reboot"), (PORT, "degraded", "inspect")]
+)
+def test_a_gpu_without_a_recovery_action_clears_no_fault_of_a_switch(
+    line: str, state: str, action: str
+) -> None:
+    run = verdict_sources(2)
+    run.step()
+    run.log(1, line)
+    run.step(1)
+    for _ in range(60):
+        assert [(run.state(gpu), run.action(gpu)) for gpu in (0, 1)] == [(state, action)] * 2
+        run.step()
+    run.log(2, ALL_CLEAR)
+    run.step()
+    assert [run.state(gpu) for gpu in (0, 1)] == [state, state]
+    set_field(run, ENERGY, 5, 0)
+    run.steps(10)
+    assert [run.state(gpu) for gpu in (0, 1)] == ["healthy", state]
+    run.log(3, LOADED)
+    run.step()
+    assert [run.state(gpu) for gpu in (0, 1)] == ["healthy", "healthy"]
+
+
 def test_a_line_without_a_gpu_is_about_the_only_one() -> None:
     run = verdict_sources()
     old_driver(run)

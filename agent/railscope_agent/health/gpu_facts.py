@@ -2,7 +2,8 @@
 
 The state consists of earlier values of counters, the GPUs seen so far, and the time of each GPU's
 last reset. All of it is bounded. Events of a GPU no longer count up to its last reset, or up to the
-driver's report that no recovery action is needed. That time is saved.
+driver's report that no recovery action is needed; those of a switch up to the reset only. Both times are
+saved.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class FactCollector:
         return health_facts.HealthFacts(
             readings,
             changes,
-            tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns),
+            tuple(xid for xid in gpu_xids if not observed.lifetime.has_cleared(xid)),
             unlisted | self._absent,
             name in self._needs_reset,
             self._init_failure(observed.address, observed.lifetime),

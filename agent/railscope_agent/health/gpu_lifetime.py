@@ -9,6 +9,7 @@ from pathlib import Path
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host.boot_state import BootState, BootStateFile
+from railscope_agent.streams.xid_matcher import ActionableXid
 
 SETTLED_NS = 5 * SECOND_NS
 """The driver reports an Xid first, and determines the recovery action later (Xid 154)."""
@@ -25,7 +26,9 @@ class GpuLifetime:
     """
 
     cleared_ns: int = -1
-    """Time on the boot clock up to which all events are cleared."""
+    """Time on the boot clock up to which all events of the GPU are cleared."""
+    reset_ns: int = -1
+    """Time up to which a reset cleared events, of a switch too: a recovery action is of the GPU alone."""
     resets: int = 0
     """Number of observed decreases of the energy counter."""
     energy: int | None = None
@@ -40,13 +43,19 @@ class GpuLifetime:
         """
         if not isinstance(energy, Absent):
             if self.energy is not None and energy < self.energy:
-                self.cleared_ns = max(self.cleared_ns, self.polled_ns)
+                self.reset_ns = self.polled_ns
+                self.cleared_ns = max(self.cleared_ns, self.reset_ns)
                 self.resets += 1
             self.energy = energy
         if recovery == _NO_RECOVERY_ACTION:
             # An Xid of the last seconds may be one whose recovery action is not determined yet.
             self.cleared_ns = max(self.cleared_ns, recovery_ns - SETTLED_NS)
         self.polled_ns = now_ns
+
+    def has_cleared(self, reported: ActionableXid) -> bool:
+        """True if the event no longer counts against the GPU."""
+        until_ns = self.reset_ns if reported.is_of_switch else self.cleared_ns
+        return reported.boot_ns <= until_ns
 
 
 class _SavedLifetimes(BootState, frozen=True):

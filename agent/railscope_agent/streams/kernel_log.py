@@ -246,7 +246,7 @@ class KernelLogStream(source.PeriodicSource):
         if severity in ("fatal", UNKNOWN):
             judged = Judgement(severity, entry.actions, "")
             line = f"SXid {number} {entry.name}: {message.facts.get('message', entry.meaning)}"
-            report = ActionableXid(int(number), boot_ns, judged, line)
+            report = ActionableXid(int(number), boot_ns, judged, line, is_of_switch=True)
             is_fabric = entry.error_class == "fatal"
             self._xids.record_judgement(EVERY_GPU if is_fabric else UNNAMED_GPU, report)
 

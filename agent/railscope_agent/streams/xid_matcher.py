@@ -69,6 +69,8 @@ class ActionableXid:
     judgement: Judgement
     line: str = ""
     """Line without an Xid."""
+    is_of_switch: bool = False
+    """True for an SXid."""
 
     @property
     def is_fatal(self) -> bool:
