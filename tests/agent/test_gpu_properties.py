@@ -17,7 +17,7 @@ from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
-from railscope_agent.gpus.inventory import list_mig_devices
+from railscope_agent.gpus.inventory import GpuDevice, list_mig_devices
 from railscope_agent.host import Json, NvmlError
 from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS
 from railscope_agent.sampling.probe_result import ColumnBuilder
@@ -195,7 +195,7 @@ def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
         mig_device = {"uuid": "MIG-1", "index": 0, "gpu": 2, "compute": 1}
         host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = [mig_device]
         host.calls["nvml.nvmlDeviceGetName(MIG-1)"] = name
-        (device,) = list_mig_devices(host, 0, ENTITY)
+        (device,) = list_mig_devices(host, GpuDevice(0, ENTITY, ""))
         assert device.entity.facts.get("profile", "") == expected
 
 

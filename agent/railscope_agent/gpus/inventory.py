@@ -277,7 +277,7 @@ def _add_mig_devices(host: Host, gpu: GpuDevice, before: GpuDevice | None) -> Gp
         if error.code in _NO_MIG or not before or before.entity.key != gpu.entity.key:
             return gpu
         return replace(gpu, mig_mode=before.mig_mode, mig_devices=before.mig_devices)
-    devices = list_mig_devices(host, gpu.index, gpu.entity) if mode == MIG_ENABLED else ()
+    devices = list_mig_devices(host, gpu) if mode == MIG_ENABLED else ()
     return replace(gpu, mig_mode=mode, mig_devices=devices)
 
 
@@ -290,9 +290,9 @@ def read_mig_mode(host: Host, index: int) -> str:
     return str(int(mode))
 
 
-def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
+def list_mig_devices(host: Host, gpu: GpuDevice) -> tuple[MigDevice, ...]:
     """MIG devices of a partitioned GPU. Raises NvmlError if the driver cannot list them."""
-    listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
+    listed = host.call("nvml", "nvmlDeviceGetMigDevices", gpu.index)
     instances = [
         ReportedMigDevice(
             device["uuid"],
@@ -302,6 +302,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
             device.get("start"),
             device.get("size"),
             device.get("most", MAX_DEVICES),
+            gpu.memory_bytes,
         )
         for device in listed
     ]
@@ -320,7 +321,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
             compute_slots=str(slots.compute) if slots else "",
             memory_slots=str(slots.memory) if slots else "",
         )
-        entity = Entity(entities.MIG, (*gpu.key, instance.uuid), facts)
+        entity = Entity(entities.MIG, (*gpu.entity.key, instance.uuid), facts)
         devices.append(MigDevice(instance.uuid, entity, slots, instance.start))
     return tuple(devices)
 

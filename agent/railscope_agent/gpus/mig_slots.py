@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY
+from railscope.mig_profiles import count_memory_slices
 
 MAX_DEVICES = 7
 """Maximum of MIG devices per GPU if the driver does not report it."""
 _FOUR, _SEVEN, _EIGHT = 4, 7, 8
 _PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb.*")
-_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Memory slices of a GPU instance by its compute slices, if the driver does not report its size."""
+_GIBIBYTE = 1 << 30
 
 
 class GpuSlotRange(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -69,6 +69,8 @@ class ReportedMigDevice:
     size: int | None = None
     max_devices: int = MAX_DEVICES
     """Maximum number of MIG devices of the GPU."""
+    gpu_memory_bytes: int = 0
+    """Memory of the GPU; 0 if the driver does not report it."""
 
     @property
     def has_seven_slices(self) -> bool:
@@ -80,6 +82,16 @@ class ReportedMigDevice:
         """Compute slices of the GPU instance; 0 if the profile is not recognized."""
         match = _PROFILE.fullmatch(self.profile)
         return int(match["slices"]) if match else 0
+
+    @property
+    def memory_slices(self) -> int:
+        """Memory slices of the GPU instance, as reported or by its profile."""
+        match = _PROFILE.fullmatch(self.profile)
+        if self.size or not match:
+            return self.size or 0
+        whole = _EIGHT if self.has_seven_slices else _FOUR
+        gpu = self.gpu_memory_bytes / _GIBIBYTE
+        return count_memory_slices(self.slices, int(match["gigabytes"]), gpu, whole)
 
     @property
     def compute_slices(self) -> int:
@@ -122,7 +134,7 @@ def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots
 def _memory_range(instance: ReportedMigDevice, used_ranges: list[range]) -> range | None:
     """Memory slices of a GPU instance."""
     slices, seven = instance.slices, instance.has_seven_slices
-    size = instance.size or (_MEMORY_SLICES.get(slices, slices) if seven else slices)
+    size = instance.memory_slices
     if instance.start is not None:
         return range(instance.start, instance.start + size)
     end = _EIGHT if seven else _FOUR

@@ -25,6 +25,7 @@ from railscope.catalog import KINDS, METRICS, account, agent, declare
 from railscope.catalog.entities import GPU as GPU_ENTITY
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
+from railscope.mig_profiles import count_memory_slices
 from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
 from railscope_collector.metering import counter_increments, units
@@ -159,9 +160,18 @@ AGENT_MEASURES = frozenset(
 )
 """Counters that the agent keeps: they restart with each run of it."""
 _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
-_MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
-# By NVIDIA's profiles of GPUs with eight memory slices: 3g has four of them, and 7g all eight.
-_USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+_MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB?\b", re.IGNORECASE)
+_UNNAMED_GIGABYTES = {
+    "b200": 180,
+    "gb200": 186,
+    "gh200-120gb": 96,
+    "gh200-480gb": 96,
+    "h100-nvl": 94,
+    "h20": 96,
+    "h200": 141,
+    "h200-nvl": 141,
+}
+"""Memory of GPUs by model, if the name states none, or that of the Grace processor."""
 _COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
 _TILINGS = ("compute", "memory")
 
@@ -320,11 +330,11 @@ def _place_mig_instances(
         if not match:
             continue
         slices = int(match[1])
-        size = _memory_of(slices, int(match[2]), model)
+        size = count_memory_slices(slices, int(match[2]), _gigabytes_of(model))
         last = min(_MEMORY_SLICES - size, _COMPUTE_SLICES - slices)
         for start in range(0, last + 1, size):
             if all(start + size <= other.start or other.stop <= start for other in taken):
-                taken.append(range(start, start + max(size, slices)))
+                taken.append(range(start, start + size))
                 compute, memory = (
                     units.compute_slices(start, slices),
                     units.memory_slices(start, size),
@@ -338,12 +348,10 @@ def _place_mig_instances(
     return tuple(sorted(parts))
 
 
-def _memory_of(slices: int, gigabytes: int, model: str) -> int:
-    """Return the number of memory slices of an instance, out of eight."""
-    whole = _MODEL_MEMORY.search(model)
-    if whole and int(whole[1]):
-        return min(_MEMORY_SLICES, max(1, round(gigabytes * _MEMORY_SLICES / int(whole[1]))))
-    return _USUAL_MEMORY_SLICES.get(slices, slices)
+def _gigabytes_of(model: str) -> int:
+    """Return the memory of a GPU by its model; 0 if it is unknown."""
+    named = _MODEL_MEMORY.search(model)
+    return _UNNAMED_GIGABYTES.get(sku_of(model), int(named[1]) if named else 0)
 
 
 STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, strategies as st
 
 from railscope.wire import WireEntity, WireSchema, rails_of_entities
@@ -12,13 +13,13 @@ from railscope_collector.fleet.schema_columns import ReportedMigInstance, find_m
 WHOLE = (0, 840)
 
 
-def layout(*devices: dict[str, str]) -> tuple[ReportedMigInstance, ...]:
+def layout(*devices: dict[str, str], model: str = "") -> tuple[ReportedMigInstance, ...]:
     """The layout of one GPU with MIG devices that have these facts."""
     mig = [
         WireEntity(kind="mig", key=("GPU-0", f"MIG-{place}"), facts={"profile": "3g.40gb", **facts})
         for place, facts in enumerate(devices)
     ]
-    entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={}), *mig)
+    entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={"model": model}), *mig)
     wire = WireSchema("mig", (), entities)
     ((_, parts),) = find_metered_columns(wire, rails_of_entities(wire)).layouts
     return parts
@@ -55,6 +56,29 @@ def test_slots_that_no_gpu_has_are_not_accepted():
         {"gpu_instance": "2"},
     ):
         assert layout(device(1, "0-360", "0-420"), wrong) == in_order
+
+
+@pytest.mark.parametrize(
+    ("model", "profile", "eighths"),
+    [
+        ("NVIDIA GH200 480GB", "3g.48gb", 4),
+        ("NVIDIA GH200 480GB", "7g.96gb", 8),
+        ("NVIDIA GH200 480GB", "1g.24gb", 2),
+        ("NVIDIA GH200 144G HBM3e", "1g.18gb", 1),
+        ("NVIDIA H200", "1g.35gb", 2),
+        ("NVIDIA H200", "1g.18gb", 1),
+        ("NVIDIA H100 80GB HBM3", "1g.20gb", 2),
+        ("NVIDIA H100 80GB HBM3", "2g.20gb", 2),
+        ("NVIDIA A100-SXM4-40GB", "1g.10gb", 2),
+        ("NVIDIA H999 9999GB", "3g.40gb", 4),
+        ("NVIDIA H999", "1g.999gb", 1),
+    ],
+)
+def test_the_memory_of_an_instance_by_profile_and_model(
+    model: str, profile: str, eighths: int
+) -> None:
+    (part,) = layout({"gpu_instance": "1", "profile": profile}, model=model)
+    assert part.memory == (0, eighths * 105)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("0123456789-", max_size=8)), max_size=4))

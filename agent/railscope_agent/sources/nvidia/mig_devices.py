@@ -91,7 +91,7 @@ class MigSource(source.SourceWithoutResources):
         """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""
         try:
             mode = read_mig_mode(host, gpu.index)
-            devices = list_mig_devices(host, gpu.index, gpu.entity) if mode == MIG_ENABLED else ()
+            devices = list_mig_devices(host, gpu) if mode == MIG_ENABLED else ()
         except NvmlError as error:
             return answer_readings.nvml_reason(error.code)
         if mode != gpu.mig_mode or devices != gpu.mig_devices:
