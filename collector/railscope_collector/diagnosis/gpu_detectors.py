@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from railscope.catalog.xids import xid
+from railscope.catalog.xids import Judgement, judge, xid
 from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import Floats, median, or_zero
@@ -26,11 +28,16 @@ _CLASS_OF_XID = {
     120: "gpu_unresponsive",
 }
 """Classes of the errors that the driver reports (docs/xids.md)."""
+_RECOVERY_CHANGED = 154
+_STATED_BY_TEXT = frozenset({*range(144, 151), _RECOVERY_CHANGED})
+"""Xids whose text alone states whether the hardware needs attention: errors of NVLink 5, and recovery actions."""
 
 USED_EVENTS = frozenset({"xid", "gpu_lost"})
 _MISSING_STATE = 4
 MIN_MODEL_GPUS = 4
 MAX_XID_DIGITS = 6
+RECOVERY_NS = 60 * SECOND_NS
+"""The driver determines the recovery action seconds after the error."""
 XID_STRENGTH = 0.5
 """Strength of an Xid; a counter or a state of the GPU counts more."""
 ANSWER_SLOTS, NVLINK_SLOTS = 2, 6
@@ -39,8 +46,40 @@ ERROR_STRENGTH = 0.8
 """An uncorrectable error is reported once; the row that waits for its remap afterwards is its effect."""
 
 
+class _ReportedError(NamedTuple):
+    """Error of a GPU as the driver reported it."""
+
+    position: int
+    number: int
+    judged: Judgement
+    timestamp_ns: int
+
+    @property
+    def class_name(self) -> str:
+        """Class of the incident."""
+        return _CLASS_OF_XID.get(self.number, "xid_event")
+
+
 def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the GPUs of which the driver reported an error of the hardware."""
+    errors = list(_reported_errors(view))
+    for error in errors:
+        if error.number == _RECOVERY_CHANGED and _follows_error(view, error, errors):
+            continue
+        name = error.class_name
+        is_fatal = name == "xid_event" and error.judged.severity == "fatal"
+        evidence = findings.Compared(f"xid {error.number}", 1.0, 0.0, findings.EVENT, slots=0)
+        yield findings.Finding(
+            name,
+            findings.Cause("gpu", error.position),
+            evidence.of_gpus(view, [error.position]),
+            ERROR_STRENGTH if name == "ecc_uncorrectable" else XID_STRENGTH,
+            severity="critical" if is_fatal else "",
+            onset_ns=error.timestamp_ns,
+        )
+
+
+def _reported_errors(view: findings.DiagnosisView) -> Iterator[_ReportedError]:
     for node_event in view.events:
         event, key = node_event.event, node_event.event.entity.key
         node = view.devices.nodes.get(node_event.node)
@@ -50,19 +89,30 @@ def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if event.name == "xid":
             text = key[1] if len(key) > 1 else ""
             number = int(text) if text.isdecimal() and len(text) <= MAX_XID_DIGITS else -1
-        name = _CLASS_OF_XID.get(number, "")
-        if position < 0 or number < 0 or (not name and xid(number).error_class != "hardware"):
-            continue
-        is_fatal = not name and xid(number).severity == "fatal"
-        evidence = findings.Compared(f"xid {number}", 1.0, 0.0, findings.EVENT, slots=0)
-        yield findings.Finding(
-            name or "xid_event",
-            findings.Cause("gpu", position),
-            evidence.of_gpus(view, [position]),
-            ERROR_STRENGTH if name == "ecc_uncorrectable" else XID_STRENGTH,
-            severity="critical" if is_fatal else "",
-            onset_ns=node_event.timestamp_ns,
-        )
+        judged = judge(number, event.facts.get("message", ""))
+        if position >= 0 and number >= 0 and _is_of_hardware(number, judged):
+            yield _ReportedError(position, number, judged, node_event.timestamp_ns)
+
+
+def _is_of_hardware(number: int, judged: Judgement) -> bool:
+    if number in _STATED_BY_TEXT:
+        return judged.severity == "fatal" or judged.actions != ("ignore",)
+    return number in _CLASS_OF_XID or xid(number).error_class == "hardware"
+
+
+def _follows_error(
+    view: findings.DiagnosisView, recovery: _ReportedError, errors: Sequence[_ReportedError]
+) -> bool:
+    """True if a recovery action is that for an error of a class of its own, which the driver reported before."""
+    starts = [
+        error.timestamp_ns
+        for error in errors
+        if error.position == recovery.position and error.class_name != "xid_event"
+    ]
+    cause = findings.Cause("gpu", recovery.position)
+    open_faults = (view.open_faults.get((name, cause)) for name in set(_CLASS_OF_XID.values()))
+    starts += [fault.onset_ns for fault in open_faults if fault]
+    return any(0 <= recovery.timestamp_ns - start <= RECOVERY_NS for start in starts)
 
 
 MIN_GENERATION_USE = 0.1

@@ -223,6 +223,45 @@ def test_an_event_of_any_form_ends_no_evaluation(
     assert [(each.class_name, str(each.severity)) for each in incidents] == found
 
 
+REBOOT = ("154", "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)")
+DRAIN = ("154", "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
+DONE = ("154", "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+
+
+@pytest.mark.parametrize(
+    ("xids", "found"),
+    [
+        ([("145", "RLW_SRC_TRACK Nonfatal XC1 i0 Link 12")], []),
+        ([("145", "RLW_SRC_TRACK Fatal XC1 i0 Link 12")], [("nvlink_errors", "warning")]),
+        ([("145", "")], [("nvlink_errors", "warning")]),
+        ([("74", "")], [("nvlink_errors", "warning")]),
+        ([REBOOT], [("xid_event", "critical")]),
+        ([DRAIN], [("xid_event", "warning")]),
+        ([DONE], []),
+        ([("154", "")], []),
+        ([("79", ""), REBOOT], [("gpu_lost", "critical")]),
+        ([("149", "NETIR_LINK_EVT Fatal XC0 i0 Link 08"), REBOOT], [("nvlink_errors", "warning")]),
+        ([("149", "NETIR_BER_EVENT Nonfatal XC0 i0 Link 08"), REBOOT], [("xid_event", "critical")]),
+        ([("62", ""), REBOOT], [("xid_event", "critical")]),
+    ],
+)
+@pytest.mark.parametrize("slots_between", [0, 2])
+def test_the_text_of_an_xid_states_whether_the_hardware_needs_attention(
+    slots_between: int, xids: list[tuple[str, str]], found: list[tuple[str, str]]
+) -> None:
+    cluster = DrawnCluster(SEED, 1, 4, benign=False)
+    feed = DrawnFeed(cluster, 12)
+    for slot in range(12):
+        row = cluster.draw()
+        for place, (number, text) in enumerate(xids):
+            if slot == 2 + slots_between * place:
+                entity = WireEntity("xid", ("0000:02:00.0", number))
+                row.events.append((1, WireEvent("xid", 0, entity, 0, 0, {"message": text})))
+        feed.evaluate(slot, row)
+    incidents = feed.diagnosis.tracker.incidents
+    assert [(each.class_name, str(each.severity)) for each in incidents] == found
+
+
 @pytest.mark.parametrize("name", ["node_down", "agent_partition"])
 def test_a_node_of_a_job_without_a_past_is_down_or_only_separated(name: str) -> None:
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
