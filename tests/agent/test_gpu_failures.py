@@ -324,6 +324,8 @@ FABRIC = {"state": 3, "status": 0, "healthSummary": 1, "healthMask": ONES}
         (GpuSource.health, "RemappedRows(0)", [0, 0, 0, 255], "row_remap_failure", ()),
         (GpuSource.health, "EncoderStats(0)", [1, 30, -5], "encoder_latency_seconds", ()),
         (GpuSource.health, "CurrPcieLinkGeneration(0)", 255, "pcie_link_generation", ()),
+        (GpuSource.health, "CurrPcieLinkGeneration(0)", 0, "pcie_link_generation", ()),
+        (GpuSource.health, "CurrPcieLinkWidth(0)", 0, "pcie_link_width_lanes", ()),
         (GpuSource.health, "FieldValues(0,230)", [0, 0x7FFF_FFF0], "recovery_action", ()),
     ],
 )  # fmt: skip

@@ -364,6 +364,14 @@ def test_a_link_to_a_switch_that_never_came_up_is_down_if_it_is_up_at_a_peer(
     assert run.reasons(1) == (["nvlink_down"] if state == "failed" else [])
 
 
+def test_a_gpu_without_a_pcie_generation_leaves_the_verdicts_on_others() -> None:
+    run = verdict_sources(2)
+    run.host.calls["nvml.nvmlDeviceGetCurrPcieLinkGeneration(0)"] = 0
+    run.steps(120)
+    assert (run.state(0), run.state(1)) == ("unknown", "healthy")
+    assert run.answer("pcie_replays") is Absent.ERROR
+
+
 def test_links_that_sleep_are_no_fault() -> None:
     run = verdict_sources(2)
     for gpu, state in enumerate((1, 2)):

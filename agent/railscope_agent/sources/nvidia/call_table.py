@@ -98,6 +98,11 @@ class CallTable:
         )
 
 
+def of_link(result: Json) -> Reading:
+    """Generation or width of a link: both start at 1, and 0 stands for none."""
+    return int(result) or Absent.ERROR
+
+
 def key(name: str) -> PickReading:
     """One member of a structure; a member that this version lacks is unsupported."""
 
@@ -158,9 +163,10 @@ def simple(
     kind: EntityKind | None = None,
     *part: str,
     arguments: tuple[int, ...] = (),
+    pick: PickReading = whole,
 ) -> NvmlCall:
     """A call that returns the reading itself."""
-    return NvmlCall((function,), (CallTarget(metric, whole, kind, part),), arguments)
+    return NvmlCall((function,), (CallTarget(metric, pick, kind, part),), arguments)
 
 
 def members(function: str, metrics: Mapping[str, Metric], *more: CallTarget) -> NvmlCall:

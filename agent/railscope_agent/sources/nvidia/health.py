@@ -19,6 +19,7 @@ from railscope_agent.sources.nvidia.call_table import (
     items,
     key,
     members,
+    of_link,
     packed,
     simple,
 )
@@ -135,10 +136,10 @@ _CALLS: tuple[NvmlCall, ...] = (
           for lifetime in ("volatile", "aggregate")
           for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))),
         *(_sram_location(f"aggregateUncBucket{name}", location) for location, name in SRAM_LOCATIONS.items())),
-    simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),
-    simple("nvmlDeviceGetMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_LIMIT),
-    simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH),
-    simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT),
+    simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION, pick=of_link),
+    simple("nvmlDeviceGetMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_LIMIT, pick=of_link),
+    simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH, pick=of_link),
+    simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT, pick=of_link),
     NvmlCall(("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"), (
         CallTarget(h.GPU_FABRIC_STATE, key("state")),
         CallTarget(h.GPU_FABRIC_STATUS, _status),

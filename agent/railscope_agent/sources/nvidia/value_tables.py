@@ -204,7 +204,7 @@ _SETTINGS_CALLS: tuple[call_table.NvmlCall, ...] = (
                            (number,))
         for cause, number in RETIREMENTS.items()
     ),
-    call_table.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    call_table.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN, pick=call_table.of_link),
     call_table.members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
 )  # fmt: skip
 
