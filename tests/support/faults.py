@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.health import LINKS, ONE_MORE, HealthFault, change, late, links, reading, xid
+from support.health import LINKS, ONE_MORE, STILL, HealthFault, change, late, links, reading, xid
 
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
@@ -27,10 +27,19 @@ def throttled(reason: str, grown: CounterIncrease) -> HealthFault:
     return change(c.GPU_THROTTLE_TIME, grown, reason)
 
 
-def corrected(errors: int, over_ns: int) -> HealthFault:
+def corrected(errors: int, over_ns: int, lifetime: str = "volatile") -> HealthFault:
     """Return corrected memory errors within a time of at most an hour."""
     grown = CounterIncrease(0, 10 * MINUTE_NS, 0, MINUTE_NS, errors, over_ns)
-    return change(h.GPU_ECC_ERRORS, grown, "corrected", "volatile")
+    return change(h.GPU_ECC_ERRORS, grown, "corrected", lifetime)
+
+
+def without_volatile(errors: str, fault: HealthFault) -> HealthFault:
+    """Return a fault of a GPU that counts memory errors in the life of the board only."""
+    readings = {
+        (h.GPU_ECC_ERRORS, (errors, "volatile")): Absent.UNSUPPORTED,
+        (h.GPU_ECC_ERRORS, (errors, "aggregate")): 10**6,
+    }
+    return HealthFault({**readings, **fault.readings}, fault.changes)
 
 
 def seconds(spent: float) -> CounterIncrease:
@@ -85,7 +94,17 @@ FAULTS: list[tuple[str, HealthFault]] = [
         ),
     ),
     ("ecc_uncorrected_volatile", reading(h.GPU_ECC_ERRORS, 1, "uncorrected", "volatile")),
+    (
+        "ecc_uncorrected_volatile",
+        without_volatile(
+            "uncorrected", change(h.GPU_ECC_ERRORS, ONE_MORE, "uncorrected", "aggregate")
+        ),
+    ),
     ("ecc_corrected_rate", corrected(1001, HOUR_NS)),
+    (
+        "ecc_corrected_rate",
+        without_volatile("corrected", corrected(1001, HOUR_NS, "aggregate")),
+    ),
     ("ecc_corrected_rate", corrected(17, MINUTE_NS)),
     ("sram_threshold", reading(h.GPU_SRAM_THRESHOLD, 1)),
     ("unrepairable_memory", reading(h.GPU_UNREPAIRABLE, 1)),
@@ -156,6 +175,16 @@ QUIET: list[tuple[str, HealthFault]] = [
     ("ecc_uncorrected_volatile", reading(h.GPU_ECC_ERRORS, 9, "corrected", "volatile")),
     ("ecc_corrected_rate", reading(h.GPU_ECC_ERRORS, 10**9, "corrected", "volatile")),
     ("ecc_corrected_rate", corrected(1000, HOUR_NS)),
+    (
+        "ecc_uncorrected_volatile",
+        without_volatile(
+            "uncorrected", change(h.GPU_ECC_ERRORS, STILL, "uncorrected", "aggregate")
+        ),
+    ),
+    (
+        "ecc_corrected_rate",
+        without_volatile("corrected", corrected(1000, HOUR_NS, "aggregate")),
+    ),
     (
         "fabric_not_joined",
         both(beside_fabric(reading(h.GPU_FABRIC_STATE, 0)), reading(s.GPU_MIG_MODE, 1)),

@@ -126,6 +126,25 @@ _REPLACE = rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",))
 _RESET = rule.RequiredActions(("reset_gpu",), ("RESET_GPU",))
 
 
+def _has_uncorrected_errors(facts: health_facts.HealthFacts) -> bool:
+    if _counts_since_load(facts, "uncorrected"):
+        return facts.number(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile") != 0
+    change = facts.change(gpu_health.GPU_ECC_ERRORS, "uncorrected", "aggregate")
+    return rule.has_increased(health_facts.require_value(change))
+
+
+def _has_many_corrected_errors(facts: health_facts.HealthFacts) -> bool:
+    lifetime = "volatile" if _counts_since_load(facts, "corrected") else "aggregate"
+    change = facts.change(gpu_health.GPU_ECC_ERRORS, "corrected", lifetime)
+    return health_facts.require_value(change).per_hour() > MAX_CORRECTED_PER_HOUR
+
+
+def _counts_since_load(facts: health_facts.HealthFacts, errors: str) -> bool:
+    """True if the GPU counts errors since the driver was loaded; else it may count those in the life of the board."""
+    count = facts.reading(gpu_health.GPU_ECC_ERRORS, errors, "volatile")
+    return count is not Absent.UNSUPPORTED
+
+
 def _has_many_retired_pages(facts: health_facts.HealthFacts) -> bool:
     """Compare the sum over all causes with the limit; the available ones may be sufficient."""
     counts = facts.parts(gpu_health.GPU_RETIRED_PAGES).values()
@@ -134,12 +153,11 @@ def _has_many_retired_pages(facts: health_facts.HealthFacts) -> bool:
 
 
 MEMORY_RULES = (
-    rule.HealthRule("ecc_uncorrected_volatile", rule.FAILED, rule.nonzero(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile"),
-        "an uncorrectable memory error since the driver was loaded",
+    rule.HealthRule("ecc_uncorrected_volatile", rule.FAILED, _has_uncorrected_errors,
+        "an uncorrectable memory error since the driver was loaded; within ten minutes, if the GPU counts only those in the life of the board",
         f"{_DCGM}: volatile double-bit errors > 0 fail",
-        actions=rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)), metrics=(gpu_health.GPU_ECC_ERRORS,)),
-    rule.HealthRule("ecc_corrected_rate", rule.DEGRADED,
-        lambda facts: health_facts.require_value(facts.change(gpu_health.GPU_ECC_ERRORS, "corrected", "volatile")).per_hour() > MAX_CORRECTED_PER_HOUR,
+        actions=rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)), metrics=(gpu_health.GPU_ECC_ERRORS,), compares_readings=True),
+    rule.HealthRule("ecc_corrected_rate", rule.DEGRADED, _has_many_corrected_errors,
         f"more than {MAX_CORRECTED_PER_HOUR} corrected memory errors per hour, over the last hour or since the start of the agent",
         f"{_POLICY}: each correction costs time, and repeated ones use spare rows",
         metrics=(gpu_health.GPU_ECC_ERRORS,), compares_readings=True),
