@@ -75,9 +75,12 @@ _GPU_NAME = re.compile(
     rf"\b(?P<pci>{_PCI})(?:\.[0-7])?(?!\w|:[0-9a-fA-F])|\bGPU(?P<number>[0-9]{{1,3}})\b"
 )
 _GPU_PREFIX = re.compile(rf"GPU {_PCI}(?:\.[0-7])?: ")
-# "link becomes ready" is left out: it follows the driver's own message of the same link.
+# "link becomes ready" is left out: it follows the driver's own message of the same link. The kernel accepts any name without
+# slash, colon and space (net/core/dev.c, dev_valid_name). One that begins with a digit has a letter and no dot here: numbers of
+# ports and slots, and addresses such as 0000:00:01.0 and 33800000.pcie, are no interfaces.
 _LINK = re.compile(
-    r"(?:[^/]{0,99}?[ :])?(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC |Device )?| NIC )"
+    r"(?:[^/]{0,99}?[ :])?(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14}|[0-9]{1,14}[A-Za-z][\w\-]{0,13})"
+    r"(?:: (?:NIC |Device )?| NIC )"
     r"[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
 )
 _AER = re.compile(
