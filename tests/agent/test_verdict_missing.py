@@ -186,6 +186,20 @@ def test_a_call_for_a_part_that_needs_a_reset_is_one_for_its_gpu() -> None:
     assert (run.state(0), run.reasons(1)) == ("healthy", ["reset_required"])
 
 
+@pytest.mark.parametrize("call", ["PciInfo(1)", "UUID(1)", "Name(1)"])
+def test_a_gpu_that_cannot_be_identified_until_a_reset_needs_one(call: str) -> None:
+    run = verdict_sources(2)
+    run.host.files[INFORMATION] = "GPU UUID: \t GPU-1\n"
+    run.step()
+    there = run.host.calls[f"nvml.nvmlDeviceGet{call}"]
+    run.host.calls[f"nvml.nvmlDeviceGet{call}"] = NvmlError(16, "reset required")
+    run.steps(70)
+    assert (run.state(0), run.reasons(1)) == ("healthy", ["reset_required"])
+    run.host.calls[f"nvml.nvmlDeviceGet{call}"] = there
+    run.steps(70)
+    assert [run.state(gpu) for gpu in (0, 1)] == ["healthy", "healthy"]
+
+
 @pytest.mark.parametrize("reads_before", [0, 1])
 def test_gpus_are_lost_if_nvml_lists_none_although_the_driver_has_them(reads_before: int) -> None:
     run = verdict_sources(2)

@@ -8,7 +8,8 @@ mode.
 from __future__ import annotations
 
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from railscope.catalog import entities, gpu_health as h
@@ -28,7 +29,8 @@ from railscope_agent.topology.pci import (
 
 _LIBRARY_NOT_FOUND = 12
 _UNKNOWN_ERROR = 999
-_LOST = {15, 16}
+_RESET_REQUIRED = 16
+_LOST = {15, _RESET_REQUIRED}
 _NO_MIG = {3, 13}
 """Codes of a GPU or driver without MIG: not supported, and function not found."""
 MIG_ENABLED = "1"
@@ -84,6 +86,9 @@ class GpuInventory:
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     is_listed: bool = False
     """True if NVML listed its GPUs at the last scan: only then a GPU that it does not list is missing."""
+    to_reset: frozenset[str] = frozenset()
+    """PCI addresses of GPUs that NVML could not identify at the last scan because they must be reset."""
+    _indices_to_reset: set[int] = field(default_factory=set)
     _events: list[Event] = field(default_factory=list)
     _failure: NvmlError | None = None
     _failed_ns: int = 0
@@ -110,14 +115,20 @@ class GpuInventory:
         except FileNotFoundError:
             count = None
         if count is None:
+            self.to_reset = frozenset()
             self._replace(host, {}, _no_library_finding(host))
             return self.gpus
         driver = _DriverVersions.read(host)
         network = self.wiring.scan(host)
+        self._indices_to_reset.clear()
+        addresses = self._find_addresses(host, count)
         identified = {
             index: self._identify(host, index, address, driver, network)
-            for index, address in self._find_addresses(host, count).items()
+            for index, address in addresses.items()
         }
+        self.to_reset = frozenset(
+            address for index, address in addresses.items() if index in self._indices_to_reset
+        )
         # Two indices with one UUID, as a failing driver may answer, are one GPU: its columns would exist
         # twice.
         named = {gpu.entity.key: index for index, gpu in identified.items()}
@@ -190,7 +201,7 @@ class GpuInventory:
         found: dict[int, str] = {}
         for index in range(count):
             # A GPU that does not answer is identified below, by the bus.
-            with suppress(NvmlError):
+            with self._identifying(index):
                 answer = host.call("nvml", "nvmlDeviceGetPciInfo", index)
                 found[index] = pci_address(answer["busId"])
         silent = [index for index in range(count) if index not in found]
@@ -204,17 +215,28 @@ class GpuInventory:
         before = {index: self.gpus[index].pci_address for index in silent if index in self.gpus}
         return found | {i: address for i, address in before.items() if address not in taken}
 
+    @contextmanager
+    def _identifying(self, index: int) -> Iterator[None]:
+        """Ignore a failure of NVML, and note a GPU that must be reset."""
+        try:
+            yield
+        except NvmlError as error:
+            if error.code == _RESET_REQUIRED:
+                self._indices_to_reset.add(index)
+
     def _identify(
         self, host: Host, index: int, address: str, driver: _DriverVersions, network: NodeNetwork
     ) -> GpuDevice:
         """Identify a GPU by NVML, else by the last scan, else by the kernel's driver."""
         # By address and not by index: NVML numbers the others differently when a GPU is lost.
         before = next((gpu for gpu in self.gpus.values() if gpu.pci_address == address), None)
-        name = fact_readers.call_nvml(host, "nvmlDeviceGetUUID", index)
+        name = ""
+        with self._identifying(index), suppress(OSError):
+            name = fact_readers.without_mark(host.call("nvml", "nvmlDeviceGetUUID", index))
         if name or not before:
             # The kernel's driver reports the UUID in /proc also for a GPU that NVML cannot open.
             name = name or read_gpu_uuid(host, address) or address
-            with suppress(NvmlError):
+            with self._identifying(index):
                 gpu = _describe(host, index, name, driver, network, address)
                 return _add_mig_devices(host, gpu, before)
         facts = {"index": str(index), "pci_address": address}

@@ -161,7 +161,7 @@ class FactCollector:
             changes,
             tuple(xid for xid in gpu_xids if not observed.lifetime.has_cleared(xid)),
             unlisted | self._absent,
-            name in self._needs_reset,
+            name in self._needs_reset or observed.address in self._xids.gpus_to_reset,
             self._init_failure(observed.address, observed.lifetime),
             *self._peer_facts(name),
             self._device_state(observed),

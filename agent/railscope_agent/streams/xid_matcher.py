@@ -89,6 +89,8 @@ class XidMatcher:
         self._waiting: deque[NvmlXid] = deque()
         self._judgements: dict[str, dict[object, ActionableXid]] = {}
         self._init_failures: dict[str, InitFailure] = {}
+        self.gpus_to_reset: frozenset[str] = frozenset()
+        """PCI addresses of GPUs that NVML could not identify because they must be reset."""
         self.dropped_reports = 0
         """Number of NVML reports beyond the bound."""
 

@@ -58,6 +58,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
         """Read the driver of each GPU; an added or removed GPU requests another probe."""
         states = self._states(host)
         into.put_readings(0, states.values())
+        self._xids.gpus_to_reset = self._gpus.to_reset
         is_other = self._find_unlisted(states) != self._unlisted
         is_other |= self._find_failed() != self._failed
         into.needs_probe = is_other or gpu_addresses(host) != self._addresses
