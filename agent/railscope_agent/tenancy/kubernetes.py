@@ -28,7 +28,7 @@ from railscope_agent.tenancy import devices as naming, passed_through_gpus
 from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, failed_report
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope_agent.tenancy.pod_directories import NodePods, PodDirectories
+from railscope_agent.tenancy.pod_directories import NodePods, scan_pods
 from railscope_agent.tenancy.pod_requests import PodRequests
 from railscope_agent.topology.pci import is_address
 
@@ -99,7 +99,6 @@ class KubernetesProvider:
     _passed: passed_through_gpus.PassedThroughGpus = field(
         default_factory=passed_through_gpus.PassedThroughGpus
     )
-    _directories: PodDirectories = field(default_factory=PodDirectories)
     _monitors: set[str] = field(default_factory=set)
     """Resource claims with admin access; a claim never changes, so it stays one beside no tenant."""
     _allocatable: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -118,7 +117,7 @@ class KubernetesProvider:
         socket = self.settings.kubelet_socket
         if not socket:
             return absent_report(SUBJECT, "tenancy.kubelet_socket is not set")
-        self.pods = self._directories.scan(host)
+        self.pods = scan_pods(host)
         try:
             answer = host.call(KUBELET, LIST, socket)
             pods = msgspec.convert(answer, tuple[pod_resources.KubeletPod, ...])

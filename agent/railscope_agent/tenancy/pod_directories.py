@@ -42,40 +42,36 @@ class NodePods:
         return self.alive_pods is not None and bool(uids) and not uids & self.alive_pods
 
 
-class PodDirectories:
-    """Scanner of the kubelet's directories; caches their location."""
+def scan_pods(host: Host) -> NodePods:
+    """Return the pods of the node."""
+    uids: dict[tuple[str, str], set[str]] = {}
+    named: dict[str, tuple[str, str]] = {}
+    for directory in list_names(host, POD_LOGS):
+        match = _LOG.fullmatch(directory)
+        if match:
+            pod = match["namespace"], match["name"]
+            uids.setdefault(pod, set()).add(match["uid"])
+            named[match["uid"]] = pod
+    # Without log directories no pod could be identified, so their groups need not be read.
+    return NodePods(uids, named, _running_pods(host) if named else None)
 
-    def __init__(self) -> None:
-        self._root = ""
 
-    def scan(self, host: Host) -> NodePods:
-        """Return the pods of the node."""
-        uids: dict[tuple[str, str], set[str]] = {}
-        named: dict[str, tuple[str, str]] = {}
-        for directory in list_names(host, POD_LOGS):
-            match = _LOG.fullmatch(directory)
-            if match:
-                pod = match["namespace"], match["name"]
-                uids.setdefault(pod, set()).add(match["uid"])
-                named[match["uid"]] = pod
-        # Without log directories no pod could be identified, so their groups need not be read.
-        return NodePods(uids, named, self._running_pods(host) if named else None)
+def _running_pods(host: Host) -> frozenset[str] | None:
+    """Return the uids of all pods with a control group; None if no such groups are found.
 
-    def _running_pods(self, host: Host) -> frozenset[str] | None:
-        """Return the uids of all pods with a control group; None if no such groups are found."""
-        # The hierarchy does not change while the kubelet runs; if it does, all places are searched again.
-        places = [self._root] if self._root else []
-        places += [f"{h}/{root}" for h in _HIERARCHIES for root in _ROOTS]
-        for place in places:
+    A kubelet whose cgroup driver changes leaves the root of the other driver, and the pods in it: the pods of
+    all roots run (kubernetes.io, "Configuring a cgroup driver").
+    """
+    uids: set[str] | None = None
+    for root, qualities in _ROOTS.items():
+        for place in (f"{hierarchy}/{root}" for hierarchy in _HIERARCHIES):
             try:
                 entries = host.names(place)
             except OSError:
                 continue
-            self._root = place
-            for quality in _ROOTS[place.rpartition("/")[2]]:
+            for quality in qualities:
                 if quality in entries:
                     entries = [*entries, *list_names(host, f"{place}/{quality}")]
             matches = map(_GROUP.search, entries)
-            return frozenset(match[1].replace("_", "-") for match in matches if match)
-        self._root = ""
-        return None
+            uids = (uids or set()) | {match[1].replace("_", "-") for match in matches if match}
+    return None if uids is None else frozenset(uids)

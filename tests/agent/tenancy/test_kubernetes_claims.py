@@ -405,6 +405,40 @@ def test_a_pod_that_has_ended_and_is_still_listed():
     assert event_summaries(looked.poll()) == [(END, "kubernetes", "research/done", uuid(0))]
 
 
+@pytest.mark.parametrize(
+    "former", ["kubepods/burstable", "kubepods.slice/kubepods-burstable.slice"]
+)
+def test_the_cgroup_driver_of_the_kubelet_changes(former):
+    """The kubelet leaves the control groups of its former driver, at first with the pods in them."""
+    host = node(3)
+    names = {
+        "kubepods/burstable": "pod{}",
+        "kubepods.slice/kubepods-burstable.slice": "kubepods-burstable-pod{}.slice",
+    }
+    pods = {
+        name: f"0000000{number}-0000-4000-8000-000000000000"
+        for number, name in enumerate(("old", "new", "done"))
+    }
+    for name, uid in pods.items():
+        host.files[f"/var/log/pods/research_{name}_{uid}/main/0.log"] = ""
+    groups = {
+        name: f"/sys/fs/cgroup/{root}/{pattern.format(pods[name])}/cgroup.procs"
+        for name in ("old", "new")
+        for root, pattern in names.items()
+        if (root == former) == (name == "old")
+    }
+    host.files[groups["old"]] = ""
+    host.calls[LISTED] = [pod("old", uuid(0)), pod("done", uuid(2))]
+    looked = PolledTenancy(host)
+    assert event_summaries(looked.poll()) == [(START, "kubernetes", "research/old", uuid(0))]
+    host.files[groups["new"]] = ""
+    host.calls[LISTED] = [pod(name, uuid(number)) for number, name in enumerate(pods)]
+    assert event_summaries(looked.poll()) == [(START, "kubernetes", "research/new", uuid(1))]
+    del host.files[groups["old"]]
+    host.files[f"/sys/fs/cgroup/{former}/cgroup.procs"] = ""
+    assert event_summaries(looked.poll()) == [(END, "kubernetes", "research/old", uuid(0))]
+
+
 def test_without_control_groups_all_that_are_listed_count():
     host = node()
     keeps_pod(host, 1, "done")
