@@ -134,8 +134,20 @@ class KubernetesProvider:
             return failed_report(
                 SUBJECT, error, "run the agent as root, or read the log of the kubelet"
             )
+        return self._report(host, devices, pods, in_force)
+
+    def _report(
+        self,
+        host: Host,
+        devices: NodeDevices,
+        pods: tuple[pod_resources.KubeletPod, ...],
+        in_force: tuple[NodeClaim, ...],
+    ) -> ClaimReport:
+        """Return the devices of the listed pods, and those of pods that run and are not listed."""
         reserved = _reserved_gpus(pods, devices)
         requests = self.requests.poll(host, devices, reserved)
+        unlisted = self._running_unlisted_pods(pods, in_force)
+        requests = {pod: request for pod, request in requests.items() if pod not in unlisted}
         # A kubelet may keep listing pods that have ended, whose devices are free. A reservation holds nothing: the
         # pods of its group do.
         active_pods = [
@@ -154,7 +166,7 @@ class KubernetesProvider:
                 *_list_claimed_devices(pod, devices, unknown),
             )
         ]
-        holdings, doubles = self._without_admin_access(holdings, devices)
+        holdings, doubles = self._without_admin_access(holdings, devices, is_complete=not unlisted)
         claimed = Counter(holding.text + holding.share for holding in holdings if holding.claim)
         node_claims = tuple(
             self._claim_of_holding(
@@ -167,13 +179,35 @@ class KubernetesProvider:
         )
         node_claims += tuple(self._replica_claims(holdings))
         node_claims = self._apply_requests(node_claims, requests, devices, unknown)
+        node_claims += tuple(
+            claim
+            for claim in in_force
+            if _pod_of(claim) in unlisted and not _is_granted_again(claim, node_claims)
+        )
         findings = (
             *self._findings(node_claims, holdings, unknown),
+            *_unlisted_findings(unlisted),
             *_double_findings(doubles),
             *self._reservation_findings(reserved),
             *self.requests.findings,
         )
         return ClaimReport(node_claims, findings)
+
+    def _running_unlisted_pods(
+        self, listed: tuple[pod_resources.KubeletPod, ...], in_force: tuple[NodeClaim, ...]
+    ) -> set[tuple[str, str]]:
+        """Return the pods with a claim in force that run and are not listed.
+
+        A kubelet answers before it has received the pods of the API server, also in its other list of pods
+        (kubernetes issue 112119). A pod whose containers have ended is no longer listed either; it holds its
+        devices until its volumes are unmounted and its control group is removed.
+        """
+        names = {(pod.namespace, pod.name) for pod in listed}
+        return {
+            pod
+            for pod in map(_pod_of, in_force)
+            if pod not in names and self.pods.is_running(*pod) and not self._has_ended(*pod)
+        }
 
     def _reservation_findings(
         self, reserved: Mapping[tuple[str, str], str]
@@ -190,13 +224,14 @@ class KubernetesProvider:
         return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
 
     def _without_admin_access(
-        self, holdings: list[_PodDevice], devices: NodeDevices
+        self, holdings: list[_PodDevice], devices: NodeDevices, *, is_complete: bool
     ) -> tuple[list[_PodDevice], dict[str, tuple[_PodDevice, _PodDevice]]]:
         """Return the holdings without those of claims with admin access, and undecided ones by device.
 
         A device is allocated once, unless by share id; a second resource claim has admin access, which the
         kubelet does not report (Kubernetes, Dynamic Resource Allocation; KEP-5018). It is the claim of a
-        system owner, or else the one that names all GPUs of the node.
+        system owner, or else the one that names all GPUs of the node. From an incomplete list, no earlier decision
+        is forgotten.
         """
         parts: dict[str, set[str]] = {}
         for holding in holdings:
@@ -205,7 +240,9 @@ class KubernetesProvider:
         of_system = {claim for claim in parts if claim.partition("/")[0] in self.system}
         # Kept from earlier polls: when the tenant's claim ends, the monitor must not become the holder of the
         # GPU.
-        self._monitors = (self._monitors & parts.keys()) | of_system
+        if is_complete:
+            self._monitors &= parts.keys()
+        self._monitors |= of_system
         left = [holding for holding in holdings if holding.claim not in self._monitors]
         of_all = {claim for claim, names in parts.items() if _are_all_gpus(names, devices)}
         self._monitors |= {
@@ -488,6 +525,16 @@ def _pod_of(claim: NodeClaim) -> tuple[str, str]:
     return namespace, name
 
 
+def _is_granted_again(claim: NodeClaim, others: tuple[NodeClaim, ...]) -> bool:
+    """True if the device of a claim is that of another claim, and they do not share it."""
+    return bool(claim.gpu) and any(
+        other.gpu == claim.gpu
+        and (claim.exclusive or other.exclusive)
+        and claim.compute.overlaps(other.compute)
+        for other in others
+    )
+
+
 def _limit_to_share(claim: NodeClaim, part: RequestedShare) -> NodeClaim:
     """Return a device of a pod, limited to the share requested."""
     if part.share is None:
@@ -567,6 +614,17 @@ def _are_all_gpus(names: set[str], devices: NodeDevices) -> bool:
         gpu.uuid in names or (gpu.parts and names.issuperset(part.uuid for part in gpu.parts))
         for gpu in devices.present
     )
+
+
+def _unlisted_findings(pods: set[tuple[str, str]]) -> Iterator[ProbeFinding]:
+    if pods:
+        examples = ", ".join(sorted(map("/".join, pods))[:_MAX_QUOTED])
+        detail = (
+            f"claims kept of {format_count(len(pods), 'pod')} with a control group that the kubelet "
+            f"does not list: {examples}"
+        )
+        remedy = "read the log of the kubelet if this lasts: it starts, or cannot remove the pods"
+        yield ProbeFinding.absent(SUBJECT, detail, remedy)
 
 
 def _double_findings(

@@ -41,6 +41,10 @@ class NodePods:
         # A recreated pod has several uids: it has ended only if none of them runs.
         return self.alive_pods is not None and bool(uids) and not uids & self.alive_pods
 
+    def is_running(self, namespace: str, name: str) -> bool:
+        """True if a pod has a control group."""
+        return bool(self.uids.get((namespace, name), set()) & (self.alive_pods or set()))
+
 
 def scan_pods(host: Host) -> NodePods:
     """Return the pods of the node."""

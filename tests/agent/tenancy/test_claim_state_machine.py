@@ -39,6 +39,7 @@ class NodeStateMachine(RuleBasedStateMachine):
         self.unclaimed_gpus: dict[int, int] = {}
         self.count = 0
         self.kubelet_error: Exception | None = None
+        self.is_synchronized = True
         self.host.calls[LISTED] = self.kubelet
         self.start()
 
@@ -51,7 +52,7 @@ class NodeStateMachine(RuleBasedStateMachine):
     def kubelet(self) -> list[dict[str, Any]]:
         if self.kubelet_error:
             raise self.kubelet_error
-        return [pod(name, uuid(gpu)) for name, gpu in self.pods.items()]
+        return [pod(name, uuid(gpu)) for name, gpu in self.pods.items() if self.is_synchronized]
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
@@ -91,6 +92,10 @@ class NodeStateMachine(RuleBasedStateMachine):
     def the_kubelet_answers_or_not(self, error: Exception | None) -> None:
         self.kubelet_error = error
 
+    @rule(is_synchronized=st.booleans())
+    def the_kubelet_has_the_pods_or_not(self, *, is_synchronized: bool) -> None:
+        self.is_synchronized = is_synchronized
+
     @rule(count=st.integers(0, GPUS))
     def the_driver_has_so_many_gpus(self, count: int) -> None:
         self.host.calls["nvml.nvmlDeviceGetCount()"] = count
@@ -114,6 +119,9 @@ class NodeStateMachine(RuleBasedStateMachine):
         closed = [before[name] for name in before.keys() - after.keys()]
         if self.kubelet_error:
             assert not [one for one in closed if one.adapter == "kubernetes"]
+        assert not {one.claim.workload for one in closed} & {
+            f"research/{name}" for name in self.pods
+        }
         lost = {uuid(gpu) for gpu in range(self.host.calls["nvml.nvmlDeviceGetCount()"], GPUS)}
         assert not [one for one in closed if one.adapter == "unclaimed" and one.claim.gpu in lost]
 
@@ -121,6 +129,7 @@ class NodeStateMachine(RuleBasedStateMachine):
     def everything_is_readable(self) -> None:
         """After polls at which every source answers, the open claims match the node."""
         self.the_kubelet_answers_or_not(None)
+        self.the_kubelet_has_the_pods_or_not(is_synchronized=True)
         self.the_driver_has_so_many_gpus(GPUS)
         for _ in range(3):
             self.the_agent_polls()

@@ -18,8 +18,11 @@ from support.tenancy import (
     mig_uuid,
     node,
     pod,
+    pod_group,
     uuid,
 )
+
+from railscope_agent.config import TenancySettings
 
 START, END = "claim_start", "claim_end"
 
@@ -400,9 +403,60 @@ def test_a_pod_that_has_ended_and_is_still_listed():
     host.calls[LISTED] = [pod("done", uuid(0)), pod("going", uuid(1)), pod("new", uuid(0))]
     looked = PolledTenancy(host)
     assert len(looked.poll()) == 3
-    for path in [p for p in host.files if p.startswith("/sys/fs/cgroup") and "pod00000001" in p]:
-        del host.files[path]
+    remove_group(host, 1)
     assert event_summaries(looked.poll()) == [(END, "kubernetes", "research/done", uuid(0))]
+
+
+def remove_group(host, number):
+    """Remove the control group of a pod; its log directory stays."""
+    group = f"pod{pod_group(number)[0].replace('-', '_')}"
+    for path in [p for p in host.files if p.startswith("/sys/fs/cgroup") and group in p]:
+        del host.files[path]
+
+
+def test_a_kubelet_that_has_not_synchronized_ends_nothing():
+    """Until it has the pods of the API server, its lists lack them (kubernetes issue 112119)."""
+    host = node(3)
+    url = "https://gpu-1:10250/pods"
+    shares = f"kubelet.Pods({url},,)"
+    keeps_pod(host, 1, "train")
+    keeps_pod(host, 2, "part")
+    keeps_pod(host, 3, "done")
+    part = pod("part", f"{uuid(1)}-_-0")
+    host.calls[LISTED] = listed = [pod("train", uuid(0)), part, pod("done", uuid(2))]
+    host.calls[shares] = entries = [
+        {"name": "part", "namespace": "research", "annotations": {"gpu-fraction": "0.25"}}
+    ]
+    looked = PolledTenancy(host, TenancySettings(kubelet_url=url))
+    assert [event.facts.get("share") for event in looked.poll()] == [None, None, "1/4"]
+    host.calls[LISTED] = host.calls[shares] = []
+    for _ in range(3):
+        assert looked.poll() == []
+    assert [text for _, text, _ in looked.findings_about("Kubernetes") if "not list" in text]
+    remove_group(host, 3)
+    assert event_summaries(looked.poll()) == [(END, "kubernetes", "research/done", uuid(2))]
+    host.calls[LISTED], host.calls[shares] = listed, entries
+    assert looked.poll() == []
+
+
+def test_other_pods_begin_and_end_while_an_ended_one_is_removed():
+    """The kubelet no longer lists a pod whose volumes cannot be unmounted; it has its control group."""
+    host = node()
+    keeps_pod(host, 1, "stuck")
+    host.calls[LISTED] = [pod("stuck", uuid(0)), pod("other", uuid(1))]
+    looked = PolledTenancy(host)
+    assert len(looked.poll()) == 2
+    host.calls[LISTED] = [pod("new", uuid(1))]
+    assert event_summaries(looked.poll()) == [
+        (END, "kubernetes", "research/other", uuid(1)),
+        (START, "kubernetes", "research/new", uuid(1)),
+    ]
+    # Its device is free for the kubelet, which may allocate it to another pod.
+    host.calls[LISTED] = [pod("next", uuid(0)), pod("new", uuid(1))]
+    assert event_summaries(looked.poll()) == [
+        (END, "kubernetes", "research/stuck", uuid(0)),
+        (START, "kubernetes", "research/next", uuid(0)),
+    ]
 
 
 @pytest.mark.parametrize(
