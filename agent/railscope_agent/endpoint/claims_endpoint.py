@@ -240,7 +240,7 @@ class ClaimsEndpoint:
 
     def _whole_gpu(self, name: str) -> str:
         """Return the UUID of the GPU with a device file; empty if it is unknown, or if a number may be that of a MIG device."""
-        device = naming.find_device(name, self._tenancy.devices)
+        device = naming.find_slurm_device(name, self._tenancy.devices)
         return device.gpu if device else ""
 
     def _gpus_of_job(self, job: str) -> set[str]:
@@ -276,7 +276,8 @@ class ClaimsEndpoint:
 
     def _device(self, text: str) -> ClaimableDevice:
         devices = self._tenancy.devices
-        device = naming.find_device(text, devices)
+        # `--from-slurm` sends Slurm's numbers as device files: on a node in MIG mode they may be MIG devices.
+        device = naming.find_slurm_device(text, devices)
         if device:
             return device
         if not devices.all:

@@ -209,13 +209,19 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device of this node with a name; None if no device has it."""
     file = _DEVICE_FILE.fullmatch(text)
     if file:
-        return devices.gpu_with_number(int(file[1]))
+        return devices.gpu_with_minor(int(file[1]))
     if _BUS_ADDRESS.fullmatch(text):
         return devices.gpu_at(pci_address(text))
     name = kubernetes_devices.parse_device_id(text)
     device = device_with_id(name, devices) if name else None
     # A UUID in the right form may be that of another node.
     return device if device and device.gpu in devices.all else None
+
+
+def find_slurm_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
+    """Return the device with a name of `owners.slurm.device_names`, whose device files are Slurm's numbers."""
+    file = _DEVICE_FILE.fullmatch(text)
+    return devices.gpu_with_number(int(file[1])) if file else find_device(text, devices)
 
 
 def is_part(name: kubernetes_devices.DeviceId) -> bool:

@@ -115,7 +115,7 @@ class SlurmProvider:
         self, names: set[str], job: str, environment: JobEnvironment, devices: NodeDevices
     ) -> list[claims.NodeClaim]:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
-        named = [naming.find_device(name, devices) for name in environment.gpus or ()]
+        named = [naming.find_slurm_device(name, devices) for name in environment.gpus or ()]
         used = [device for device in named if device is not None]
         # Names that no device has, for example indices under device confinement, are completed by use.
         if environment.gpus is None or len(used) < len(named):

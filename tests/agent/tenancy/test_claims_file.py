@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.clock import NS, START
-from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, uuid
+from support.tenancy import LISTED, PolledTenancy, cut, event_summaries, node, pod, uuid
 
 from railscope.claim_terms import share_text
 from railscope.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
@@ -99,6 +99,17 @@ def test_the_agent_and_the_collector_read_one_format(header):
     }  # fmt: skip
     assert by_agent == by_collector
     assert len(by_agent) == 2
+
+
+def test_a_device_file_is_a_minor_number_also_beside_a_gpu_in_mig_mode():
+    """Only Slurm's numbers count MIG devices."""
+    text = "gpu,tenant\n/dev/nvidia7,red\n/dev/nvidia0,blue\n/dev/nvidia1,none\n"
+    host, looked = host_with_claims_file(text)
+    cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    host.calls["nvml.nvmlDeviceGetMinorNumber(1)"] = 7
+    looked.poll()
+    claimed = {(active.claim.tenant, active.claim.part) for active in looked.tenancy.active_claims}
+    assert claimed == {("red", uuid(1)), ("blue", uuid(0))}
 
 
 def test_dates_are_kept_to_the_nanosecond():
