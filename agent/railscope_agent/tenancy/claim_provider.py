@@ -6,6 +6,7 @@ force stay.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,3 +74,18 @@ def select_claims(in_force: tuple[NodeClaim, ...], **properties: object) -> tupl
         for claim in in_force
         if all(getattr(claim, name) == value for name, value in properties.items())
     )
+
+
+def unread_claims(
+    in_force: Iterable[NodeClaim], read: Collection[NodeClaim]
+) -> Iterator[NodeClaim]:
+    """Yield claims in force that could not be read, except those on a device that a claim in `read` has got since."""
+    for claim in in_force:
+        is_granted_again = claim.gpu and any(
+            other.gpu == claim.gpu
+            and (claim.exclusive or other.exclusive)
+            and claim.compute.overlaps(other.compute)
+            for other in read
+        )
+        if not is_granted_again:
+            yield claim

@@ -24,7 +24,7 @@ from railscope_agent.host import Host
 from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from railscope_agent.owners import kubernetes_devices, pod_resources
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
-from railscope_agent.tenancy import devices as naming, passed_through_gpus
+from railscope_agent.tenancy import claim_provider, devices as naming, passed_through_gpus
 from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, failed_report
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
@@ -179,11 +179,8 @@ class KubernetesProvider:
         )
         node_claims += tuple(self._replica_claims(holdings))
         node_claims = self._apply_requests(node_claims, requests, devices, unknown)
-        node_claims += tuple(
-            claim
-            for claim in in_force
-            if _pod_of(claim) in unlisted and not _is_granted_again(claim, node_claims)
-        )
+        unlisted_claims = (claim for claim in in_force if _pod_of(claim) in unlisted)
+        node_claims += tuple(claim_provider.unread_claims(unlisted_claims, node_claims))
         findings = (
             *self._findings(node_claims, holdings, unknown),
             *_unlisted_findings(unlisted),
@@ -523,16 +520,6 @@ def _reserved_gpus(
 def _pod_of(claim: NodeClaim) -> tuple[str, str]:
     namespace, _, name = claim.workload.partition("/")
     return namespace, name
-
-
-def _is_granted_again(claim: NodeClaim, others: tuple[NodeClaim, ...]) -> bool:
-    """True if the device of a claim is that of another claim, and they do not share it."""
-    return bool(claim.gpu) and any(
-        other.gpu == claim.gpu
-        and (claim.exclusive or other.exclusive)
-        and claim.compute.overlaps(other.compute)
-        for other in others
-    )
 
 
 def _limit_to_share(claim: NodeClaim, part: RequestedShare) -> NodeClaim:

@@ -136,16 +136,22 @@ class SlurmProvider:
         jobs: set[int],
     ) -> slurm_files.SlurmFileClaims:
         """Return the claims in files; if they cannot be read, those in force from them. `jobs` have control groups."""
+        granted = claim_provider.select_claims(in_force, authority=ClaimAuthority.SCHEDULER)
         gpu_files, merged = self.settings.slurm_gpu_directory, slurm_files.SlurmFileClaims()
         try:
             if self.settings.slurm_job_directory:
                 nodes = {self.node(), *self._groups.node_names}
                 merged = self._files.read(host, nodes, devices, self.clock(), jobs)
+                unread_jobs = merged.unread_jobs - {claim.workload for claim in merged.claims}
+                unread = [claim for claim in granted if claim.workload in unread_jobs]
+                merged.claims += [*claim_provider.unread_claims(unread, merged.claims)]
         except OSError as error:
-            _carry_over(merged, error, in_force)
+            _carry_over(merged, error, granted)
         try:
             if gpu_files:
                 further = slurm_files.read_gpu_files(host, gpu_files, devices)
+                unread = [claim for claim in granted if claim.part in further.unread_devices]
+                further.claims += claim_provider.unread_claims(unread, merged.claims)
                 # The file of the job has more facts, such as its start and its account.
                 written_parts = {(claim.workload, claim.part) for claim in merged.claims}
                 merged.claims += [
@@ -155,18 +161,18 @@ class SlurmProvider:
                 ]
                 merged.findings += further.findings
         except OSError as error:
-            _carry_over(merged, error, in_force)
+            _carry_over(merged, error, granted)
         return merged
 
 
 def _carry_over(
     written: slurm_files.SlurmFileClaims,
     error: OSError,
-    in_force: tuple[claims.NodeClaim, ...],
+    granted: tuple[claims.NodeClaim, ...],
 ) -> None:
     remedy = "create the directory in the prolog, or clear the setting"
     written.findings.append(claim_provider.failure_finding(SUBJECT, error, remedy))
-    written.claims += claim_provider.select_claims(in_force, authority=ClaimAuthority.SCHEDULER)
+    written.claims += granted
 
 
 def _is_grantable(device: ClaimableDevice, devices: NodeDevices) -> bool:

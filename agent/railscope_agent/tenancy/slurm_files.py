@@ -28,7 +28,6 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners.slurm import GresConf, parse_gres_conf
-from railscope_agent.sampling.fact_readers import read_text
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.clock_history import BootTime, ClockHistory
@@ -37,6 +36,7 @@ from railscope_agent.tenancy.slurm_devices import GrantedGpu, SlurmDevices
 
 SUBJECT, GRES_CONF_SUBJECT = "claims by Slurm", "gres.conf"
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
+_NUMBER = re.compile(r"\d+")
 _LOCAL_TIME, _ZONES = "/etc/localtime", "/zoneinfo/"
 _MAX_QUOTED = 5
 _SHARED = {"shard", "mps"}
@@ -50,6 +50,9 @@ class SlurmFileClaims:
     findings: list[ProbeFinding] = field(default_factory=list)
     unsized: dict[str, int] = field(default_factory=dict)
     """Number of GPUs or MIG devices of unknown size by job."""
+    unread_jobs: set[str] = field(default_factory=set)
+    unread_devices: set[str] = field(default_factory=set)
+    """Jobs and devices whose file cannot be read or is invalid: their claims in force stay."""
 
     def add_broken(self, subject: str, detail: str, remedy: str) -> None:
         """Add the finding about a file that cannot be used."""
@@ -58,7 +61,9 @@ class SlurmFileClaims:
 
 def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFileClaims:
     """Return the claims of a directory with one file per GPU. Raises OSError for the directory."""
-    written, invalid = SlurmFileClaims(), []
+    written = SlurmFileClaims()
+    invalid: list[str] = []
+    unreadable: list[str] = []
     for name in host.names(directory):
         match = _GPU_FILE.fullmatch(name)
         device = devices.gpu_with_index(int(match["gpu"])) if match else None
@@ -67,9 +72,20 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
         elif device and devices.is_partitioned(device.gpu):
             # Only instances of a GPU in MIG mode can be granted: the name of the whole GPU is a mistake.
             device = None
-        jobs = read_text(host, f"{directory}/{name}").split()
-        if device is None or not all(job.isdecimal() for job in jobs):
+        if device is None:
             invalid.append(name)
+            continue
+        try:
+            jobs = host.read(f"{directory}/{name}").decode(errors="replace").split()
+        except FileNotFoundError:
+            continue  # removed since the directory was read
+        except OSError as error:
+            unreadable.append(f"{name} ({error.strerror or error})")
+            written.unread_devices.add(device.id)
+            continue
+        if not all(job.isdecimal() for job in jobs):
+            invalid.append(name)
+            written.unread_devices.add(device.id)
             continue
         written.claims += [
             _claim_of_job(job, alone=len(jobs) == 1).claim_on_device(device)
@@ -79,6 +95,11 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
         detail = f"invalid file of a GPU in {directory}: {', '.join(invalid[:_MAX_QUOTED])}"
         remedy = "name the files GPU or GPU.INSTANCE in the prolog, with one job id per line"
         written.add_broken(SUBJECT, detail, remedy)
+    if unreadable:
+        detail = f"cannot read files in {directory}: {', '.join(unreadable[:_MAX_QUOTED])}"
+        written.add_broken(
+            SUBJECT, detail, "make the directory and its files readable by the agent"
+        )
     return written
 
 
@@ -95,6 +116,9 @@ class SlurmJobFiles:
     directory: str
     gres_conf: str
     _parsed: dict[str, tuple[bytes, tuple[SlurmJob, ...]]] = field(default_factory=dict)
+    """Content and jobs of each file, as of its last valid content."""
+    _conf: dict[str, GresConf] = field(default_factory=dict)
+    """gres.conf of this node by its few names in Slurm, as of its last valid content."""
 
     def read(
         self,
@@ -116,7 +140,7 @@ class SlurmJobFiles:
         self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
         named: dict[str, SlurmDevices] = {}
         elsewhere: set[str] = set()
-        for name, job in self._started_jobs(host, names, bad):
+        for name, job in self._started_jobs(host, names, bad, written.unread_jobs):
             # PrologSlurmctld may have written the file while the node was started for the job.
             if job.id not in running and _is_of_earlier_boot(
                 host, f"{self.directory}/{name}", clock
@@ -128,7 +152,7 @@ class SlurmJobFiles:
             elsewhere |= set(() if here else job_nodes)
             for node in here:
                 if node not in named:
-                    conf = _read_gres_conf(host, self.gres_conf, node, devices, written)
+                    conf = self._read_gres_conf(host, node, devices, written)
                     named[node] = SlurmDevices(host, conf, devices)
             start_boot = clock.convert_wall_time((job.start_seconds or 0) * SECOND_NS)
             allocated = _AllocatedGpus(job, start_boot, named)
@@ -161,20 +185,51 @@ class SlurmJobFiles:
         return written
 
     def _started_jobs(
-        self, host: Host, names: list[str], bad: list[str]
+        self, host: Host, names: list[str], bad: list[str], unread_jobs: set[str]
     ) -> Iterator[tuple[str, SlurmJob]]:
-        """Yield the jobs that have started and not ended, by file; add files that cannot be parsed to `bad`."""
+        """Yield the jobs that have started and not ended, by file.
+
+        Adds files that cannot be parsed to `bad`, and the jobs that may be in them to `unread_jobs`.
+        """
         for name in names:
             try:
                 jobs = self._jobs(host, name)
+            except FileNotFoundError:
+                continue  # removed by the epilog since the directory was read
             except (OSError, SlurmFormatError) as error:
                 bad.append(f"{name} ({error})")
+                # After a restart of the agent, only the name of the file states its job.
+                unread_jobs |= {str(job.id) for job in self._parsed.get(name, (b"", ()))[1]}
+                unread_jobs |= set(_NUMBER.findall(name))
                 continue
             yield from (
                 (name, job)
                 for job in jobs
                 if job.start_seconds is not None and job.end_seconds is None
             )
+
+    def _read_gres_conf(
+        self, host: Host, node: str, devices: NodeDevices, written: SlurmFileClaims
+    ) -> GresConf:
+        """Return the devices of gres.conf; if it cannot be read, those of its last valid content, with a finding."""
+        path = self.gres_conf
+        try:
+            conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
+        # No gres.conf here is usual (configless Slurm): the devices are counted by their files, without a
+        # finding.
+        except FileNotFoundError:
+            return GresConf((), "")
+        except (OSError, SlurmFormatError) as error:
+            remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
+            written.add_broken(GRES_CONF_SUBJECT, f"cannot read gres.conf {path}: {error}", remedy)
+            return self._conf.get(node, GresConf((), ""))
+        self._conf[node] = conf
+        if conf.auto_detect and not (conf.devices or devices.has_partitions):
+            detail = (
+                f"order of the GPUs in {path} left to {conf.auto_detect}: assumed as /dev/nvidiaN"
+            )
+            written.findings.append(ProbeFinding.absent(GRES_CONF_SUBJECT, detail))
+        return conf
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
         content = host.read(f"{self.directory}/{name}")
@@ -199,6 +254,10 @@ def _is_of_earlier_boot(host: Host, path: str, clock: ClockHistory) -> bool:
 
 
 def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
+    # A prolog whose disk is full, or whose scontrol failed, leaves an empty file: scontrol always prints a text.
+    if not content.strip():
+        message = "empty file"
+        raise SlurmFormatError(message)
     if content.lstrip()[:1] == b"{":
         return scontrol.parse_json(content)
     with convert_errors(UnicodeDecodeError, SlurmFormatError, "invalid UTF-8: "):
@@ -219,26 +278,6 @@ def _time_zone(host: Host) -> tzinfo:
     except (OSError, ValueError, LookupError, AssertionError, struct.error):
         # The start is then wrong by the offset of the zone: with a start in the future, the claim begins late.
         return UTC
-
-
-def _read_gres_conf(
-    host: Host, path: str, node: str, devices: NodeDevices, written: SlurmFileClaims
-) -> GresConf:
-    """Return the devices of gres.conf; none, with a finding, if the file does not specify them."""
-    try:
-        conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
-    # No gres.conf here is usual (configless Slurm): the devices are counted by their files, without a
-    # finding.
-    except FileNotFoundError:
-        return GresConf((), "")
-    except (OSError, SlurmFormatError) as error:
-        remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
-        written.add_broken(GRES_CONF_SUBJECT, f"cannot read gres.conf {path}: {error}", remedy)
-        return GresConf((), "")
-    if conf.auto_detect and not (conf.devices or devices.has_partitions):
-        detail = f"order of the GPUs in {path} left to {conf.auto_detect}: assumed as /dev/nvidiaN"
-        written.findings.append(ProbeFinding.absent(GRES_CONF_SUBJECT, detail))
-    return conf
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from railscope_agent.tenancy.slurm_job_groups import JobControlGroups
 
 YEAR_NS = 31_536_000 * NS
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
+JOBS = TenancySettings(slurm_job_directory="/run/jobs")
 SLUID = "sEKNKTV3WPV500"
 
 
@@ -388,8 +389,75 @@ def test_files_of_jobs():
     assert began.facts["uncertainty_ns"] == str(10**9)
     assert began.facts["owner"] == "astro"
     host.files["/run/jobs/211.json"] = "{"
-    assert len(looked.poll()) == 1, "its file is empty now"
+    assert looked.poll() == [], "an invalid file is no end of its job"
     assert any("211.json" in detail for _, detail, _ in looked.findings_about("claims by Slurm"))
+    del host.files["/run/jobs/211.json"]
+    host.files["/run/jobs/212.json"] = as_json(212, "gpu:h100:1(IDX:1)")
+    ended, other = looked.poll()
+    assert event_summaries([ended, other]) == [
+        ("claim_end", "slurm", "211", uuid(1)),
+        ("claim_start", "slurm", "212", uuid(0)),
+    ]
+
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
+
+
+@pytest.mark.parametrize(
+    "content", [DENIED, STALE, OSError(errno.EIO, "Input/output error"), "", "{"]
+)
+def test_a_file_of_a_job_that_cannot_be_read_ends_nothing(content, tmp_path):
+    """Its directory is shared, or the disk was full when it was written. Other jobs begin and end meanwhile."""
+    host = node(4)
+    directory = "/run/jobs"
+    host.files |= {f"{directory}/{n}.json": as_json(n, f"gpu:1(IDX:{n})") for n in (1, 2)}
+    looked = PolledTenancy(host, JOBS)
+    looked.tenancy.remember(tmp_path, NODE)
+    assert len(looked.poll()) == 2
+    host.files[f"{directory}/1.json"] = content
+    del host.files[f"{directory}/2.json"]
+    host.files[f"{directory}/3.json"] = as_json(3, "gpu:1(IDX:2)")
+    assert event_summaries(looked.poll()) == [
+        ("claim_end", "slurm", "2", uuid(2)),
+        ("claim_start", "slurm", "3", uuid(2)),
+    ]
+    assert any("1.json (" in detail for _, detail, _ in looked.findings_about("claims by Slurm"))
+    looked = PolledTenancy(host, JOBS)
+    looked.tenancy.remember(tmp_path, NODE)
+    assert {event.event_class.name for event in looked.poll()} == {"claim_start", "claim_end"}
+    assert {active.claim.workload for active in looked.tenancy.active_claims} == {"1", "3"}
+    host.files[f"{directory}/3.json"] = as_json(3, "gpu:2(IDX:1-2)")
+    assert event_summaries(looked.poll()) == [
+        ("claim_end", "slurm", "1", uuid(1)),
+        ("claim_start", "slurm", "3", uuid(1)),
+    ], "Slurm has granted the GPU again"
+
+
+@pytest.mark.parametrize("content", [DENIED, STALE, "12a"])
+def test_a_file_of_a_gpu_that_cannot_be_read_ends_nothing(content):
+    host = node(3)
+    directory = "/run/gpus"
+    host.files |= {f"{directory}/{gpu}": f"{gpu}\n" for gpu in range(3)}
+    looked = PolledTenancy(host, TenancySettings(slurm_gpu_directory=directory))
+    assert len(looked.poll()) == 3
+    host.files[f"{directory}/0"] = content
+    host.files[f"{directory}/1"] = ""
+    assert event_summaries(looked.poll()) == [("claim_end", "slurm", "1", uuid(1))]
+    findings = looked.findings_about("claims by Slurm")
+    assert [verdict for verdict, _, _ in findings] == ["broken", "supported"]
+    del host.files[f"{directory}/0"]
+    assert event_summaries(looked.poll()) == [("claim_end", "slurm", "0", uuid(0))]
+
+
+def test_the_order_of_the_gpus_stays_while_gres_conf_cannot_be_read():
+    host = node()
+    host.files["/etc/slurm/gres.conf"] = GRES_CONF
+    host.files["/run/jobs/211.json"] = as_json(211, "gpu:1(IDX:0)")
+    looked = PolledTenancy(host, JOBS)
+    assert event_summaries(looked.poll()) == [("claim_start", "slurm", "211", uuid(1))]
+    host.files["/etc/slurm/gres.conf"] = STALE
+    assert looked.poll() == []
+    assert [verdict for verdict, _, _ in looked.findings_about("gres.conf")] == ["broken"]
 
 
 WRITTEN = "owner.modified(/run/jobs/211.json)"
@@ -496,7 +564,6 @@ def test_jobs_of_a_real_cluster(name):
     assert named == {uuid(index) for index in indices}
 
 
-JOBS = TenancySettings(slurm_job_directory="/run/jobs")
 LISTED = "".join(
     f"Name=gpu Type={profile} MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[{9 * n}-{9 * n + 1}]\n"
     for n, profile in enumerate(("3g.40gb", "1g.10gb", "1g.10gb"), 1)
