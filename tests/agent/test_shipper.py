@@ -302,6 +302,18 @@ async def test_pending_frames_are_sent_at_the_stop(tmp_path: Path) -> None:
         assert waiting(tmp_path) == 0
 
 
+async def test_the_stop_does_not_read_the_token_again(tmp_path: Path) -> None:
+    """An agent stops, or reads its settings again, after its token file was replaced by one of another name."""
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    async with ScriptedCollector().serving() as collector:
+        link = link_to(collector, token_file=str(token))
+        async with run_shipper(tmp_path, link) as run:
+            run.publish()
+            token.unlink()
+        assert (collector.taken, waiting(tmp_path)) == (run.sent, 0)
+
+
 async def test_envelopes_acknowledged_at_the_stop_are_counted(tmp_path: Path) -> None:
     """The spool removes the envelope after its waiter was cancelled."""
     holding, released = threading.Event(), threading.Event()

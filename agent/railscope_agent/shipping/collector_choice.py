@@ -173,7 +173,7 @@ class CollectorFailover:
 
     def __post_init__(self) -> None:
         """Create the clients."""
-        self._links = links = collector_links(self.link, self.node) or [self.link]
+        links = collector_links(self.link, self.node) or [self.link]
         self._clients = [collector_client.CollectorClient(each) for each in links]
         copied = links[: self.link.send_to] if self.link.send_to > 1 else []
         self._copy_clients = [collector_client.CollectorClient(each) for each in copied]
@@ -188,7 +188,7 @@ class CollectorFailover:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all connections."""
+        """Close all connections; the next request of a client opens another one."""
         for client in (*self._clients, *self._copy_clients):
             await client.close()
 
@@ -210,10 +210,6 @@ class CollectorFailover:
     def copy_client(self) -> collector_client.CollectorClient:
         """Client of the collector of live copies: of the first two, the one that is not in use."""
         return self._copy_clients[0 if self._choice.position else 1]
-
-    def new_client(self) -> collector_client.CollectorClient:
-        """Return another client of the collector in use."""
-        return collector_client.CollectorClient(self._links[self._choice.position])
 
     async def begin_attempt(self) -> collector_client.CollectorClient:
         """Return the client for the next attempt; the connection to another collector is closed first."""

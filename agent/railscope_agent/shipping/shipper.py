@@ -135,8 +135,9 @@ class Shipper:
             )
 
     async def _send_at_shutdown(self) -> None:
-        # A new connection: on the former one, the response to a cancelled request may still arrive.
-        client = self._client = self._failover.new_client()
+        # On a new connection: the former ones are closed. Not by a new client, which would read files of the link
+        # again, such as a token that has been replaced.
+        client = self._client = self._failover.client
         self._is_stopping = True  # from now on, envelopes are spooled before they are sent
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
