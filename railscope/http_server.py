@@ -154,6 +154,8 @@ class HttpServer:
         except (OSError, h11.RemoteProtocolError) as error:
             log.debug("connection_closed", problem=str(error) or type(error).__name__)
         finally:
+            # `close` waits until the client has read everything: from now on, the connection has a deadline.
+            connection.begin_idle()
             writer.close()
 
 
@@ -203,6 +205,8 @@ class _HttpConversation:
             if self._state.our_state is h11.MUST_CLOSE:
                 return
             self._state.start_next_cycle()
+            # Further requests may have arrived: they are read without waiting, and may be many.
+            await asyncio.sleep(0)
 
     async def _next_request(self) -> HttpServerRequest | HttpServerResponse | None:
         """Return the next request and its body (empty if none is accepted); None at the end.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ from railscope.http_server import (
     HttpServer,
     HttpServerRequest,
     HttpServerResponse,
+    RequestChecks,
 )
 from railscope_agent.shipping.http_client import HttpClient, HttpError
 
@@ -120,6 +122,63 @@ async def test_connections_are_bounded():
         )
         for _, writer in held:
             writer.transport.abort()
+
+
+async def test_a_client_that_does_not_read_holds_no_connection():
+    """The end of its responses is not sent when the server closes the connection."""
+    has_answered = asyncio.Event()
+
+    def respond_at_length(_: HttpServerRequest) -> HttpServerResponse:
+        has_answered.set()
+        return HttpServerResponse(b"x" * 10_000)
+
+    async def reject_others(request: HttpServerRequest) -> HttpServerResponse | None:
+        return None if request.path == "/metrics" else HttpServerResponse.text("rejected")
+
+    checks = RequestChecks(reject_others)
+    server = HttpServer(respond_at_length, checks=checks, max_connections=1)
+    _, port = await server.start("127.0.0.1:0", None)
+    loop = asyncio.get_running_loop()
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.settimeout(0)
+        await loop.sock_connect(stuck, ("127.0.0.1", port))
+        acceptor = server._acceptor  # noqa: SLF001 - for the unsent bytes of its connection
+        assert acceptor is not None
+        unsent = 0
+        while not unsent:
+            has_answered.clear()
+            await loop.sock_sendall(stuck, GET + b"\r\n")
+            await has_answered.wait()
+            (transport,) = acceptor.by_transport
+            assert isinstance(transport, asyncio.WriteTransport)
+            unsent = transport.get_write_buffer_size()
+        await loop.sock_sendall(stuck, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        stuck.shutdown(socket.SHUT_WR)
+        while not transport.is_closing():  # noqa: ASYNC110 - the server reports nothing
+            await asyncio.sleep(0)
+        assert transport.get_write_buffer_size()
+        answer = await exchange(port, GET + b"Connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+    await server.close()
+
+
+async def test_other_tasks_run_between_pipelined_requests():
+    turns, turns_before = [0], []
+
+    def count_turn() -> None:
+        turns[0] += 1
+
+    def respond_and_count(_: HttpServerRequest) -> HttpServerResponse:
+        turns_before.append(turns[0])
+        asyncio.get_running_loop().call_soon(count_turn)
+        return HttpServerResponse.text("counted")
+
+    server = HttpServer(respond_and_count)
+    _, port = await server.start("127.0.0.1:0", None)
+    await exchange(port, (GET + b"\r\n") * 50 + GET + b"Connection: close\r\n\r\n")
+    assert turns_before == list(range(51))
+    await server.close()
 
 
 async def test_a_request_with_two_kinds_of_length_is_rejected():
