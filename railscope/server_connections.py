@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 HEADER_SECONDS = 20.0
 """Limit from the first byte of a request, or from the opening of a connection, to the end of its headers."""
 IDLE_SECONDS = 75.0
-"""Limit between two requests."""
+"""Limit between two requests, and for a client that takes nothing of a response."""
 HANDSHAKE_SECONDS = 10.0
 RESERVED_DESCRIPTORS = 128
 """File descriptors reserved for other uses: files, databases, outgoing connections."""
@@ -271,6 +271,12 @@ class ConnectionAcceptor:
         if connection is None:
             accepted.close()
             return
+        if accepted.family != socket.AF_UNIX:
+            # A response may take longer than any deadline; the kernel ends one of which nothing is taken, also
+            # by a client that keeps its window closed (tcp(7)).
+            accepted.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * IDLE_SECONDS)
+            )
         transport: asyncio.BaseTransport | None = None
         try:
             transport, guarded = await asyncio.get_running_loop().connect_accepted_socket(

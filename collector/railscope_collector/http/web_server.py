@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from http import HTTPStatus
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -83,13 +84,14 @@ class WebServer:
         await self._runner.cleanup()
         await self._acceptor.close()
 
-    def _protocol(self, _: server_connections.ServerConnection) -> asyncio.Protocol:
+    def _protocol(self, connection: server_connections.ServerConnection) -> asyncio.Protocol:
         server = self._runner.server
         if server is None:
             message = "the server is stopping"
             raise ConnectionAbortedError(message)
         return _QuietRequestHandler(
             server,
+            connection,
             loop=asyncio.get_running_loop(),
             access_log=_disabled_logger(),
             logger=_request_logger(),
@@ -98,22 +100,32 @@ class WebServer:
 
     @web.middleware
     async def _track_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Mark a connection as answering during a request; its body must arrive within the timeout."""
+        """Mark a connection as answering from the end of the headers until the response is sent."""
         transport = request.transport
-        connection = self._acceptor.by_transport.get(transport) if transport else None
-        if connection is None:
-            return await handler(request)
-        connection.begin_response()
-        try:
-            return await handler(request)
-        finally:
-            connection.begin_idle()
+        if transport and (connection := self._acceptor.by_transport.get(transport)):
+            connection.begin_response()
+        return await handler(request)
 
 
 class _QuietRequestHandler(web.RequestHandler):
     """aiohttp's protocol; its responses to invalid requests quote nothing and name no software."""
 
-    __slots__ = ()
+    __slots__ = ("_connection",)
+
+    def __init__(
+        self, manager: web.Server, connection: server_connections.ServerConnection, **options: Any
+    ) -> None:
+        super().__init__(manager, **options)
+        self._connection = connection
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response. The deadline of the next request starts after it: middlewares return before."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._connection.begin_idle()
 
     def handle_error(
         self,
