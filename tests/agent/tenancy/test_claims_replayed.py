@@ -46,6 +46,8 @@ def change_node(host: FakeHost, poll: int) -> None:
     elif poll == 3:
         host.calls[LISTED] = []
         end_process(host, 0, 11)
+        for path in [p for p in host.files if p.startswith("/sys/fs/cgroup/kubepods.slice")]:
+            del host.files[path]
     elif poll == 4:
         del host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"]
         host.files[f"{SCOPE}/cgroup.procs"] = ""

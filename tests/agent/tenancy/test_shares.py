@@ -144,7 +144,7 @@ def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
 
 def test_a_claim_without_a_device_names_no_gpu_and_its_count():
     looked, _ = load_case(CASES / "slurm-count-only")
-    looked.host.files["/run/jobs/211"] = ""
+    looked.host.files["/run/jobs/211"] = '{"jobs": []}'
     (ended,) = looked.poll()
     assert ended.entity.key[0] == ""
     looked, _ = load_case(CASES / "slurm-count-only")
@@ -163,7 +163,7 @@ def test_a_finding_names_the_job_and_how_to_place_it():
         True,
     )
     assert "railscope claim" in remedy
-    looked.host.files["/run/jobs/211"] = ""
+    looked.host.files["/run/jobs/211"] = '{"jobs": []}'
     looked.poll()
     assert looked.findings_about("claims without a device") == []
 
