@@ -78,8 +78,15 @@ def publish_file(partial: Path, path: Path) -> None:
 
 def create_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Create a file unless it exists, possibly by a concurrent writer; durable on return. Raises OSError."""
-    with partial_file(path, content, mode) as partial, suppress(FileExistsError):
-        path.hardlink_to(partial)  # unlike a rename, this never replaces another file
+    with partial_file(path, content, mode) as partial:
+        try:
+            path.hardlink_to(partial)  # unlike a rename, this never replaces another file
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            # A concurrent writer has created the file, and deleted all partial files of it.
+            if not path.exists():
+                raise
     sync_directory(path.parent)
 
 

@@ -95,9 +95,10 @@ class DirectoryStore:
                 durable_files.sync_directory(path.parent)
                 return
             durable_files.make_directory(path.parent)
-            durable_files.delete_partial_files(path.parent, path.name)
             # Read-only: a file of the archive is never replaced.
             durable_files.create_durably(path, content, 0o440)
+            # Only now, as other collectors may write the same file: they find it complete.
+            durable_files.delete_partial_files(path.parent, path.name)
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """See `ArchiveStore`."""

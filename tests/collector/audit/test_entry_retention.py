@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -316,6 +317,20 @@ def test_a_file_that_exists_needs_no_space_and_its_other_writer_is_left_alone(
     assert (store.read("000"), other.exists()) == (b"first", True)
     with pytest.raises(ArchiveError, match="No space left"):
         store.create("001", bytes(1 << 20))
+
+
+def test_several_collectors_create_the_same_files_at_once(tmp_path: Path) -> None:
+    begin = threading.Barrier(4)
+
+    def write(_: int) -> None:
+        store = DirectoryStore(tmp_path)
+        for number in range(50):
+            begin.wait(60)
+            store.create(f"{number:03}", bytes(1 << 16))
+
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write, range(4)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:03}" for n in range(50)]
 
 
 def test_logs_with_one_archive_do_not_share_files(tmp_path: Path) -> None:
