@@ -166,7 +166,7 @@ def build_access(storage: StorageLayer, reload: Callable[[], None]) -> AccessLay
     """Return the credentials, and the audit log, which records their changes. Raises SettingsError."""
     settings = storage.settings
     tokens = TokensFile(Path(settings.tokens_file))
-    trial = trial_access.TrialAccess.from_file(settings.trial_token_file, storage.directory)
+    trial = trial_access.TrialAccess.from_settings(settings, storage.directory)
 
     def listed_nodes() -> set[str]:
         """Return the nodes that have a credential."""

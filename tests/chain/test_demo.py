@@ -24,7 +24,7 @@ from railscope import __version__
 from railscope.service import run_in_thread
 from railscope_collector.access.credentials import CredentialKey, digest_token
 from railscope_collector.access.tokens_format import load_credentials
-from railscope_simulator.demo.cluster import MISSING_SWITCHES
+from railscope_simulator.demo.cluster import MISSING_SWITCHES, program_environment
 from railscope_simulator.demo.process import free_port
 from railscope_simulator.demo.watchers import WatcherPorts, Watchers
 
@@ -40,6 +40,19 @@ WITHOUT_GRPCIO = [
 ]
 STARTED = "own-node is reporting"
 BEFORE_NS = 3600 * 10**9
+
+
+def test_the_settings_of_the_host_are_not_those_of_the_demo(tmp_path: Path):
+    url = "postgresql://railscope@db.example/ledger"
+    of_host = {
+        "RAILSCOPE_COLLECTOR_LEDGER__URL": url,
+        "RAILSCOPE_CONFIGURATION": "/etc/railscope",
+        "PATH": "/bin",
+    }
+    assert program_environment(tmp_path, of_host) == {
+        "PATH": "/bin",
+        "RAILSCOPE_CONFIGURATION": str(tmp_path),
+    }
 
 
 def processes_in(directory: Path) -> set[int]:

@@ -16,7 +16,9 @@ import msgspec
 import structlog
 
 from railscope import durable_files, settings, wire
+from railscope_collector import config
 from railscope_collector.access import authentication, credentials
+from railscope_collector.ledger.database_location import ledger_url
 
 MAX_NODES = 20
 """A rack or two. Operators of more nodes have the means to create a token for each."""
@@ -50,6 +52,23 @@ class TrialAccess:
     key: credentials.CredentialKey
     path: Path
     nodes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_settings(
+        cls, collector: config.CollectorSettings, directory: Path
+    ) -> TrialAccess | None:
+        """Return the trial of a collector; None if there is none. Raises SettingsError."""
+        # Nodes of a trial may be simulated, and each can report as any other: nothing of it belongs in a ledger
+        # that outlives the trial or that other collectors write.
+        if collector.trial_token_file and ledger_url(collector.ledger, directory) != ledger_url(
+            config.LedgerSettings(), directory
+        ):
+            message = (
+                "invalid trial_token_file with ledger.url or ledger.url_file: expected the ledger of the state directory"
+                " in a trial; fix: remove ledger.url and ledger.url_file, or trial_token_file"
+            )
+            raise settings.SettingsError(message)
+        return cls.from_file(collector.trial_token_file, directory)
 
     @classmethod
     def from_file(cls, token_file: str, directory: Path) -> TrialAccess | None:

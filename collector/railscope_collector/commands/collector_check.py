@@ -177,7 +177,7 @@ def _check_tokens(settings: CollectorSettings) -> str:
 
 
 def _check_trial(settings: CollectorSettings, directory: Path) -> str:
-    trial = trial_access.TrialAccess.from_file(settings.trial_token_file, directory)
+    trial = trial_access.TrialAccess.from_settings(settings, directory)
     if trial is None:
         return "off: each node has its own token"
     entries = tokens_format.load_credentials(Path(settings.tokens_file)).entries

@@ -89,6 +89,14 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def program_environment(
+    directory: Path, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of a program of the demo, without the settings of this host, in files or variables."""
+    others = {n: text for n, text in environment.items() if not n.startswith("RAILSCOPE_")}
+    return others | {CONFIGURATION_VARIABLE: str(directory)}
+
+
 @dataclass
 class DemoCluster:
     """A collector and one agent per node, as separate processes.
@@ -110,6 +118,11 @@ class DemoCluster:
     """True if the leaf switches are simulated, which needs gRPC."""
     _tokens: dict[str, str] = field(default_factory=dict)
     _ended: list[Program] = field(default_factory=list)
+    _environment: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Choose the environment of the programs."""
+        self._environment = program_environment(self.directory)
 
     @property
     def url(self) -> str:
@@ -126,7 +139,7 @@ class DemoCluster:
         ledger = self.directory / _COLLECTOR / "ledger.sqlite"
         await run_in_thread(self._clear_collector)
         arguments = ["bill", "demo", "--ledger", f"sqlite:///{ledger}"]
-        if await run_to_end(arguments, self.directory, is_quiet=True):
+        if await run_to_end(arguments, self.directory, self._environment, is_quiet=True):
             message = (
                 f"closing the months of the demo failed; fix: run railscope {' '.join(arguments)}"
             )
@@ -169,7 +182,7 @@ class DemoCluster:
         """Start all processes and wait until all agents serve their metrics."""
         self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
         environment = {
-            **self._environment(),
+            **self._environment,
             "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "1",
             "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
         }
@@ -178,7 +191,7 @@ class DemoCluster:
         files = [str(self._file_of(node)) for node in self.schedulers]
         options = ("--listen", f"{HOST}:0", "--file", _SWITCHES_FILE)
         self._switches = Program(
-            "switches", ["simulate", "switches", *files, *options], self._environment()
+            "switches", ["simulate", "switches", *files, *options], self._environment
         )
         self._collector = Program(
             _COLLECTOR,
@@ -213,14 +226,10 @@ class DemoCluster:
     def _free_address(self, program: str) -> str:
         return _address(0 if self.any_ports else self._usual_ports()[program])
 
-    def _environment(self) -> Mapping[str, str]:
-        """Environment of a program, without the settings that are installed on this host."""
-        return os.environ | {CONFIGURATION_VARIABLE: str(self.directory)}
-
     async def _start_agent(self, name: str, address: str) -> None:
         is_simulated = name != OWN_NODE
         environment = {
-            **self._environment(),
+            **self._environment,
             "RAILSCOPE_AGENT_COLLECTOR__TOKEN": self._tokens[name],
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
             # All dashboards show something, and one of the faults is a burst.
@@ -305,9 +314,13 @@ class DemoCluster:
         """Stop the collector, verify its audit log as an outsider would, show its newest records."""
         await self._collector.stop()
         key = ("--key", "collector/audit/key.pub")
-        checked = await run_to_end(["audit", "verify", "collector/audit", *key], self.directory)
+        checked = await run_to_end(
+            ["audit", "verify", "collector/audit", *key], self.directory, self._environment
+        )
         shown = await run_to_end(
-            ["audit", "tail", "collector/audit", "--count", "8"], self.directory
+            ["audit", "tail", "collector/audit", "--count", "8"],
+            self.directory,
+            self._environment,
         )
         return checked == shown == 0
 

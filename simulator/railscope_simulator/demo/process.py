@@ -52,10 +52,12 @@ def free_port() -> int:
             return port
 
 
-async def run_to_end(arguments: list[str], directory: Path, *, is_quiet: bool = False) -> int:
+async def run_to_end(
+    arguments: list[str], directory: Path, environment: Mapping[str, str], *, is_quiet: bool = False
+) -> int:
     """Run `python -m railscope <arguments>`; return its exit status."""
     output = asyncio.subprocess.DEVNULL if is_quiet else None
-    process = await _start_process(arguments, directory, stdout=output)
+    process = await _start_process(arguments, directory, env=environment, stdout=output)
     try:
         return await process.wait()
     finally:

@@ -31,7 +31,7 @@ from railscope_collector.access.trial_access import (
     UNSTORED,
     TrialAccess,
 )
-from railscope_collector.config import CollectorSettings
+from railscope_collector.config import CollectorSettings, LedgerSettings
 
 TOKEN = "0123456789abcdef" * 2
 NODES = [f"gpu-{number:03}" for number in range(MAX_NODES)]
@@ -166,6 +166,38 @@ def test_damaged_names_stop_the_start(tmp_path: Path, content: str):
     (tmp_path / "trial_nodes").write_text(content)
     with pytest.raises(SettingsError, match=r"damaged .*trial_nodes: .*; fix: delete it"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "is_valid"),
+    [
+        (LedgerSettings(url="postgresql://railscope@db.example/ledger"), False),
+        (LedgerSettings(url="sqlite:////var/lib/other/ledger.sqlite"), False),
+        (LedgerSettings(url_file="url"), False),
+        (LedgerSettings(url="own"), True),
+        (LedgerSettings(), True),
+    ],
+)
+def test_a_trial_writes_to_no_ledger_but_its_own(
+    tmp_path: Path,
+    ledger: LedgerSettings,
+    is_valid: bool,  # noqa: FBT001 - a case
+):
+    """Its nodes may be simulated; a shared ledger is billed."""
+    (tmp_path / "url").write_text("postgresql://railscope:secret@db.example/ledger")
+    if ledger.url_file:
+        ledger = LedgerSettings(url_file=str(tmp_path / "url"))
+    if ledger.url == "own":
+        ledger = LedgerSettings(url=f"sqlite:///{tmp_path}/ledger.sqlite")
+    settings = msgspec.structs.replace(trial_settings(tmp_path), ledger=ledger)
+    if is_valid:
+        assert TrialAccess.from_settings(settings, tmp_path)
+        return
+    with pytest.raises(
+        SettingsError, match=r"invalid trial_token_file with ledger\.url .*; fix: "
+    ) as wrong:
+        TrialAccess.from_settings(settings, tmp_path)
+    assert "secret" not in str(wrong.value)
 
 
 @pytest.mark.parametrize("token", ["", "short", "a" * 257, "a" * 31 + "/", "a" * 40 + " b"])
