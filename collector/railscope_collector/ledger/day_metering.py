@@ -66,9 +66,9 @@ class MeteredGpu:
     ) -> MeteredGpu:
         """Compute the state from evidence and counters; `profiles` are the MIG profiles of claims.
 
-        A claim ends with its own end, or with the last stay of the GPU in its node that began before the end of
-        the day. `open_claims` have not ended: their end in the evidence is the latest time at which they were
-        observed. `doubts` is the time of evidence that was received while the collector's clock was suspect.
+        A claim has one end, its own: it is open while its GPU is away from its node, and may hold it again.
+        `open_claims` have not ended: their end in the evidence is the latest time at which they were observed.
+        `doubts` is the time of evidence that was received while the collector's clock was suspect.
         """
         in_force = holders.claims_in_force(evidence)
         claims: dict[str, HeldClaim] = {}
@@ -117,7 +117,13 @@ class MeteredGpu:
         # same.
         counted = (claim for claim in self.evidence.claims if claim.counted)
         named |= {claim.id for claim in counted if start_ns < claim.end_ns <= end_ns}
-        ends = self._claim_ends(end_ns)
+        ends = self._claim_ends()
+        # Likewise a claim that ends while its GPU is in another node.
+        named |= {
+            claim
+            for claim, (ended_ns, until_ns) in ends.items()
+            if start_ns < ended_ns <= end_ns and until_ns < ended_ns
+        }
         earlier = [sku for since_ns, sku in self.skus if since_ns < end_ns]
         return DayTiling(
             gpu=self.evidence.gpu,
@@ -137,10 +143,11 @@ class MeteredGpu:
                 replace(
                     self._claims[claim],
                     # An end after the day is not recorded: it may change, and the day would need another revision.
-                    end_ns=ends[claim] if ends.get(claim, FOREVER_NS) <= end_ns else None,
+                    end_ns=ended_ns if ended_ns <= end_ns else None,
                     requested=requested.get(claim, ("", "")),
                 )
                 for claim in sorted(named & self._claims.keys())
+                for ended_ns, _ in (ends.get(claim, (FOREVER_NS, 0)),)
             ),
             overlaps=moved,
             clock_suspect=tuple(
@@ -154,19 +161,13 @@ class MeteredGpu:
             ),
         )
 
-    def _claim_ends(self, day_end_ns: int) -> dict[str, int]:
-        """Return the end of each claim that began before the end of a day, `FOREVER_NS` of those that are open.
-
-        A later stay has no effect: the result of a day would depend on the days that are metered with it.
-        """
-        ends: dict[str, int] = {}
-        for start_ns, end_ns, claim in self._in_force:
-            if start_ns < day_end_ns:
-                # A counted claim continues on another GPU after the end of a part of it.
-                ended_ns = claim.end_ns if claim.counted else end_ns
-                if claim.id in self._open_claims and (claim.counted or end_ns == claim.ceases_ns):
-                    ended_ns = FOREVER_NS
-                ends[claim.id] = max(ended_ns, ends.get(claim.id, ended_ns))
+    def _claim_ends(self) -> dict[str, tuple[int, int]]:
+        """Return the end of each claim, `FOREVER_NS` if it is open, and the end of its time on this GPU."""
+        ends: dict[str, tuple[int, int]] = {}
+        for _, until_ns, claim in self._in_force:
+            _, before_ns = ends.get(claim.id, (0, until_ns))
+            end_ns = FOREVER_NS if claim.id in self._open_claims else claim.end_ns
+            ends[claim.id] = end_ns, max(until_ns, before_ns)
         return ends
 
 

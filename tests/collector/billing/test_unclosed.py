@@ -53,7 +53,7 @@ from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.metering.evidence import GpuOutage
+from railscope_collector.metering.evidence import GpuOutage, NodeStay
 from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
@@ -382,3 +382,22 @@ def test_minimums_of_seconds_are_not_lost_where_a_claim_ends_at_the_cut(ledger):
     assert exact_amounts(books.close(ONE, manager_after(ONE)).invoices) == {
         "red": 2 * Fraction("2.49")
     }
+
+
+@pytest.mark.parametrize(("ends_at", "billed"), [(101, 4), (60, 4), (200, 2)])
+def test_a_claim_has_one_minimum_on_a_gpu_that_leaves_and_returns(ledger, ends_at, billed):
+    """It has the GPU for an hour, and for another one after the cut, if it has not ended before."""
+    stays = (
+        NodeStay(START, "a", hours(50)),
+        NodeStay(hours(50), "b", hours(100)),
+        NodeStay(hours(100), "a", hours(101)),
+        NodeStay(hours(101), "b"),
+    )
+    moved = gpu("GPU-0", claim("red", 49, ends_at, node="a"), stays=stays)
+    _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), moved)
+    books = BillingBooks.for_ledger(ledger)
+    prices = GRANULAR.replace("minimum_seconds = 86400", "minimum_seconds = 14400")
+    administration.publish(books, prices, "p", TimedActor(BOSS, START))
+    for period in (ONE, TWO):
+        books.close(period, manager_after(period))
+    assert exact_amounts(books.store.invoices()) == {"red": billed * Fraction("2.49")}

@@ -1,4 +1,4 @@
-"""End of a claim on a GPU that leaves its node and returns: as of each day, whatever follows."""
+"""End of a claim on a GPU that leaves its node and may return: its own, as of each day."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ def ends(
 
 
 @pytest.mark.parametrize("open_claims", [(), ("acme-0",)])
-def test_a_claim_ends_with_the_stay_and_is_open_again_after_the_return(
-    open_claims: tuple[str, ...],
-) -> None:
+def test_a_claim_is_open_while_its_gpu_is_away(open_claims: tuple[str, ...]) -> None:
     observed_ns = START + 4 * DAY_NS if open_claims else FOREVER_NS
-    assert ends(STAYS[:2], observed_ns, *open_claims) == [LEFT]
-    assert ends(STAYS, observed_ns, *open_claims) == [LEFT, None, None]
+    assert ends(STAYS[:2], observed_ns, *open_claims) == [None]
+    assert ends(STAYS, observed_ns, *open_claims) == [None, None, None]
 
 
-def test_the_end_after_the_return_does_not_change_the_days_before() -> None:
-    ended_ns = START + 3 * DAY_NS + HOUR
-    assert ends(STAYS, ended_ns) == [LEFT, None, ended_ns]
+def test_a_claim_has_one_end_wherever_its_gpu_is_then() -> None:
+    after_ns, away_ns = START + 3 * DAY_NS + HOUR, START + DAY_NS + HOUR
+    assert ends(STAYS, after_ns) == [None, None, after_ns]
+    assert ends(STAYS, away_ns) == ends(STAYS[:2], away_ns) == [None, away_ns]
 
 
 def test_an_open_claim_has_not_ended_when_it_was_last_observed() -> None:
