@@ -244,6 +244,20 @@ class Metric:
         return range(max(lowest, WHOLE[0]), min(highest, WHOLE[1]) + 1)
 
     @property
+    def adds_parts(self) -> bool:
+        """False if the largest part of a device counts: a PFC frame pauses several priorities at the same time (IEEE 802.1Qbb)."""
+        return self.rollups != (Rollup.MAX,)
+
+    @property
+    def max_per_second(self) -> float:
+        """Largest increase per second of a counter in base units.
+
+        A frame is stamped before its reads, which take varying times: a rate of 1.02 s/s occurs.
+        """
+        is_limited = self.kind is MetricKind.COUNTER and self.valid
+        return float(self.valid[1]) if is_limited and self.valid else float("inf")
+
+    @property
     def has_limits(self) -> bool:
         """True for a gauge that cannot have every value."""
         is_limited = self.valid != WHOLE if self.valid else self.unit in _VALID

@@ -281,7 +281,7 @@ class _GroupReadings:
         scaled = np.where(valid, values * self.pattern.scales[span, None], 0.0)
         valid = np.broadcast_to(valid, scaled.shape)
         if len(part.starts) < span.stop - span.start:
-            scaled = np.add.reduceat(scaled, part.starts, axis=1)
+            scaled = part.combine.reduceat(scaled, part.starts, axis=1)
             valid = np.logical_or.reduceat(valid, part.starts, axis=1)
         return scaled, valid, weights
 

@@ -46,7 +46,7 @@ class Quantity:
     """A quantity: the columns of one metric, of a device or of its parts.
 
     `parts` are patterns (fnmatch) of the labels that distinguish parts of the device, such as a priority or a
-    reason, joined by a slash; the columns of all parts that match are added, without patterns those of all parts.
+    reason, joined by a slash. The columns of all parts that match are combined, without patterns those of all parts.
     """
 
     name: str
@@ -97,8 +97,8 @@ _QUANTITIES = (
             "global_paused_seconds": "nic_receive_global_pause_seconds_total",
             "pause_frames_sent": "nic_transmit_pfc_pause_frames_total",
             "pause_frames_received": "nic_receive_pfc_pause_frames_total",
-            "global_pause_frames_sent": "nic_transmit_pause_frames_total",
-            "global_pause_frames_received": "nic_receive_pause_frames_total",
+            "global_pause_frames_sent": "nic_transmit_global_pause_frames_total",
+            "global_pause_frames_received": "nic_receive_global_pause_frames_total",
             "storm_warnings": "nic_transmit_pause_storm_warnings_total",
             "storm_errors": "nic_transmit_pause_storm_errors_total",
             "marked_packets": "rdma_ecn_marked_packets_total",

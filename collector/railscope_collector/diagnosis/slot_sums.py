@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from railscope.catalog import METRICS
 from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind, QuantityKind
 
 if sys.version_info >= (3, 14):
@@ -228,6 +229,8 @@ class SlotSums:
         self._last = SlotRing(*shape, np.float32, np.nan)
         self._rings = (self._sums, self._weights, self._last)
         self._is_replaced = [QUANTITIES[name].kind in REPLACED_KINDS for name in self.names]
+        limits = [METRICS[QUANTITIES[name].metric].max_per_second for name in self.names]
+        self._limits = np.array(limits)[:, None]
         self._latest: dict[int, NDArray[np.float32]] = {}
         self._latest_of_all: dict[str, Floats] = {}
         self._windows: dict[tuple[int, int], tuple[Floats, Floats] | None] = {}
@@ -350,7 +353,7 @@ class SlotSums:
             self._windows[key] = None
             if sums is not None and weights is not None:
                 sums[weights <= 0] = np.nan
-                rates = sums / weights
+                rates = np.minimum(sums / weights, self._limits)
                 rates.flags.writeable = sums.flags.writeable = False
                 self._windows[key] = rates, sums
         of_all = self._windows[key]
@@ -382,7 +385,10 @@ class SlotSums:
             return np.full(self.devices, np.nan)
         quantity = self.index[name]
         if self._is_replaced[quantity] or self._sums.has(quantity):
-            return divide(*self._window(name, end_slot, count))
+            rates: Floats = np.minimum(
+                divide(*self._window(name, end_slot, count)), self._limits[quantity]
+            )
+            return rates
         weights = self._weights.read(quantity, end_slot, count)
         return np.where((weights > 0).any(axis=0), 0.0, np.nan)  # has never moved
 
@@ -404,7 +410,8 @@ class SlotSums:
         """Return rates or means of single slots, shape (slots, devices), oldest first; NaN without readings."""
         of_slots = self._sums_and_weights(name, end_slot, count)
         sums, weights = (values.astype(np.float64) for values in of_slots)
-        return self._padded(divide(sums, weights), count)
+        rates = np.minimum(divide(sums, weights), self._limits[self.index[name]])
+        return self._padded(rates, count)
 
     def _padded(self, rows: Floats, count: int) -> Floats:
         """Return the last `count` slots; those that are not in the ring are unknown."""

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from railscope.catalog import METRICS
 from railscope.wire import WireGroup, WireSchema, part_of_key
 from railscope_collector.diagnosis.devices import NO_POSITION, ClusterDevices, ClusterNode
 from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind, Quantity, QuantityKind
@@ -22,6 +23,8 @@ _BY_METRIC: dict[str, list[Quantity]] = defaultdict(list)
 for _quantity in QUANTITIES.values():
     _BY_METRIC[_quantity.metric].append(_quantity)
 
+_UsedColumn: TypeAlias = tuple[int, int, int, float]
+"""Quantity, device, column and scale."""
 _DeviceEntity: TypeAlias = tuple[DeviceKind, int]
 """Kind of a device, and the number of an entity that is a part of it."""
 
@@ -38,6 +41,8 @@ class ColumnSegments:
     span: slice
     starts: Positions
     quantities: Positions
+    combine: np.ufunc
+    """Combination of the columns of a segment."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -118,12 +123,12 @@ class StreamTemplates:
         relative, firsts = _relative(columns.positions)
         width = sum(len(group.entities) for group in schema.groups)
         parts, arrays, distances, counters, end = [], [], [], 0, 0
-        for device, kind, rows in found:
+        for device, kind, combine, rows in found:
             quantities, positions, *used = map(np.array, zip(*rows, strict=True))
             changes = (np.diff(quantities) != 0) | (np.diff(positions) != 0)
             starts = np.flatnonzero(np.concatenate([[True], changes]))
             span = slice(end, end + len(rows))
-            parts.append(ColumnSegments(device, kind, span, starts, quantities[starts]))
+            parts.append(ColumnSegments(device, kind, span, starts, quantities[starts], combine))
             distances.append(positions[starts] - firsts[device])
             arrays.append(used)
             end = span.stop
@@ -137,6 +142,7 @@ class StreamTemplates:
                 each.span.stop,
                 each.starts.tobytes(),
                 each.quantities.tobytes(),
+                each.combine,
             )
             for each in parts
         )
@@ -174,13 +180,15 @@ class _QuantityColumns:
 
     def find(
         self,
-    ) -> Iterator[tuple[DeviceKind, QuantityKind, list[tuple[int, int, int, float]]]]:
-        """Yield quantity, device, column and scale of each used column, by kind of device and of quantity."""
-        found: dict[tuple[DeviceKind, QuantityKind], list[tuple[int, int, int, float]]]
+    ) -> Iterator[tuple[DeviceKind, QuantityKind, np.ufunc, list[_UsedColumn]]]:
+        """Yield the used columns, by kind of device and of quantity, and by the combination of parts."""
+        found: dict[tuple[DeviceKind, QuantityKind, np.ufunc], list[_UsedColumn]]
         found = defaultdict(list)
         start = 0
         for group in self._schema.groups:
             scale = group.scale[0] / group.scale[1]
+            metric = METRICS.get(group.metric)
+            combine: np.ufunc = np.add if metric is None or metric.adds_parts else np.maximum
             for quantity in _BY_METRIC.get(group.metric, ()):
                 index = self._devices.sums[quantity.device].index[quantity.name]
                 for column, number in enumerate(group.entities, start):
@@ -190,10 +198,10 @@ class _QuantityColumns:
                     if position != NO_POSITION:
                         is_code = quantity.kind is QuantityKind.ABSENCE
                         row = (index, position, column, 1.0 if is_code else scale)
-                        found[quantity.device, quantity.kind].append(row)
+                        found[quantity.device, quantity.kind, combine].append(row)
             start += len(group.entities)
-        for (device, kind), rows in found.items():
-            yield device, kind, sorted(rows)
+        for (device, kind, combine), rows in found.items():
+            yield device, kind, combine, sorted(rows)
 
     def _label(self, number: int) -> Sequence[str]:
         if number not in self.labels:

@@ -56,6 +56,8 @@ class SchemaLayout:
     columns: int
     counters: Positions
     narrow: npt.NDArray[np.bool_]
+    max_rates: npt.NDArray[np.float64]
+    """Highest rates of these counters in stored steps; infinity without one."""
     order: Positions
     rated: Positions
     rates: Positions
@@ -89,12 +91,12 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
     entity_rails = wire_format.rails_of_entities(schema)
     cells: list[tuple[int, KeyPart, int, int]] = []
     metrics: list[Metric] = []
-    counters, narrow = [], []
+    counters, narrow, max_rates = [], [], []
     viewed: set[int] = set()
     reported = {group.metric for group in schema.groups}
     column = -1
     for group in schema.groups:
-        metric = catalog.METRICS.get(group.metric)
+        metric, scale = catalog.METRICS.get(group.metric), group.scale[0] / group.scale[1]
         for member in group.entities:
             column += 1
             entity = schema.entities[member]
@@ -103,6 +105,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
             if metric and schema_columns.has_rate(metric, entity):
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
+                max_rates.append(metric.max_per_second / scale)
             # The verdict has no roll-up, but the list of GPUs reads it by rail as metrics that have one.
             is_rolled_up = metric and metric.rollups and metric.not_rolled_up_with not in reported
             is_by_rail = is_rolled_up or metric is GPU_HEALTH
@@ -140,6 +143,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         column + 1,
         np.array(counters, np.intp),
         np.array(narrow, np.bool_),
+        np.array(max_rates, np.float64),
         np.array([column for *_, column in cells], np.intp),
         np.array([position for position, _ in rated], np.intp),
         np.array([counter for _, counter in rated], np.intp),

@@ -405,7 +405,7 @@ class LayoutSheet:
             rates[fell] = increments * per_second[fell, np.newaxis]
         for numbers, codes in unknown:
             rates[numbers] = np.where(codes == PRESENT, rates[numbers], np.nan)
-        return rates
+        return np.minimum(rates, self.layout.max_rates)
 
     def _write_bases(
         self, pending: Sequence[PendingBatch], places: Sequence[_BlockPositions], before: Integers
