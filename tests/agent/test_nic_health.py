@@ -9,6 +9,7 @@ import pytest
 from captures.make import simulated
 from click.testing import CliRunner
 from support.cases import CASES, CaseSimulation, CaseSources, capture_of, names, read_case
+from support.health import HealthFault, with_faults
 from support.nic_health import (
     LINE_BYTES,
     MEGABITS,
@@ -50,6 +51,25 @@ def _pausing(facts: HealthFacts) -> HealthFacts:
     return rate(PAUSING, 0.02 * MICROSECONDS, "3")(facts)
 
 
+def _paused_in_another_priority(facts: HealthFacts) -> HealthFacts:
+    """Return facts with a second lossless priority, which the NIC pauses at the same time."""
+    same = facts.change(PAUSING, "3")
+    assert not isinstance(same, Absent)
+    fault = HealthFault({(PAUSING, ("4",)): 10**12}, {(PAUSING, ("4",)): same})
+    return with_faults([fault], facts)
+
+
+def _counts_link_wide_pause(sent: float, received: float = 0) -> tuple[Change, ...]:
+    """Return frames per second of link-wide pause, beside counters of PFC that are 0: bnxt, ice."""
+    frames = {n.GLOBAL_PAUSE_SENT: sent, n.GLOBAL_PAUSE_RECEIVED: received}
+    zeros = (
+        rate(metric, 0, priority) for metric in (n.PFC_SENT, n.PFC_RECEIVED) for priority in "03"
+    )
+    of_peers = (now(metric, 10**12) for metric in frames)
+    counted = (rate(metric, amount) for metric, amount in frames.items())
+    return (*zeros, *of_peers, *counted)
+
+
 def _with_idle_socket(facts: HealthFacts) -> HealthFacts:
     """Return facts with four more peers, of another NUMA node."""
     others = tuple(labels(numa_node="1")(alone()) for _ in range(4))
@@ -86,11 +106,38 @@ FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("firmware_differs", (labels(firmware="28.35.1000"),)),
     ("pfc_storm", (once(n.STORM_ERRORS),)),
     ("pfc_storm", (rate(PAUSING, 0.9 * MICROSECONDS, "3"), rate(n.RDMA_RECEIVED, 0))),
+    (
+        "pfc_storm",
+        (
+            rate(PAUSING, 0.9 * MICROSECONDS, "3"),
+            _paused_in_another_priority,
+            rate(n.RDMA_RECEIVED, 0),
+        ),
+    ),
+    ("pfc_storm", (*_counts_link_wide_pause(11_000), rate(n.RDMA_RECEIVED, 0))),
+    (
+        "pfc_storm",
+        (
+            now(PAUSING, Absent.UNSUPPORTED, "3"),
+            *_counts_link_wide_pause(11_000),
+            rate(n.RDMA_RECEIVED, 0),
+        ),
+    ),
     ("slow_receiver", (rate(PAUSING, 0.02 * MICROSECONDS, "3"),)),
+    (
+        "slow_receiver",
+        (
+            rate(PAUSING, 0.3 * MICROSECONDS, "3"),
+            _paused_in_another_priority,
+            rate(n.RDMA_RECEIVED, 0),
+        ),
+    ),
+    ("slow_receiver", _counts_link_wide_pause(1100)),
     ("slow_receiver", (rate(PAUSING, 0.1 * MICROSECONDS, "3"), peers(number=0))),
     ("host_bound_receiver", (_pausing, peers(_pausing, number=3), _with_idle_socket)),
     ("pcie_bound_receiver", (rate(PAUSING, 0.02 * MICROSECONDS, "3"), rate(STALLED, 0.5))),
     ("paused_by_switch", (rate(PAUSED, 0.03 * MICROSECONDS, "3"),)),
+    ("paused_by_switch", _counts_link_wide_pause(0, 1100)),
     ("incast_receiver", (rate(s.MARKED, RECEIVED / 42_000), rate(n.RDMA_RECEIVED, 2 * RECEIVED))),
     ("lossless_discards", (once(n.PRIORITY_DISCARDS, "3"),)),
     ("receive_discards", (rate(n.DISCARDS_RECEIVED, 2),)),

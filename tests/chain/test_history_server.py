@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -53,6 +54,7 @@ def samples() -> str:
     gpu, sent = "gauge railscope_gpu_utilization_ratio", "counter railscope_rdma_transmit_bytes"
     busy, step = "counter railscope_cpu_seconds", "gauge railscope_job_step_seconds"
     paused = "gauge railscope_rail_max_nic_receive_pfc_pause_ratio"
+    eth = f'node={quoted(HOSTILE)},interface="eth0"'
     node, job = quoted(HOSTILE), f'source="slurm",workload={quoted(JOB.workload)}'
     series: list[tuple[str, str, Callable[[int], float]]] = [
         (gpu, f'node={node},gpu="GPU-1"', utilization),
@@ -66,6 +68,21 @@ def samples() -> str:
         (busy, f'node={node},mode="idle"', lambda minute: minute * 600),
         (step, f'tenant="red",{job}', lambda _: 2.5),
         (step, f'tenant="blue",{job}', lambda _: 9),
+        ("counter railscope_nic_receive_pfc_pause_seconds", f'{eth},priority="3"', lambda _: 0),
+        (
+            "counter railscope_nic_transmit_pfc_pause_seconds",
+            f'{eth},priority="3"',
+            lambda minute: minute * 15,
+        ),
+        (
+            "counter railscope_nic_transmit_pfc_pause_seconds",
+            f'{eth},priority="4"',
+            lambda minute: minute * 15,
+        ),
+        ("counter railscope_nic_receive_global_pause_seconds", eth, lambda minute: minute * 61),
+        ("counter railscope_nic_transmit_global_pause_seconds", eth, lambda _: 0),
+        ("counter railscope_nic_receive_pfc_pause_frames", f'{eth},priority="3"', lambda _: 0),
+        ("counter railscope_nic_receive_global_pause_frames", eth, lambda minute: minute * 600),
         (paused, 'rail="3",priority="3"', lambda _: 0.25),
         (paused, 'rail="3",priority="4"', lambda _: 0.5),
         (paused, 'rail="4",priority="3"', lambda _: 0.75),
@@ -117,7 +134,9 @@ async def victoria(directory: Path) -> AsyncIterator[str]:
         ]
         async with aiohttp.ClientSession() as session:
             imported = "\n".join(lines).encode()
-            async with session.post(f"{url}/api/v1/import/prometheus", data=imported) as answer:
+            async with session.post(
+                f"{url}/api/v1/import/prometheus", data=io.BytesIO(imported)
+            ) as answer:
                 assert answer.ok
             async with session.get(f"{url}/internal/force_flush") as answer:
                 assert answer.ok
@@ -158,6 +177,11 @@ async def test_the_curves_of_hours_have_their_extremes_and_gaps(
     assert max(points(found["nic_sent"])) == 1e8, "less at the edges, as each server extrapolates"
     assert points(short["utilization"]) == {0.5, 0.9}
     assert points(short["nic_sent"]) == {1e8}
+    assert [points(short[name]) for name in ("paused", "pausing", "pause_received")] == [
+        {1},
+        {0.25},
+        {10},
+    ]
     assert points(found["power"]) == set()
     assert points(short["cpu_busy"]) == {3}
     assert [points(short[f"nic_sent_{rail}"]) for rail in (0, 1)] == [{1e8}, {2e8}]

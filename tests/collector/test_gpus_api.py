@@ -13,7 +13,7 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.batches import batch_of
 from support.incidents import NIC, incident
 
-from railscope.catalog import METRICS, collector as catalog
+from railscope.catalog import METRICS, collector as catalog, nic
 from railscope.catalog.entities import GPU, GPU_REASON, NIC as NIC_KIND
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Column, Entity, Schema
@@ -289,6 +289,30 @@ async def test_the_list_over_http_has_a_tag_and_rejects_an_invalid_query(tmp_pat
                     break
         assert (text, again) == ("", tag)
         assert (await answer(running, "/api/v1/gpus", "board", tag))[0] == 200
+
+
+def test_the_pause_of_a_nic_is_that_of_pfc_or_of_the_whole_link_and_at_most_all_the_time() -> None:
+    """The driver counts 0 of the other kind. The first NIC pauses the link by 1.02 s per second, the second one a priority."""
+    counters = [(nic.PFC_SENT_TIME, ("3",)), (nic.GLOBAL_PAUSE_SENT_TIME, ())]
+    names = ("eth0", "eth1")
+    columns = tuple(
+        (metric, Entity(metric.about, (name, *part), {} if part else {"rail": name[-1]}))
+        for metric, part in counters
+        for name in names
+    )
+    schema = Schema("nic", columns)
+    batch = batch_of([[0] * 4, [0, 10**6, 4_080_000, 0]], boot_ns=[SECOND_NS, 5 * SECOND_NS])
+    fleet, layout = Fleet(), make_layout(to_wire_schema(schema))
+    fleet.apply(NodeUpdate("n", "r", "b", layout, batch, NOW_NS))
+    read = ListedReadings({"n": gpus_of("n", 2)})
+    for block in fleet.blocks():
+        fresh = find_fresh_rows(block, fleet.fresh_rows(block, NOW_NS // 2, NOW_NS))
+        assert fresh
+        read.add(fresh)
+    view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n",), 1),))
+    gpus = FleetGpus(CollectorViews(NOW_NS, node=view, gpus=read))
+    assert [gpus.value(number, "pausing_ratio") for number in range(2)] == [1.0, 0.25]
+    assert gpus.value(0, "paused_ratio") is None
 
 
 def test_gpus_used_without_a_claim_are_counted_without_the_shares_that_claims_hold() -> None:

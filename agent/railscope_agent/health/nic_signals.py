@@ -7,8 +7,9 @@ role, model and PCI function; a comparison needs `MIN_PEERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TypeAlias
 
@@ -49,8 +50,14 @@ PORT_RATE = METRICS["railscope_rdma_port_rate_bytes_per_second"]
 
 TRAFFIC = (n.RDMA_RECEIVED, n.RDMA_SENT, PORT_RECEIVED, PORT_SENT, host.LINK_SPEED, PORT_RATE)
 """Metrics of `receiving`, `sending` and `line_rate`."""
-PAUSING = (n.PFC_SENT_TIME, n.GLOBAL_PAUSE_SENT_TIME, n.PFC_SENT, *TRAFFIC[-2:])
-PAUSED = (n.PFC_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED_TIME, n.PFC_RECEIVED, *TRAFFIC[-2:])
+_SENT_PAUSES = (n.PFC_SENT_TIME, n.PFC_SENT), (n.GLOBAL_PAUSE_SENT_TIME, n.GLOBAL_PAUSE_SENT)
+_RECEIVED_PAUSES = (
+    (n.PFC_RECEIVED_TIME, n.PFC_RECEIVED),
+    (n.GLOBAL_PAUSE_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED),
+)
+"""Durations and frames of PFC, and those of link-wide pause (IEEE 802.3x)."""
+PAUSING = (*_SENT_PAUSES[0], *_SENT_PAUSES[1], *TRAFFIC[-2:])
+PAUSED = (*_RECEIVED_PAUSES[0], *_RECEIVED_PAUSES[1], *TRAFFIC[-2:])
 UNCORRECTED = (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, PORT_SYMBOL_ERRORS)
 """Counters of data beyond correction. A driver may list one that it does not count: all of them are judged."""
 
@@ -62,15 +69,20 @@ def value(facts: health_facts.HealthFacts, metric: declare.Metric, *part: str) -
 
 def rate(facts: health_facts.HealthFacts, metric: declare.Metric) -> float:
     """Return the increase per second of all parts of a counter, in base units."""
-    return _sum(facts, metric, lambda of: float(of.rate(SECOND_NS, health_facts.SHORTEST_RATE_NS)))
+    limit, scale = metric.max_per_second, float(metric.scale)
+    return _combine(
+        facts,
+        metric,
+        lambda of: min(float(of.rate(SECOND_NS, health_facts.SHORTEST_RATE_NS)) * scale, limit),
+    )
 
 
 def count(facts: health_facts.HealthFacts, metric: declare.Metric) -> float:
     """Return the increase of all parts of a counter over the window, in base units."""
-    return _sum(facts, metric, lambda of: float(of.increase))
+    return _combine(facts, metric, lambda of: of.increase * float(metric.scale))
 
 
-def _sum(
+def _combine(
     facts: health_facts.HealthFacts,
     metric: declare.Metric,
     measure: Callable[[health_facts.CounterIncrease], float],
@@ -80,9 +92,8 @@ def _sum(
     supported = [change for change in changes if change is not Absent.UNSUPPORTED]
     if not supported:
         raise health_facts.AbsentFact(Absent.UNSUPPORTED)
-    return sum(measure(health_facts.require_value(change)) for change in supported) * float(
-        metric.scale
-    )
+    found = [measure(health_facts.require_value(change)) for change in supported]
+    return sum(found) if metric.adds_parts else max(found)
 
 
 def value_of(metric: declare.Metric, *part: str) -> Signal:
@@ -177,24 +188,35 @@ def _of_line_rate(facts: health_facts.HealthFacts, amount: float) -> float:
 
 def pausing(facts: health_facts.HealthFacts) -> float:
     """Share of time in which the NIC pauses its switch port."""
-    return _pause_share(facts, n.PFC_SENT_TIME, n.GLOBAL_PAUSE_SENT_TIME, n.PFC_SENT)
+    return _pause_share(facts, _SENT_PAUSES)
 
 
 def paused(facts: health_facts.HealthFacts) -> float:
     """Share of time in which the switch pauses the NIC."""
-    return _pause_share(facts, n.PFC_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED_TIME, n.PFC_RECEIVED)
+    return _pause_share(facts, _RECEIVED_PAUSES)
 
 
-def _pause_share(facts: health_facts.HealthFacts, *metrics: declare.Metric) -> float:
-    """Return the share; by the number of frames, which is an upper bound, if there are no durations."""
-    *durations, frames = metrics
-    share = first(
-        facts,
-        *map(rate_of, durations),
-        lambda of: _of_line_rate(of, rate(of, frames) * PAUSE_QUANTA_BYTES),
-    )
-    # The clock of the NIC is not that of the node: a share slightly above 1 occurs.
-    return min(share, 1.0)
+def _pause_share(
+    facts: health_facts.HealthFacts, kinds: Sequence[tuple[declare.Metric, declare.Metric]]
+) -> float:
+    """Return the share by durations; without them by the number of frames, which is an upper bound.
+
+    A port uses PFC or link-wide pause. Many drivers list the counters of both, and those of the other one are 0.
+    """
+    shares = []
+    for duration, frames in kinds:
+        try:
+            shares.append(first(facts, rate_of(duration), partial(_full_stop, frames=frames)))
+        except health_facts.AbsentFact as absent:
+            if absent.reason is not Absent.UNSUPPORTED:
+                raise
+    if not shares:
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
+    return max(shares)
+
+
+def _full_stop(facts: health_facts.HealthFacts, frames: declare.Metric) -> float:
+    return min(_of_line_rate(facts, rate(facts, frames) * PAUSE_QUANTA_BYTES), 1.0)
 
 
 def marked(facts: health_facts.HealthFacts) -> float:

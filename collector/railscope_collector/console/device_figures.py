@@ -46,6 +46,8 @@ class NamedCurve:
     sources: tuple[CurveSource, ...]
     combine: CombinedBy
     """Combination of the parts of a device: shares of time are not added."""
+    takes_largest: bool = False
+    """True if the largest source counts at each time rather than the first one with a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def make_figure(
     curves: dict[str, tuple[str, str]],
     **combine: CombinedBy,
 ) -> NamedFigure:
-    """Return a figure; each curve has a label, and its metrics in order of preference."""
+    """Return a figure; each curve has a label, and its metrics in order of preference, or with `|` those of which the largest counts."""
     return NamedFigure(
         name,
         title,
@@ -76,8 +78,9 @@ def make_figure(
                 curve,
                 label,
                 device,
-                tuple(map(CurveSource.parse, metrics.split())),
+                tuple(map(CurveSource.parse, metrics.replace("|", " ").split())),
                 combine.get(curve, "max" if unit == "ratio" else "sum"),
+                "|" in metrics,
             )
             for curve, (label, metrics) in curves.items()
         ),
@@ -114,18 +117,20 @@ GPU_FIGURES = (
         "pcie_received": ("Received", "gpu_pcie_received_bytes_total gpu_pcie_receive_bytes_per_second"),
     }),
 )  # fmt: skip
+_PAUSES = "nic_%s_pfc_pause_%s_total|nic_%s_global_pause_%s_total"
+"""A port uses PFC or link-wide pause. Many drivers list the counters of both, and those of the other one are 0."""
 NIC_FIGURES = (
     make_figure("nic_traffic", "NIC traffic", "bytes per second", "nic", {
         "nic_sent": ("Sent", "nic_transmit_rdma_bytes_total rdma_transmit_bytes_total"),
         "nic_received": ("Received", "nic_receive_rdma_bytes_total rdma_receive_bytes_total"),
     }),
     make_figure("nic_pauses", "Share of time in which a priority is paused", "ratio", "nic", {
-        "paused": ("NIC paused by the switch", "nic_receive_pfc_pause_seconds_total nic_receive_global_pause_seconds_total"),
-        "pausing": ("Switch paused by the NIC", "nic_transmit_pfc_pause_seconds_total nic_transmit_global_pause_seconds_total"),
+        "paused": ("NIC paused by the switch", _PAUSES % ("receive", "seconds", "receive", "seconds")),
+        "pausing": ("Switch paused by the NIC", _PAUSES % ("transmit", "seconds", "transmit", "seconds")),
     }),
     make_figure("nic_pause_frames", "Pause frames", "per second", "nic", {
-        "pause_received": ("Received", "nic_receive_pfc_pause_frames_total nic_receive_pause_frames_total"),
-        "pause_sent": ("Sent", "nic_transmit_pfc_pause_frames_total nic_transmit_pause_frames_total"),
+        "pause_received": ("Received", _PAUSES % ("receive", "frames", "receive", "frames")),
+        "pause_sent": ("Sent", _PAUSES % ("transmit", "frames", "transmit", "frames")),
     }),
     make_figure("nic_congestion", "Congestion marks and notifications", "per second", "nic", {
         "marked": ("Marked packets received (ECN)", "rdma_ecn_marked_packets_total"),

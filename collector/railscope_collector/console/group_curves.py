@@ -24,7 +24,7 @@ BEFORE_JOB = "the job did not hold these GPUs"
 
 
 class GroupCurve(NamedTuple):
-    """A curve of a rail or a job by its roll-ups in order of preference. Jobs have a few of them."""
+    """A curve of a rail or a job by its roll-ups in order of preference, of which the largest counts if they are maxima. Jobs have a few."""
 
     label: str
     unit: str
@@ -72,9 +72,16 @@ def queries(key: GroupKey, figures: GroupFigures) -> list[CurveQuery]:
         metrics = [each for each in named if each in rollups()]
         metrics += [each for each in curve.rollups if each == JOB_STEP.name]
         if metrics:
-            text = " or ".join(_combined(metric, f"{{{matchers}}}") for metric in metrics)
+            text = _combined_all(metrics, matchers)
             found.append(CurveQuery(name, curve.label, curve.unit, text))
     return found
+
+
+def _combined_all(metrics: Sequence[str], matchers: str) -> str:
+    """Return the query of metrics in order of preference. A port uses PFC or link-wide pause: of maxima the largest counts."""
+    if len(metrics) > 1 and all(rollups()[each].rollup is Rollup.MAX for each in metrics):
+        return f"max({{__name__=~{quoted('|'.join(metrics))},{matchers}}})"
+    return " or ".join(_combined(metric, f"{{{matchers}}}") for metric in metrics)
 
 
 def _combined(name: str, selector: str) -> str:

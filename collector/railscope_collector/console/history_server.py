@@ -8,6 +8,7 @@ requested. Tenants read the curves of their own jobs only.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -100,7 +101,16 @@ def _device_query(curve: device_figures.NamedCurve, node: str, labels: DeviceLab
         selector = f"{source.metric}{{{','.join(matchers)}}}"
         value = f"rate({selector}[{RATE_SECONDS}s])" if source.is_counter else selector
         combine = "avg" if curve.combine == "mean" else curve.combine
+        limit = METRICS[source.metric].max_per_second
+        value = f"clamp_max({value}, {limit:g})" if math.isfinite(limit) else value
         found.append(f"{combine}({value})")
+    if curve.takes_largest:
+        # Two results without labels would be duplicates: each gets one of its own.
+        numbered = (
+            f'label_replace({each}, "source", "{number}", "", "")'
+            for number, each in enumerate(found)
+        )
+        return f"max({' or '.join(numbered)})"
     return " or ".join(found)
 
 

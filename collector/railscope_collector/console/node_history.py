@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from railscope import device_names, reading, wire
+from railscope.catalog import METRICS
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.console.curves import CurveGap, Floats, HistoryCurve, TimeRange, Times
 from railscope_collector.console.device_figures import CurveSource, NamedCurve, NamedFigure
@@ -177,23 +178,21 @@ def _collect_tracks(
 def _first_known(
     tracks: Mapping[_TrackKey, _Track], curve: NamedCurve
 ) -> tuple[Times, Floats, Codes]:
-    """Return times, values and absence reasons of a curve by its first source with a value."""
-    best = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint8)
+    """Return times, values and absence reasons of a curve by its first source with a value, or by the largest of its sources."""
+    known: list[tuple[Times, Floats, Codes]] = []
+    unknown: list[tuple[Times, Floats, Codes]] = []
     for number, source in enumerate(curve.sources):
-        parts = [
-            _readings(track, is_counter=source.is_counter)
-            for key, track in tracks.items()
-            if key[1] == number
-        ]
+        parts = [_readings(track, source) for key, track in tracks.items() if key[1] == number]
         if parts:
             found = _combined(parts, curve.combine)
-            if np.isfinite(found[1]).any():
-                return found
-            best = best if len(best[0]) else found
-    return best
+            (known if np.isfinite(found[1]).any() else unknown).append(found)
+    if curve.takes_largest and known:
+        return _combined(known, "max")
+    none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint8)
+    return next(iter((*known, *unknown)), none)
 
 
-def _readings(track: _Track, *, is_counter: bool) -> tuple[Times, Floats, Codes]:
+def _readings(track: _Track, source: CurveSource) -> tuple[Times, Floats, Codes]:
     """Return the readings of an entity in order of time, each once; those of a counter as rates."""
     times_ns, order = np.unique(np.concatenate(track.times_ns), return_index=True)
     codes = np.concatenate(track.codes)[order]
@@ -202,7 +201,7 @@ def _readings(track: _Track, *, is_counter: bool) -> tuple[Times, Floats, Codes]
     times_ns, codes, order = times_ns[is_due], codes[is_due], order[is_due]
     values = np.concatenate(track.values)[order]
     values = np.where(codes == reading.PRESENT, values, np.nan)
-    if not is_counter:
+    if not source.is_counter:
         return times_ns, values, codes
     # By the boot clock: receipts of envelopes are delayed by different times.
     steps_ns = np.diff(np.concatenate(track.boot_ns)[order])
@@ -216,8 +215,8 @@ def _readings(track: _Track, *, is_counter: bool) -> tuple[Times, Floats, Codes]
     ):
         codes = np.where((codes == reading.PRESENT) & applies, code, codes).astype(np.uint8)
     steps_ns = np.maximum(steps_ns, 1)
-    rates = np.where(codes == reading.PRESENT, increases * SECOND_NS / steps_ns, np.nan)
-    return times_ns[1:], rates, codes
+    rates = np.minimum(increases * SECOND_NS / steps_ns, METRICS[source.metric].max_per_second)
+    return times_ns[1:], np.where(codes == reading.PRESENT, rates, np.nan), codes
 
 
 def _combined(

@@ -26,6 +26,8 @@ PAUSE_QUANTA_BITS = 65_535 * 512
 """Bit times for which one frame stops a priority at most (IEEE 802.1Qbb)."""
 
 BITS_PER_BYTE = 8
+_PAUSE_KINDS = "", "global_"
+"""Prefixes of the quantities of PFC and of link-wide pause (IEEE 802.3x)."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,25 @@ def _full_stop(w: WindowSums, frames: Floats) -> Floats:
     return np.minimum(frames * PAUSE_QUANTA_BITS / BITS_PER_BYTE / w.line_rate, 1.0)
 
 
-def _pause_share(w: WindowSums, seconds: tuple[str, ...], frames: tuple[str, ...]) -> Floats:
-    """Share of time in which a priority is stopped; by the number of frames if there are no durations."""
-    return np.minimum(_first_known(w.rate(*seconds), _full_stop(w, w.rate(*frames))), 1.0)
+def _pause_share(w: WindowSums, way: str, direction: str) -> Floats:
+    """Share of time in which a priority or the link is stopped; by the number of frames if there are no durations.
+
+    A port uses PFC or link-wide pause. Many drivers list the counters of both, and those of the other one are 0.
+    """
+    return np.fmax(
+        *(
+            _first_known(
+                w.rate(f"{kind}{way}_seconds"),
+                _full_stop(w, w.rate(f"{kind}pause_frames_{direction}")),
+            )
+            for kind in _PAUSE_KINDS
+        )
+    )
+
+
+def _pause_frames(w: WindowSums, direction: str) -> Floats:
+    """Pause frames per second, of PFC or link-wide."""
+    return np.fmax(*(w.rate(f"{kind}pause_frames_{direction}") for kind in _PAUSE_KINDS))
 
 
 def _unprotected_share(w: WindowSums) -> Floats:
@@ -168,10 +186,10 @@ _PACKETS = ("roce_received_packets", "port_received_packets", "udp_received_pack
 _NIC = [
     ("receive", "ratio", "Received RDMA bytes, relative to the line rate [Rr].", lambda w: divide(_rdma_rate(w, "received"), w.line_rate)),
     ("send", "ratio", "Sent RDMA bytes, relative to the line rate [Rt].", lambda w: divide(_rdma_rate(w, "sent"), w.line_rate)),
-    ("pausing_share", "ratio", "Share of time in which the NIC pauses its switch port [Pt].", lambda w: _pause_share(w, ("pausing_seconds", "global_pausing_seconds"), ("pause_frames_sent", "global_pause_frames_sent"))),
-    ("paused_share", "ratio", "Share of time in which the switch pauses the NIC [Pr].", lambda w: _pause_share(w, ("paused_seconds", "global_paused_seconds"), ("pause_frames_received", "global_pause_frames_received"))),
-    ("pause_frames", "per second", "Pause frames sent and received [Ft + Fr].", lambda w: w.rate("pause_frames_sent", "global_pause_frames_sent") + w.rate("pause_frames_received", "global_pause_frames_received")),
-    ("pausing_frames", "ratio", "Pause frames sent, relative to the rate that stops a priority completely [Ft].", lambda w: _full_stop(w, w.rate("pause_frames_sent", "global_pause_frames_sent"))),
+    ("pausing_share", "ratio", "Share of time in which the NIC pauses its switch port [Pt].", lambda w: _pause_share(w, "pausing", "sent")),
+    ("paused_share", "ratio", "Share of time in which the switch pauses the NIC [Pr].", lambda w: _pause_share(w, "paused", "received")),
+    ("pause_frames", "per second", "Pause frames sent and received [Ft + Fr].", lambda w: _pause_frames(w, "sent") + _pause_frames(w, "received")),
+    ("pausing_frames", "ratio", "Pause frames sent, relative to the rate that stops a priority completely [Ft].", lambda w: _full_stop(w, _pause_frames(w, "sent"))),
     ("pause_storms", "events", "Pause storms that the NIC reports [St].", lambda w: w.total("storm_warnings", "storm_errors")),
     ("marked_share", "ratio", "Marked packets, relative to those received [M].", lambda w: divide(w.total("marked_packets"), reduce(_first_known, map(w.total, _PACKETS)))),
     ("marks", "per second", "Marked packets received.", lambda w: w.rate("marked_packets")),
@@ -202,7 +220,7 @@ _GPU = [
     ("clock", "hertz", "Clock of the multiprocessors [f].", lambda w: w.rate("clock")),
     ("temperature", "celsius", "Temperature [θ].", lambda w: w.rate("temperature")),
     ("thermal_share", "ratio", "Share of time in which heat limits the clock.", lambda w: np.minimum(np.fmax(_counted_heat(w), w.rate("thermal_active")), 1.0)),
-    ("thermal_counted", "ratio", "Share of time in which heat limits the clock, as the driver counts it rather than at moments.", lambda w: np.minimum(_counted_heat(w), 1.0)),
+    ("thermal_counted", "ratio", "Share of time in which heat limits the clock, as the driver counts it rather than at moments.", _counted_heat),
     ("slowdown_share", "ratio", "Share of time in which hardware limits the clock.", lambda w: np.minimum(w.rate("hardware_slowdown_active"), 1.0)),
     ("power_brake_share", "ratio", "Share of time in which the power brake limits the clock.", lambda w: np.minimum(np.fmax(w.rate("power_brake_seconds"), w.rate("power_brake_active")), 1.0)),
     ("nvlink", "bytes per second", "Sent over NVLink [V].", lambda w: w.rate("nvlink_bytes", "nvlink_rate")),

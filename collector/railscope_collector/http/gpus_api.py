@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from http import HTTPStatus
 from itertools import islice, pairwise
 from typing import Annotated, Literal
@@ -57,7 +57,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "thermal_throttle_ratio": ("railscope_gpu_throttle_seconds_total",),
     "unclaimed_processes": ("railscope_gpu_unclaimed_processes",),
 }  # fmt: skip
-"""Metrics of each value of a row; the first one that is reported counts."""
+"""Metrics of each value of a row: the first one that is reported counts, or the largest of shares of time."""
 
 
 class GpusQuery(list_query.PartQuery, frozen=True, forbid_unknown_fields=True):
@@ -229,10 +229,27 @@ class FleetGpus:
         holders = self.holders.get(position, ())
         return any(not each.is_alone for each in holders if each.holding.job.tenant == tenant)
 
-    def value(self, position: int, names: Sequence[str]) -> float | None:
-        """Return the first metric of a GPU that has a value."""
-        numbers = (float(self.values[gpu_list.LISTED_METRICS.index(n), position]) for n in names)
-        return next((number for number in numbers if math.isfinite(number)), None)
+    @cached_property
+    def readings(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Values of all GPUs by their name in a row; NaN for none."""
+        found = {}
+        for name, metrics in VALUES.items():
+            values = [self.values[gpu_list.LISTED_METRICS.index(each)] for each in metrics]
+            # A port uses PFC or link-wide pause, and counts 0 of the other one.
+            adds_parts = METRICS[metrics[0]].adds_parts
+            found[name] = reduce(_first_known if adds_parts else np.fmax, values)
+        return found
+
+    def value(self, position: int, name: str) -> float | None:
+        """Return a value of a GPU."""
+        number = float(self.readings[name][position])
+        return number if math.isfinite(number) else None
+
+
+def _first_known(
+    first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    return np.where(np.isnan(first), second, first)
 
 
 @dataclass(slots=True)
@@ -330,7 +347,7 @@ class GpusApi:
             reasons.append("the rail of the GPU is not known")
         elif gpus.verdicts[position] == _UNKNOWN:
             reasons.append("the agent has no verdict on the GPU")
-        values = {name: gpus.value(position, metrics) for name, metrics in VALUES.items()}
+        values = {name: gpus.value(position, name) for name in VALUES}
         if owner is not None and gpus.is_shared(position, owner):
             values = dict.fromkeys(values)
             reasons.append("readings are those of several jobs that share the GPU")
@@ -389,10 +406,7 @@ def _sort_keys(
         return np.arange(len(states), dtype=np.float64)
     if not sort:
         return states.astype(np.float64)
-    keys = np.full(len(states), np.nan)
-    for metric in VALUES[sort]:
-        values = gpus.values[gpu_list.LISTED_METRICS.index(metric)]
-        keys = np.where(np.isnan(keys), values, keys)
+    keys = gpus.readings[sort].copy()
     if owner is not None:
         keys[[position for position in gpus.holders if gpus.is_shared(position, owner)]] = np.nan
     return -keys

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from makers import SECOND, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
 
-from railscope.catalog import METRICS
-from railscope.frame import Frame, Schema
+from railscope.catalog import METRICS, nic
+from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent
 from railscope.wire import WireSchema, schema_identity, to_wire_schema
 from railscope_collector.console import node_history
@@ -29,7 +29,7 @@ from railscope_collector.framelog.segment_files import (
 FIGURES = [*GPU_FIGURES, *NIC_FIGURES]
 KEYS: node_history.DeviceKeys = {
     "gpu": frozenset({("gpu", "GPU-n1-1")}),
-    "nic": frozenset({("device", "port", "mlx5_1", "1")}),
+    "nic": frozenset({("device", "port", "mlx5_1", "1"), ("interface", "eth0")}),
 }
 GPU, RDMA = gpu_schema("n1"), rdma_schema()
 
@@ -206,6 +206,21 @@ def test_parts_of_a_device_are_combined(log: LogOfFrames) -> None:
     found = log.read(4)
     assert set(found["thermal"].values.tolist()) == {0.5}, "the larger one, not the sum"
     assert set(found["power_cap"].values.tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("is_link_wide", [False, True])
+def test_a_nic_pauses_priorities_or_the_whole_link(log: LogOfFrames, *, is_link_wide: bool) -> None:
+    """Its driver counts both kinds: the other one is 0. Each read is counted 0.02 s later than the frame states, or 0.24 s."""
+    metrics = [nic.PFC_SENT_TIME, nic.PFC_SENT, nic.GLOBAL_PAUSE_SENT_TIME, nic.GLOBAL_PAUSE_SENT]
+    entities = [
+        Entity(each.about, ("eth0", "3") if "pfc" in each.name else ("eth0",)) for each in metrics
+    ]
+    schema = Schema("nic", tuple(zip(metrics, entities, strict=True)))
+    paused = [[second * 10**6 + 220_000 * (second % 2), second * 5000] for second in range(6)]
+    log.add(schema, [[0, 0, *of] if is_link_wide else [*of, 0, 0] for of in paused], 0)
+    found = log.read(5)
+    assert found["pausing"].values.tolist() == pytest.approx([1.0, 0.78, 1.0, 0.78, 1.0])
+    assert set(found["pause_sent"].values.tolist()) == {5000.0}
 
 
 def test_the_names_of_curves_are_unique_and_their_metrics_declared() -> None:

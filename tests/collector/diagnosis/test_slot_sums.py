@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind
-from railscope_collector.diagnosis.signals import SIGNALS, WindowSums
+from railscope_collector.diagnosis.signals import PAUSE_QUANTA_BITS, SIGNALS, WindowSums
 from railscope_collector.diagnosis.slot_sums import MAX_DEVICES_AT_ONCE, SlotSums
 
 STEPS = st.lists(
@@ -184,6 +184,38 @@ def test_traffic_outside_the_lossless_priority_is_a_share_of_what_the_nic_sends(
     )
     share = SIGNALS[DeviceKind.NIC]["unprotected_share"].formula(window)
     assert share.tolist() == [1.0, 0.25]
+
+
+def test_a_nic_that_pauses_the_link_has_counters_of_pfc_that_are_zero() -> None:
+    """By durations, of ionic, and by frames, of ice and of bnxt, whose durations are those of PFC."""
+    window = window_of(
+        pausing_seconds=[0.0, np.nan],
+        paused_seconds=[0.0, 0.0],
+        pause_frames_sent=[0.0, 0.0],
+        pause_frames_received=[0.0, 0.0],
+        global_paused_seconds=[4.0, np.nan],
+        global_pause_frames_sent=[8e4, 1e9],
+        global_pause_frames_received=[1e9, 4e4],
+        port_rate=[PAUSE_QUANTA_BITS * 2e3] * 2,
+    )
+    signals = SIGNALS[DeviceKind.NIC]
+    found = {
+        name: each.formula(window).tolist() for name, each in signals.items() if "paus" in name
+    }
+    assert found["pausing_share"] == found["pausing_frames"] == [0.5, 1.0]
+    assert found["paused_share"] == [0.4, 0.25]
+    assert found["pause_frames"] == [1e8 + 8e3, 1e8 + 4e3]
+
+
+def test_durations_of_pfc_count_beside_counters_of_the_link_that_are_zero() -> None:
+    window = window_of(
+        pausing_seconds=[3.0, 3.0],
+        pause_frames_sent=[1e9, 1e9],
+        global_pausing_seconds=[0.0, np.nan],
+        global_pause_frames_sent=[0.0, 0.0],
+        port_rate=[5e10, 5e10],
+    )
+    assert SIGNALS[DeviceKind.NIC]["pausing_share"].formula(window).tolist() == [0.3, 0.3]
 
 
 def test_heat_that_two_counters_count_is_not_added() -> None:
