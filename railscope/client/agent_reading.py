@@ -16,6 +16,7 @@ from railscope.client.connection import ClientError, ReadClient
 HEALTH, HEALTH_REASON = "railscope_gpu_health", "railscope_gpu_health_reason_active"
 READ_AT = "railscope_source_read_timestamp_seconds"
 CLAIMED, LINK_UP = "railscope_gpu_claimed_ratio", "railscope_network_link_up"
+PORT_UP = "railscope_rdma_port_up"
 _GPU_VALUES = {
     "utilization_ratio": "railscope_gpu_utilization_ratio",
     "power_watts": "railscope_gpu_power_watts",
@@ -35,7 +36,10 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)",?')
 _ESCAPE = re.compile(r"\\(.)")
 _QUERY = (
     ("detail", "full"),  # which the times of readings have
-    *(("collect[]", name) for name in ("gpu", "gpu_verdict", "tenancy", "link", "nic", "agent")),
+    *(
+        ("collect[]", name)
+        for name in ("gpu", "gpu_verdict", "tenancy", "link", "nic", "rdma", "agent")
+    ),
 )
 _STATES = frozenset(METRICS[HEALTH].states.values())
 _ABSENCES = gpu_tables.ABSENCES | {
@@ -92,6 +96,8 @@ class AgentReading:
     """Names of each GPU, by UUID."""
     nics: dict[str, str] = field(default_factory=dict)
     """NIC by rail."""
+    rdma_devices: dict[str, str] = field(default_factory=dict)
+    """RDMA device by NIC, whose port has the state where the interface has none: IP over InfiniBand."""
     states: dict[str, str] = field(default_factory=dict)
     """Verdict on each GPU."""
     reasons: dict[str, list[str]] = field(default_factory=dict)
@@ -189,8 +195,11 @@ def read_metrics(text: str, sent_ns: int) -> AgentReading:
         elif interface := labels.get("interface"):
             if name == "railscope_nic_info" and labels.get("rail"):
                 found.nics.setdefault(labels["rail"], interface)
+                found.rdma_devices[interface] = labels.get("rdma_device", "")
             elif len(labels) == 1:
                 found.values[name, interface] = value
+        elif name == PORT_UP:
+            found.values.setdefault((name, labels.get("device", "")), value)
     return found
 
 
@@ -229,7 +238,8 @@ def _make_gpu(found: AgentReading, before: AgentReading, gpu: str) -> api.Gpu:
     rail, health = labels.get("rail", ""), found.states.get(gpu, "")
     health = health if health in _STATES else "unknown"
     nic = found.nics.get(rail, "")
-    link_up, unclaimed = values.get((LINK_UP, nic)), values.get((_UNCLAIMED, gpu))
+    link_up = values.get((LINK_UP, nic), values.get((PORT_UP, found.rdma_devices.get(nic, ""))))
+    unclaimed = values.get((_UNCLAIMED, gpu))
     claimed = values.get((CLAIMED, gpu), 0.0)
     readings: dict[str, Any] = {n: values.get((metric, gpu)) for n, metric in _GPU_VALUES.items()}
     readings |= {n: _rate(found, before, (metric, nic)) for n, metric in _NIC_RATES.items()}

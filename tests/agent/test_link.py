@@ -77,3 +77,29 @@ def test_one_answer_covers_all_carriers_and_interfaces_switched_off() -> None:
     assert readings(reader.run().frame)[up, ("eth2",)] is Absent.GONE
     host.calls["netlink.links()"] = OSError(errno.ENOBUFS, "no space")
     assert readings(reader.run().frame)[up, ("eth0",)] is Absent.ERROR
+
+
+@pytest.mark.parametrize("has_netlink", [True, False])
+def test_the_state_of_an_ipoib_interface_is_not_that_of_its_port(*, has_netlink: bool) -> None:
+    """Verbs run over a port that is active while ib0 is down; a child of a partition has no state of a port either."""
+    host = FakeHost()
+    for name, kind in (("eth0", "1"), ("ib0", "32"), ("ib0.8001", "32")):
+        for file, text in (
+            ("type", kind),
+            ("speed", "400000"),
+            ("carrier", "1"),
+            ("carrier_changes", "1"),
+        ):
+            host.files[f"/sys/class/net/{name}/{file}"] = text
+    if has_netlink:
+        names = ("eth0", "ib0", "ib0.8001")
+        host.calls["netlink.links()"] = [
+            link(each, up=True, carrier=1, changes=1) for each in names
+        ]
+    found = readings(read_once(LinkSource(), host).frame)
+    speed = "railscope_network_link_speed_bytes_per_second"
+    assert {name for name, _ in found if name != speed} == {
+        "railscope_network_link_up", "railscope_network_link_changes_total",
+    }  # fmt: skip
+    assert {key for name, key in found if name != speed} == {("eth0",)}
+    assert {key for name, key in found if name == speed} == {("eth0",), ("ib0",), ("ib0.8001",)}

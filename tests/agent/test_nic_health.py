@@ -85,6 +85,7 @@ FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("pcie_errors", (rate(pcie.PCIE_ERRORS, 1, "correctable"),)),
     ("link_down", (now(host.LINK_UP, 0),)),
     ("link_down", (now(host.LINK_UP, 0), labels(role=""))),
+    ("link_down", (now(host.LINK_UP, Absent.UNSUPPORTED), now(rdma.RDMA_UP, 0))),
     ("link_down", (now(host.LINK_UP, 0), peers(number=0), once(n.LINK_DOWNS))),
     ("link_speed_low", (now(host.LINK_SPEED, HALF),)),
     ("link_speed_low", (now(host.LINK_SPEED, HALF), now(t.EXPECTED_SPEED, Absent.UNSUPPORTED))),

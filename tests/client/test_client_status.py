@@ -471,6 +471,13 @@ railscope_gpu_power_watts{gpu="GPU-a"} 500.5
 railscope_nic_info{interface="eth0",rail="0"} 1
 railscope_network_link_up{interface="eth0"} 1
 """
+IPOIB = (
+    METRICS.replace("STATE", "healthy").split("railscope_nic_info")[0]
+    + """
+railscope_nic_info{interface="ib0",rail="0",rdma_device="mlx5_0"} 1
+railscope_rdma_port_up{device="mlx5_0",port="1"} PORT
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -484,6 +491,8 @@ railscope_network_link_up{interface="eth0"} 1
         (METRICS.replace("STATE", "surprising"), "unknown", "GPU 1: "),
         (METRICS.replace("STATE", "healthy").replace("} 2\n", "} 200\n"), "unknown", "stale"),
         (METRICS.replace("STATE", "healthy").replace('="eth0"} 1\n', '="eth0"} 0\n'), "degraded", "the link of eth0 is down"),
+        (IPOIB.replace("PORT", "1"), "healthy", ""),
+        (IPOIB.replace("PORT", "0"), "degraded", "the link of ib0 is down"),
         (METRICS.replace("STATE", "healthy").replace('state="ok"', 'state="failed"'), "degraded", "source gpu"),
         ("railscope_node_info{} 1\n", "unknown", "no GPU"),
         ("up 1\n", "unknown", "the server is no Railscope agent; fix: check the URL"),

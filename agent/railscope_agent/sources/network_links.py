@@ -16,7 +16,7 @@ from railscope_agent.sampling import (
     source,
 )
 from railscope_agent.topology.network import NetworkScanner
-from railscope_agent.topology.network_interface import parse_speed
+from railscope_agent.topology.network_interface import is_infiniband, parse_speed
 
 NET = "/sys/class/net"
 
@@ -29,7 +29,7 @@ _FILES: tuple[tuple[str, declare.Metric, Callable[[bytes], Reading]], ...] = (
 
 
 class LinkSource(source.SourceWithFiles):
-    """Speed, carrier and carrier changes of every interface.
+    """Speed, carrier and carrier changes of every interface; only the speed of IP over InfiniBand, whose ports the source `rdma` has.
 
     One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
     in a copied tree, the files of each interface are read.
@@ -55,10 +55,16 @@ class LinkSource(source.SourceWithFiles):
             links = _links(host)
         except OSError:
             links = {}
-        self._with_carrier = [name for name in interfaces if "carrier" in links.get(name, {})]
+        without_state = {name for name in interfaces if is_infiniband(host, name)}
+        self._with_carrier = [
+            name
+            for name in interfaces
+            if "carrier" in links.get(name, {}) and name not in without_state
+        ]
+        without_files = without_state.union(self._with_carrier)
         for interface in interfaces:
             # Carrier and its changes come with the one answer of rtnetlink: two files less per interface.
-            for file, metric, parse in _FILES[:1] if interface in self._with_carrier else _FILES:
+            for file, metric, parse in _FILES[:1] if interface in without_files else _FILES:
                 path = f"{NET}/{interface}/{file}"
                 if _has_content(host, path):
                     columns.add(metric, Entity(entities.NIC, (interface,)))

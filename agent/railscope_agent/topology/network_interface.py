@@ -67,6 +67,11 @@ def read_interfaces(host: Host) -> dict[str, NetworkInterface]:
     return {interface.name: interface for interface in found if interface}
 
 
+def is_infiniband(host: Host, interface: str) -> bool:
+    """True for IP over InfiniBand. Its state is not that of the port: verbs run over a port that is active while it is down."""
+    return read_text(host, f"{pci.NET_CLASS}/{interface}/type") == _INFINIBAND
+
+
 def read_driver(host: Host, interface: str) -> dict[str, Json]:
     """Return ethtool's answer about the driver of an interface (linux/ethtool.h, ETHTOOL_GDRVINFO). Raises OSError.
 
@@ -122,8 +127,7 @@ def _read_interface(host: Host, name: str) -> NetworkInterface | None:
         kind = InterfaceKind.SUBFUNCTION
     elif pci.is_virtual_function(host, f"{directory}/device"):
         kind = InterfaceKind.VIRTUAL_FUNCTION
-    is_infiniband = read_text(host, f"{directory}/type") == _INFINIBAND
-    return NetworkInterface(name, kind, function, driver, is_infiniband)
+    return NetworkInterface(name, kind, function, driver, is_infiniband(host, name))
 
 
 def _is_stacked(host: Host, directory: str) -> bool:
