@@ -31,8 +31,6 @@ from railscope_collector.diagnosis.slot_sums import (
 )
 
 MIN_MEMBERS, LOSS_SLOTS = 3, 2 * findings.SLOTS_PER_MINUTE
-MIN_PAUSE_FRAMES, PAUSE_FACTOR = 20.0, 8.0
-"""Pause frames of a leaf whose ECN may be inactive: per second and NIC, and relative to the other leaves and to its past."""
 MIN_MARKS, USUAL_LOAD = 2.0, 0.5
 """Usual marks per second of each NIC, and share of the usual load, from which on no marks in half a minute show a changed setting."""
 
@@ -43,7 +41,7 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     if np.bincount(view.groups.nic_leaf[use] + 1)[1:].max(initial=0) < MIN_MEMBERS:
         return
     frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
-    base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
+    pauses = findings.above(nic["pausing_share"], MIN_PAUSING)
     usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)
     loads = _means(view, nic["receive"], use)
     usual_loads = _means(view, view.base(DeviceKind.NIC, "receive"), use)
@@ -58,14 +56,11 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         other_leaves = all_leaves[all_leaves != leaf]
         cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
-        usual = np.fmax(
-            or_zero(median_known(frames[other_leaves])) * PAUSE_FACTOR,
-            MIN_PAUSE_FRAMES,
-        )
-        usual = np.fmax(usual, PAUSE_FACTOR * or_zero(base[leaf]))
         # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
         ended = usual_marks[leaf] > MIN_MARKS and loads[leaf] > USUAL_LOAD * usual_loads[leaf]
-        if marks[leaf] == 0 and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
+        # PFC spreads through spines: senders that a receiver elsewhere pauses have no queue at their leaf to mark.
+        is_paused = pauses[view.rail_around(int(positions[0]))].any()
+        if marks[leaf] == 0 and ended and not is_paused and (marks[other_leaves] > 0).any():
             limit = float(or_zero(median_known(frames[other_leaves])))
             pause = findings.FindingEvidence(
                 "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
