@@ -41,7 +41,9 @@ CRITICAL_UNCORRECTED = 0.05
 def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     nic = view.signals.nic
     errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
-    is_lossy = findings.above(lost, CRITICAL_UNCORRECTED)
+    # A receiver counts symbols beyond correction while a link drops and trains.
+    outages = view.signals.table(DeviceKind.NIC, OUTAGE_SLOTS)["link_downs"]
+    is_lossy = findings.above(lost, CRITICAL_UNCORRECTED) & ~findings.above(outages, 0.5)
     if not (is_lossy | findings.above(errors, MIN_BIT_ERRORS)).any():
         return
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
@@ -55,7 +57,7 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     of_errors = findings.Compared("bit_errors", errors, limit, "peers and baseline")
     of_lost = findings.Compared("uncorrected_symbols", lost, CRITICAL_UNCORRECTED)
     for position in np.flatnonzero(hit).tolist():
-        critical = errors[position] > CRITICAL_BIT_ERRORS or lost[position] > CRITICAL_UNCORRECTED
+        critical = errors[position] > CRITICAL_BIT_ERRORS or is_lossy[position]
         yield findings.Finding(
             "transceiver_degraded",
             findings.Cause("nic", position),
@@ -180,17 +182,25 @@ def _first_down_ns(view: findings.DiagnosisView, position: int, slots: int) -> i
     return view.timestamp_ns - first * findings.SLOT_NS
 
 
+LOST_SLOTS, LOST_BEFORE_SLOTS = 3, 12
+"""Slots in which a node reports other NICs without one that has left, and those before them in which it reported that one."""
+REPORTED_BY = ("link_up", "port_up", "rdma_received_bytes", "port_received_bytes")
+"""Quantities by which a NIC is reported: carrier, port, driver and RDMA counters are read by sources with periods of their own."""
+
+
 def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield NICs that a node no longer reports while it reports others."""
-    now, before = view.signals.table(DeviceKind.NIC, 3), view.signals.table(DeviceKind.NIC, 12, 3)
-    groups = view.groups
-    reports = ~np.isnan(now["link_up"]) | ~np.isnan(now["receive"]) | ~np.isnan(now["pause_frames"])
-    gone = ~reports
+    """Yield NICs that a source of a node no longer reports while it reports others."""
+    groups, sums, slot = view.groups, view.devices.sums[DeviceKind.NIC], view.signals.slot
+    now = view.signals.table(DeviceKind.NIC, LOST_SLOTS)
+    gone = np.isnan(now["link_up"]) & np.isnan(now["receive"]) & np.isnan(now["pause_frames"])
     if gone.any():
-        alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
-        reported = ~np.isnan(before["link_up"]) | ~np.isnan(before["receive"])
-        gone &= reported & alive[groups.nic_node]
-    gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
+        are_missed = np.zeros_like(gone)
+        for name in filter(sums.has_readings, REPORTED_BY):
+            of_others = groups.nic_node[~np.isnan(sums.rate(name, slot, LOST_SLOTS))]
+            was_reported = ~np.isnan(sums.rate(name, slot - LOST_SLOTS, LOST_BEFORE_SLOTS))
+            are_missed |= was_reported & np.isin(groups.nic_node, of_others)
+        gone &= are_missed
+    gone |= sums.last("device_gone", slot, 6) > 0
     if gone.any() and view.jobs:
         # Maintenance resets NICs of nodes without a job: those that are back within two minutes were not lost.
         minutes = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from support.drawn_faults import slow_receiver
 from support.drawn_readings import (
     NODES,
     ONSET,
+    SLOTS,
+    Change,
     classes_of,
     drawn_feed,
     healthy_feed,
@@ -23,6 +26,7 @@ from railscope_collector.diagnosis.findings import SLOT_NS
 from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.ranking import Reach, may_explain
+from railscope_collector.diagnosis.slot_sums import Floats, Positions
 
 
 def test_a_leaf_with_all_links_down_is_one_incident() -> None:
@@ -636,3 +640,129 @@ def test_a_nic_that_waits_for_a_narrow_link_of_its_gpu_is_no_slow_receiver(
 
     found = run(feed, narrow, ONSET + 20)
     assert {each.class_name for each in found if not each.explained_by} == {expected}
+
+
+class PartlyReadFeed(DrawnFeed):
+    """A feed of NICs with counters that are read in some slots: by name of the quantity, slot and position of the NIC."""
+
+    def __init__(self, is_read: Callable[[str, int, Positions], Floats | bool]) -> None:
+        super().__init__(DrawnCluster(9, 1, NODES, benign=False), SLOTS)
+        self._is_read, self._slot = is_read, 0
+
+    def put(self, slot: int, row: Row) -> None:
+        self._slot = slot
+        super().put(slot, row)
+
+    def _add(
+        self, kind: DeviceKind, name: str, values: Floats, weights: Floats, first: int = 0
+    ) -> None:
+        if kind is DeviceKind.NIC:
+            weights = weights * self._is_read(name, self._slot, np.arange(len(values)))
+        super()._add(kind, name, values, weights, first)
+
+
+@pytest.mark.parametrize(("lost", "expected"), [(-1, []), (10, [("nic_lost", 10)])])
+def test_a_nic_is_lost_if_a_source_that_showed_it_shows_others_without_it(
+    lost: int, expected: list[tuple[str, int]]
+) -> None:
+    """Carriers are read every 80 seconds; the NICs of the last rail have no RDMA counters: nothing shows them in between."""
+
+    def is_read(name: str, slot: int, nics: Positions) -> Floats | bool:
+        here = (nics != lost) | (slot < ONSET)
+        if name in {"link_up", "link_speed"}:
+            return here * (slot % 8 == 0)
+        return here * (nics % RAILS != RAILS - 1)
+
+    incidents = run(PartlyReadFeed(is_read), lambda _cluster, _row, _since: None, SLOTS)
+    assert [(each.class_name, each.cause.position) for each in incidents] == expected
+
+
+def test_symbols_beyond_correction_while_a_link_drops_and_trains_are_part_of_the_flap() -> None:
+    def flap(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = not 0 <= since < 2
+        row.nic["uncorrected"][1, 2] = 200.0 * (since in {0, 2})
+
+    assert classes_of(incidents_of(flap)) == {("link_flap", "nic")}
+
+
+def _no_marks_but_on_one_rail(row: Row) -> None:
+    row.nic["marked"][:] = 0.0
+    row.nic["marked"][:, 5] = 1e-5
+
+
+def _slow_receiver(_: DrawnCluster, row: Row, since: int) -> None:
+    _no_marks_but_on_one_rail(row)
+    if since >= 0:
+        row.nic["pausing"][0, 3], row.nic["stall"][0, 3] = 0.05, 0.3
+        row.nic["paused"][1:, 3] = 0.05
+        row.nic["marked"][0, 3] = 0.05
+
+
+def _incast(cluster: DrawnCluster, row: Row, since: int) -> None:
+    _no_marks_but_on_one_rail(row)
+    if since >= 0:
+        cluster.slow_job(row, cluster.jobs[0], 0.6)
+        row.nic["marked"][0, 3], row.nic["receive"][0, 3] = 0.3, 0.97
+        row.nic["paused"][NODES:, 3] = 0.02
+
+
+def _storm(cluster: DrawnCluster, row: Row, since: int) -> None:
+    if since >= 0:
+        row.nic["pausing"][0, 3], row.nic["paused"][1:, 3] = 0.95, 0.9
+        for name in ("send", "receive"):
+            row.nic[name][:, 3] *= 0.05
+        row.nic["receive"][0, 3] = 0.0
+        row.nic["marked"][:, 3] = 0.0
+        cluster.slow_job(row, cluster.jobs[0], 0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (_slow_receiver, "pcie_bound_receiver"),
+        (_incast, "incast_receiver"),
+        (_storm, "pfc_storm"),
+    ],
+)
+def test_a_leaf_whose_senders_a_receiver_elsewhere_pauses_has_nothing_to_mark(
+    change: Change, name: str
+) -> None:
+    """Pause spreads through spines to the leaves of the senders, whose queues stand still or are empty."""
+    (incident,) = incidents_of(change, SLOTS, 2, 2 * NODES, changes_past=True)
+    assert (incident.class_name, incident.cause.position) == (name, 3)
+
+
+class LinkPauseFeed(DrawnFeed):
+    """A feed of NICs that pause whole links: their counters of PFC are zero."""
+
+    def __init__(self, *, has_durations: bool) -> None:
+        super().__init__(DrawnCluster(9, 1, NODES, benign=False), SLOTS)
+        self._has_durations = has_durations
+
+    def _add(
+        self, kind: DeviceKind, name: str, values: Floats, weights: Floats, first: int = 0
+    ) -> None:
+        if name.startswith("pause_frames"):
+            super()._add(kind, f"global_{name}", values, weights, first)
+        is_duration = name in {"pausing_seconds", "paused_seconds"}
+        if is_duration or name.startswith("pause_frames"):
+            values = np.zeros_like(values)
+        if not is_duration or self._has_durations:
+            super()._add(kind, name, values, weights, first)
+
+
+@pytest.mark.parametrize("has_durations", [False, True])
+def test_a_nic_that_pauses_the_link_beside_counters_of_pfc_that_are_zero_is_a_storm(
+    *, has_durations: bool
+) -> None:
+    """Of bnxt, which has durations of PFC, and of ice, which has none."""
+
+    def storm(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["pausing_frames"][0, 3], row.nic["paused_frames"][1:, 3] = 11_000.0, 6000.0
+            row.nic["receive"][0, 3] = 0.0
+            row.nic["send"][:, 3] *= 0.2
+
+    (incident,) = run(LinkPauseFeed(has_durations=has_durations), storm, SLOTS)
+    assert (incident.class_name, incident.cause.position) == ("pfc_storm", 3)
