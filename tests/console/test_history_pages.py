@@ -389,8 +389,8 @@ class ServerOfTest:
 
 
 @pytest.mark.parametrize(("name", "parts", "labels"), [
-    ("rail_history", {"rail": "3"}, '{rail="3"}'),
-    ("job_history", {"tenant": "red", "source": "slurm", "workload": 'a"b'}, '{tenant="red",source="slurm",workload="a\\"b"}'),
+    ("rail_history", {"rail": "3"}, 'rail="3"}'),
+    ("job_history", {"tenant": "red", "source": "slurm", "workload": 'a"b'}, 'tenant="red",source="slurm",workload="a\\"b"}'),
 ])  # fmt: skip
 @pytest.mark.parametrize("value", [5.0, np.nan])
 async def test_curves_are_those_of_the_server(
