@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,7 @@ async def accept_clock(site: ProgramDirectory) -> None:
     """Run the command as an administrator does."""
     (site.directory / "collector.toml").write_text('state_directory = "collector"\n')
     terms = ["collector", "accept-clock", "--config", "collector.toml", "--yes"]
-    assert await run_to_end(terms, site.directory) == 0
+    assert await run_to_end(terms, site.directory, os.environ) == 0
 
 
 @pytest.mark.parametrize("ahead_ns", [HOUR_NS, -3 * HOUR_NS])
