@@ -119,8 +119,7 @@ def firing_alerts(path: Path, case: Path, *, is_split: bool) -> Iterator[tuple[s
                 for time in times
             ],
         })  # fmt: skip
-    interval = {k: v for k, v in document.items() if k == "evaluation_interval"}
-    case.write_text(yaml.safe_dump({"rule_files": rules, "tests": tests, **interval}))
+    case.write_text(yaml.safe_dump(document | {"rule_files": rules, "tests": tests}))
     command = ["promtool", "test", "rules", str(case)]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     results = _GOT.findall(outcome.stdout + outcome.stderr)
