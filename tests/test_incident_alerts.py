@@ -72,7 +72,6 @@ def is_sent(text: str, by: Mapping[str, str]) -> bool:
         (carrier("pfc_storm", NIC), ["PfcStorm critical node=n1 interface=eth3", "LosslessDiscards critical node=n1 interface=eth3 priority=3"]),
         (carrier("host_bound_receiver", NODE), ["PfcPauseShare critical node=n1 interface=eth4 direction=transmit"]),
         (carrier("node_down", NODE), ["NodeStale critical node=n1 reported_by=collector"]),
-        (carrier("clock_skew", NODE), ["ClockSkew critical node=n1"]),
         (reach(PORT), [
             "PfcPauseShare critical node=n2 interface=eth3 direction=receive", "PauseWithoutMarks warning node=n2 interface=eth3",
             "RdmaRetransmission critical node=n2 device=mlx5_3 port=1", "RailOfNodeImbalance warning node=n2 device=mlx5_3 port=1",

@@ -122,7 +122,7 @@ def _age() -> Iterator[panels.Panel]:
     yield from (
         panels.rows(301, "Oldest sources", "Time since their last complete read.", NODE_SOURCE, column, span=8),
         panels.lines(302, "Oldest frames", "The ten nodes with the oldest newest frame.", query.build_query(frames, legend="{{node}}"), steps=panels.OLD),
-        panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's.", *clocks).min(-1),
+        panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's; a slow network or collector makes all appear behind.", *clocks).min(-1),
     )  # fmt: skip
 
 

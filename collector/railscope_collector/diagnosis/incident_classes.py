@@ -116,7 +116,7 @@ _ROWS = [
     ("job_slowdown", "Slow job", "A job is slower than before, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "compare the ranks with the collectives of the job"),
     ("node_down", "Node down", "A node does not respond, and its jobs wait for it.", _CRITICAL, 2, 2, _HARD, "check power and console of the node"),
     ("agent_partition", "Agent cut off", "The collector does not receive frames of a node whose job goes on.", _WARNING, 2, 2, _HARD, "check the management network and the agent of the node"),
-    ("clock_skew", "Wrong clock", "The clock of a node is wrong.", _WARNING, 2, 3, _HARD, "check time synchronization of the node"),
+    ("clock_skew", "Wrong clock", "The clock of a node is wrong.", _WARNING, 2, 3, _HARD, "repair time synchronization of the node; let the clock slew, do not step it under a job"),
 ]  # fmt: skip
 
 _ADVICE_ROWS = [
