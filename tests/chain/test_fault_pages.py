@@ -232,7 +232,12 @@ async def wait_for_symptoms(watch: AlertingServers, wanted: set[tuple[str, str]]
         )
         return wanted <= found
 
-    await wait_until(are_inhibited, f"Alertmanager inhibits {wanted}", every=0.5)
+    await wait_until(
+        are_inhibited,
+        f"Alertmanager inhibits {wanted}",
+        every=0.5,
+        patience=CLUSTER_PATIENCE_SECONDS,
+    )
 
 
 async def wait_for_incident(site: ProgramDirectory) -> None:
@@ -247,7 +252,7 @@ async def wait_for_incident(site: ProgramDirectory) -> None:
     )
 
 
-@pytest.mark.timeout(3 * CLUSTER_PATIENCE_SECONDS)
+@pytest.mark.timeout(4 * CLUSTER_PATIENCE_SECONDS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultCluster) -> None:
     endpoints = await start_cluster(site, cluster)
