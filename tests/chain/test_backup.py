@@ -26,6 +26,7 @@ from railscope_collector.tables import metadata
 
 PAGE = Path(__file__).parents[2] / "docs" / "availability.md"
 STATE, BACKUP = "/var/lib/railscope-collector", "/var/backups/railscope"
+SNAPSHOT = f"/mnt/snapshot{STATE}"
 PRICES = PAGE.parents[1] / "deploy" / "prices.toml"
 FRAMES = 180
 GPU = "GPU-n1-0"
@@ -135,7 +136,8 @@ class RestorableSite:
             f"'{self.database}'" if self.database else f"sqlite:///{self.state}/ledger.sqlite"
         )
         for text, own in ((f"sqlite:///{STATE}/ledger.sqlite", "URL"), ("URL", database),
-                          (STATE, str(self.state)), (BACKUP, str(directory / "backup"))):  # fmt: skip
+                          (SNAPSHOT, str(self.state)), (STATE, str(self.state)),
+                          (BACKUP, str(directory / "backup"))):  # fmt: skip
             command = command.replace(text, own)
         if command.startswith(("railscope bill", "railscope collector")):
             command += f" --config {directory}/collector.toml"
