@@ -27,7 +27,9 @@ _COMMANDS = (
     "The commands, in order; of Slurm and Kubernetes, type the lines of the one that you run:"
 )
 _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
-_COMMANDS_PART = re.compile(rf"\n+{re.escape(_COMMANDS)}\n.*", re.DOTALL)
+_ONLY_CRITICAL = "Only if the alert is critical. "
+"""Alerts with warnings too: a warning ends no job."""
+_COMMANDS_PART = re.compile(rf"\n+(?:{_ONLY_CRITICAL})?{re.escape(_COMMANDS)}\n.*", re.DOTALL)
 
 _SAME_REMEDY: Mapping[str, str] = {
     "RailscopeFecErrors": "transceiver_degraded",
@@ -35,9 +37,11 @@ _SAME_REMEDY: Mapping[str, str] = {
     "RailscopeGpuEccUncorrected": "ecc_uncorrectable",
     "RailscopeGpuHealth": "xid_event",
     "RailscopeGpuLost": "gpu_lost",
+    "RailscopeGpuMemoryFailed": "gpu_memory_failed",
     "RailscopeGpuMissing": "gpu_lost",
     "RailscopeGpuXid": "xid_event",
     "RailscopeLinkDown": "link_down",
+    "RailscopeNodeStale": "node_down",
     "RailscopeNvswitchSxid": "gpu_lost",
     "RailscopePcieAer": "nic_lost",
     "RailscopePcieDeviceGone": "nic_lost",
@@ -48,7 +52,6 @@ _SAME_REMEDY: Mapping[str, str] = {
 _REMEDY: Mapping[str, str] = {
     "RailscopeBondDegraded": "repair",
     "RailscopeDriveFailing": "repair",
-    "RailscopeGpuMemoryFailed": "repair",
     "RailscopeGpuPowerBrake": "repair",
     "RailscopeGpuThermalThrottle": "repair",
     "RailscopeHostMemoryErrors": "repair",
@@ -105,7 +108,9 @@ def _section(alert: str, same: list[dict[str, Any]], written: str) -> str:
     by_hand = _COMMANDS_PART.sub("", written.strip("\n")).partition("\n\n")[2]
     parts = [f"## {alert}", f"{same[0]['annotations']['summary']} {_severities(same)}", by_hand]
     if commands := _commands(alert, same):
-        parts += [_COMMANDS, "\n".join(("```sh", *commands, "```"))]
+        is_mixed = {rule["labels"]["severity"] for rule in same} != {"critical"}
+        intro = (_ONLY_CRITICAL if is_mixed else "") + _COMMANDS
+        parts += [intro, "\n".join(("```sh", *commands, "```"))]
     return "\n\n".join(filter(None, parts))
 
 

@@ -410,7 +410,7 @@ OF_NODES = re.compile("Gpu|Nv|Pcie|Rdma|Host|Bond|Drive")
 def test_the_runbook_of_a_page_drains_verifies_and_returns_in_this_order(name: str):
     lines = section_of(name).splitlines()
     drained = lines.index("scontrol update nodename=NODE state=drain reason=REASON")
-    verified = lines.index("railscope nodes NODE")
+    verified = lines.index("railscope nodes NODE  # continue when it reports and is healthy")
     assert drained < verified < lines.index("scontrol update nodename=NODE state=resume")
 
 

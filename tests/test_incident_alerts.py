@@ -59,7 +59,11 @@ def is_sent(text: str, by: Mapping[str, str]) -> bool:
             "GpuLost warning node=n1 problem=fewer", "PcieAer critical node=n1 pci_address=0000:43:00.0",
             "SourcePartial warning node=n1 source=gpu_health", "GpuHealth warning node=n1 gpu=GPU-5 problem=unknown",
         ]),
-        (carrier("row_remap", GPU), ["GpuHealth critical node=n1 gpu=GPU-4", "GpuMemoryFailed critical node=n1 gpu=GPU-4 problem=row_remap"]),
+        (carrier("row_remap", GPU), ["GpuHealth critical node=n1 gpu=GPU-4", "GpuRowRemapPending warning node=n1 gpu=GPU-4"]),
+        (carrier("gpu_memory_failed", GPU), [
+            "GpuHealth critical node=n1 gpu=GPU-4", "GpuMemoryFailed critical node=n1 gpu=GPU-4 problem=row_remap",
+            "GpuMemoryFailed critical node=n1 gpu=GPU-4 problem=sram",
+        ]),
         (carrier("xid_event", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=62"]),
         (carrier("thermal_straggler", GPU), ["GpuThermalThrottle critical node=n1 gpu=GPU-4"]),
         (carrier("nvlink_errors", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=74", "NvlinkErrors critical node=n1 gpu=GPU-4 link=7"]),

@@ -11,31 +11,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from railscope.api import EntityDocument, GpuDocument, JobDocument, NicDocument, NodeDocument
 
 _DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
-_WAIT = "squeue --nodelist={node}  # continue when it is empty"
-_EVICT = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _CORDON = "kubectl cordon {node}"
-# A drain of Slurm lets jobs run, also those that hang: scontrol(1).
-_CANCEL = "scancel --nodelist={node}  # ends the jobs of the node: they have failed or hang"
-_STOP_JOBS = (_DRAIN, _CANCEL, _WAIT, _EVICT)
-_WAIT_FOR_JOBS = f"{_WAIT}; end jobs that hang with scancel"
-_WAIT_FOR_PODS = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left"
-_LET_JOBS_END = (_DRAIN, _WAIT_FOR_JOBS, _CORDON, _WAIT_FOR_PODS)
-"""For a fault with which jobs go on: Slurm drains a node after its jobs, Kubernetes evicts pods at once."""
+# A drain of Slurm lets jobs run, also those that hang: scontrol(1). An error of one GPU or NIC leaves the jobs of others alive,
+# and a hung job of several nodes would end on all of them: which to end is a decision by job, never by node.
+_LET_JOBS_END = (
+    _DRAIN,
+    "squeue --nodelist={node}  # continue when it is empty; end a job that hangs: scancel JOBID",
+    _CORDON,
+    "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left",
+    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # evicts what is left",
+)
 _RETURN = (
-    "railscope nodes {node}",
+    "railscope nodes {node}  # continue when it reports and is healthy",
     "scontrol update nodename={node} state=resume",
     "kubectl uncordon {node}",
 )
 _REPAIR = "# repair {node}, start it again, then verify and return it to service"
+_REPAIR_LINK = "# clean, reseat or replace cable and transceivers; continue when the link is up"
+_REPLACE = "# replace the GPU; only then verify {node} and return it to service"
 # nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others. It resets no GPU that a
 # process has open, as the agent, DCGM and nvidia-persistenced have: nvidia-smi(1).
 _RESET_GPU = (
+    "# reset of {pci_address}; on Kubernetes, pods of DaemonSets keep it open: reboot the node in place of the next three lines",
     "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced",
     "ssh {node} sudo nvidia-smi --gpu-reset -i {pci_address}",
     "ssh {node} sudo systemctl start nvidia-persistenced nvidia-dcgm railscope-agent",
 )
 # All GPUs and NVSwitches at once, both ends of each link among them; without -i, nvidia-smi resets all: nvidia-smi(1).
 _RESET_ALL_GPUS = (
+    "# reset of all GPUs; on Kubernetes, pods of DaemonSets keep them open: reboot the node in place of the next three lines",
     "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced nvidia-fabricmanager",
     "ssh {node} sudo nvidia-smi --gpu-reset",
     "ssh {node} sudo systemctl start nvidia-fabricmanager nvidia-persistenced nvidia-dcgm railscope-agent",
@@ -43,15 +47,19 @@ _RESET_ALL_GPUS = (
 # Reloads the driver of the device alone: devlink-dev(8).
 _RELOAD_NIC = "ssh {node} sudo devlink dev reload pci/{pci_address}"
 _REBOOT = "ssh {node} sudo systemctl reboot"
-_SHOW_LINK = ("ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {interface}")
 _SHOW_PCIE = "ssh {node} sudo lspci -vvs {pci_address}"
 _SHOW_SENSORS = "ssh {node} sudo ipmitool sdr elist"
 _SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
-# To attach when the device is returned to its vendor, who asks for the state before the reset.
+# Each record has a directory of its own, also when the fault returns.
 _RECORD = (
-    "ssh {node} sudo nvidia-bug-report.sh",
-    # Each record has a directory of its own, also when the fault returns.
     "ssh {node} sudo railscope agent record --redact railscope-{node}-$(date +%FT%H%M)",
+    "scp -r {node}:railscope-{node}-\\* .  # attach it when the device is returned to its vendor",
+)
+# Vendors ask for the state before the reset. The script may wait for a driver that hangs; --safe-mode leaves out the parts that do.
+_RECORD_GPU = (
+    "ssh {node} sudo timeout 600 nvidia-bug-report.sh --safe-mode",
+    "scp {node}:nvidia-bug-report.log.gz .",
+    *_RECORD,
 )
 _REMOTE = "ssh {node} "
 # Reads collectives.flight_recorder_directory of the agents at its default. The name of the job is no word of the remote
@@ -65,14 +73,17 @@ _COLLECT_DUMPS_OF_POD = (
 )
 
 _COMMANDS: Mapping[str, Sequence[str]] = {
-    "gpu_lost": (*_STOP_JOBS, *_RECORD, _REBOOT, *_RETURN),
-    "gpu_unresponsive": (*_STOP_JOBS, *_RECORD, _REBOOT, *_RETURN),
-    "ecc_uncorrectable": (*_STOP_JOBS, *_RECORD, *_RESET_GPU, *_RETURN),
+    "gpu_lost": (*_LET_JOBS_END, *_RECORD_GPU, _REBOOT, *_RETURN),
+    "gpu_unresponsive": (*_LET_JOBS_END, *_RECORD_GPU, _REBOOT, *_RETURN),
+    "ecc_uncorrectable": (*_LET_JOBS_END, *_RECORD_GPU, *_RESET_GPU, *_RETURN),
+    "gpu_memory_failed": (*_LET_JOBS_END, *_RECORD_GPU, _REPLACE, *_RETURN),
     "row_remap": (*_LET_JOBS_END, *_RESET_GPU, *_RETURN),
-    "nvlink_errors": (*_LET_JOBS_END, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_RESET_GPU, *_RETURN),
+    "nvlink_errors": (
+        "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_LET_JOBS_END, *_RECORD_GPU, *_RESET_GPU, *_RETURN,
+    ),
     "xid_event": (
         "ssh {node} sudo railscope health", "# the rest is for the action reset_gpu of {node}; take any other action in its place",
-        *_LET_JOBS_END, *_RECORD, *_RESET_GPU, *_RETURN,
+        *_LET_JOBS_END, *_RECORD_GPU, *_RESET_GPU, *_RETURN,
     ),
     "thermal_straggler": (
         "ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
@@ -86,29 +97,53 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
         "ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE -i {pci_address}", *_LET_JOBS_END,
         "ssh {node} sudo dcgmi diag --run 3", "# if a test fails, repair {node}; then verify and return it to service", *_RETURN,
     ),
-    "nic_lost": (*_STOP_JOBS, "ssh {node} lspci -s {pci_address}", _REBOOT, *_RETURN),
-    "pfc_storm": (*_STOP_JOBS, _RELOAD_NIC, *_RETURN),
+    "nic_lost": (
+        *_LET_JOBS_END, *_RECORD, _REBOOT,
+        "ssh {node} lspci -s {pci_address}  # no line: reseat or replace the NIC, then start {node} again", *_RETURN,
+    ),
+    "pfc_storm": (
+        "# the pauses spread through the fabric: do not wait for the jobs of {node}, end them with scancel JOBID",
+        *_LET_JOBS_END, *_RECORD, _RELOAD_NIC, *_RETURN,
+    ),
     "slow_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _RELOAD_NIC, *_RETURN),
-    "pcie_bound_receiver": (_SHOW_PCIE, *_LET_JOBS_END),
-    "pcie_degraded": (_SHOW_PCIE, *_LET_JOBS_END),
-    "link_down": _SHOW_LINK,
-    "link_flap": _SHOW_LINK,
-    "link_speed_low": _SHOW_LINK,
-    "transceiver_degraded": _SHOW_LINK,
+    "pcie_bound_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _REPAIR, *_RETURN),
+    "pcie_degraded": (_SHOW_PCIE, *_LET_JOBS_END, _REPAIR, *_RETURN),
+    **dict.fromkeys(
+        ("link_down", "link_flap", "link_speed_low", "transceiver_degraded"),
+        (
+            "ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {interface}",
+            *_LET_JOBS_END, _REPAIR_LINK, *_RETURN,
+        ),
+    ),
     # The claim of a pod is NAMESPACE/POD, that of a Slurm job its number.
     "nccl_hang": (
-        "scontrol show job {job}", _COLLECT_DUMPS, "scontrol requeue {job}",
+        "scontrol show job {job}", _COLLECT_DUMPS, "scontrol requeue {job}", "squeue --jobs={job}  # it runs again",
         "kubectl --namespace {namespace} describe pod {pod}", _COLLECT_DUMPS_OF_POD, "kubectl --namespace {namespace} delete pod {pod}",
+        "kubectl --namespace {namespace} get pods  # its controller has started it again",
+        "# copy /run/railscope/flight-recorder from the nodes of {workload}, then restart it",
     ),
-    "node_down": ("ping -c 3 {node}", "ssh {node} uptime", _DRAIN, _EVICT),
+    # The pods of a node that does not answer stay in deletion: a drain would wait for them.
+    "node_down": (
+        "ping -c 3 {node}", "ssh {node} uptime  # if it answers, only its agent is cut off: stop here", _DRAIN, _CORDON,
+        "ipmitool -I lanplus -H BMC -U USER -a chassis power status  # BMC and USER of the management controller of {node}",
+        "ipmitool -I lanplus -H BMC -U USER -a chassis power cycle  # ends what still runs on {node}", *_RETURN,
+    ),
     "agent_partition": ("ssh {node} systemctl status railscope-agent", _SHOW_AGENT),
     "clock_skew": ("ssh {node} timedatectl", "ssh {node} chronyc tracking"),
 }  # fmt: skip
 
 
-def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) -> Iterator[str]:
-    """Yield the commands to type, in their order; those that need a name which is not known are left out.
+_OF_JOBS = frozenset({"job", "namespace", "pod", "workload"})
+"""Names of a job: each scheduler has its own commands, and those of others are left out."""
 
+
+def commands_of(
+    incident_class: str, incident_id: str, cause: EntityDocument, *, has_ended: bool = False
+) -> Iterator[str]:
+    """Yield the commands to type, in their order; of an incident that has ended, those that return its node to service.
+
+    Before the drain, commands only look: one whose name is not known is left out. After it, so are all that follow: a node
+    does not return to service without its remedy.
     Names come from agents: each is quoted for the shell, and once more in a command that ssh passes to the shell of the node.
     A name that a program would take for an option has no command.
     """
@@ -126,25 +161,43 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
         for name, text in names.items()
         if text and text.isprintable() and not text.startswith("-")
     }
-    for command in _COMMANDS.get(incident_class, ()):
+    commands = _COMMANDS.get(incident_class, ())
+    if has_ended:
+        is_drained = _DRAIN in commands and "node" in known
+        commands = (
+            ("# the fault has ended; if {node} is still drained:", *_RETURN) if is_drained else ()
+        )
+    is_before_drain = True
+    for command in commands:
+        is_before_drain = is_before_drain and command != _DRAIN
         try:
             yield _filled(command, known)
-        except KeyError:
-            continue
+        except KeyError as error:
+            name = error.args[0]
+            if name in _OF_JOBS or is_before_drain:
+                continue
+            if name in _WORDS and "node" in known:
+                yield f"# {_WORDS[name]} is not known: find it before you go on"
+            return
+
+
+_WORDS = {"pci_address": "the PCI address", "interface": "the name of the interface"}
 
 
 def _job_names(job: JobDocument) -> dict[str, str]:
     if job.source == "slurm":
         return {"job": job.workload}
     namespace, _, pod = job.workload.partition("/")
-    return {"namespace": namespace, "pod": pod} if job.source == "kubernetes" else {}
+    if job.source == "kubernetes":
+        return {"namespace": namespace, "pod": pod}
+    return {"workload": job.workload}
 
 
-_NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod")
+_NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod", "workload")
 
 
 def general_commands(incident_class: str) -> list[str]:
-    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE and POD in place of names."""
+    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE, POD and WORKLOAD in place of names."""
     return _general(_COMMANDS.get(incident_class, ()))
 
 
@@ -175,8 +228,11 @@ def _general(commands: Sequence[str]) -> list[str]:
 
 def _filled(command: str, names: Mapping[str, str]) -> str:
     """Return a command with names, which are quoted already. Raises KeyError without one."""
-    line = command.format_map(names)
     if not command.startswith(_REMOTE):
-        return line
-    remote = command.removeprefix(_REMOTE).format_map(names)
-    return _REMOTE.format_map(names) + shlex.quote(remote)
+        return command.format_map(names)
+    remote, note, text = command.removeprefix(_REMOTE).partition("  # ")
+    return (
+        _REMOTE.format_map(names)
+        + shlex.quote(remote.format_map(names))
+        + (note + text).format_map(names)
+    )

@@ -136,7 +136,9 @@ def incident_document(
             sum(incident.lost_gpu_seconds.values()), jobs, incident.judged_jobs
         ),
         action=kind.action,
-        commands=tuple(commands_of(kind.name, incident.incident_id, entity)),
+        commands=tuple(
+            commands_of(kind.name, incident.incident_id, entity, has_ended=bool(incident.ended_ns))
+        ),
         runbook=kind.runbook,
         detail=incident.detail,
         limits=_limits_of(incident),

@@ -23,5 +23,4 @@ def exceeded_limits(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 findings.Cause(kind.value, position),
                 evidence_of(view, [position]),
                 limit.strength,
-                limit.severity,
             )

@@ -244,8 +244,6 @@ class Limit:
     title: str = ""
     text: str = ""
     action: str = ""
-    severity: str = ""
-    """Severity other than that of the class; of a class that is declared here, other than "warning"."""
     strength: float = 1.0
 
     def __post_init__(self) -> None:
@@ -258,7 +256,9 @@ REMAP_STRENGTH = 0.7
 """A row that waits for its remapping is often the effect of an uncorrectable error, which counts more."""
 
 LIMITS = (
-    Limit("row_remap", Quantity("remap_failure", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_failure"), 0.0, "1 or 0", "1 if a memory row could not be remapped.", severity="critical"),
+    Limit("gpu_memory_failed", Quantity("remap_failure", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_failure"), 0.0, "1 or 0", "1 if a memory row could not be remapped."),
+    Limit("gpu_memory_failed", Quantity("sram_threshold", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_sram_threshold_exceeded"), 0.0, "1 or 0", "1 if on-chip memory has had so many errors that field diagnostics would fail it."),
+    Limit("gpu_memory_failed", Quantity("unrepairable_memory", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_unrepairable_memory"), 0.0, "1 or 0", "1 if memory cannot be repaired."),
     Limit("row_remap", Quantity("remap_pending", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_pending"), 0.0, "1 or 0", "1 if a memory row waits for its remapping.", strength=REMAP_STRENGTH),
     Limit("ecc_uncorrectable", Quantity("uncorrected_errors", DeviceKind.GPU, QuantityKind.COUNTER, "railscope_gpu_ecc_errors_total", ("uncorrected/volatile",)), 0.0, "errors", "Uncorrectable memory errors."),
 )  # fmt: skip

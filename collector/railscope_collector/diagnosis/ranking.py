@@ -40,7 +40,14 @@ class Relation(StrEnum):
 
 
 _RECEIVERS = ("pfc_storm", "slow_receiver", "pcie_bound_receiver", "host_bound_receiver")
-_GPU_FAILURES = ("gpu_lost", "gpu_unresponsive", "ecc_uncorrectable", "xid_event", "row_remap")
+_GPU_FAILURES = (
+    "gpu_lost",
+    "gpu_unresponsive",
+    "gpu_memory_failed",
+    "ecc_uncorrectable",
+    "xid_event",
+    "row_remap",
+)
 _LINK_FAILURES = ("link_down", "nic_lost", "node_down")
 _OWN_LINK = (
     "unprotected_traffic",
@@ -97,9 +104,10 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down", "nccl_hang")},
     "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
     "job_slowdown": {Relation.JOB: (*FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
-    "ecc_uncorrectable": {Relation.DEVICE: ("gpu_lost",)},
-    "row_remap": {Relation.DEVICE: ("ecc_uncorrectable", "gpu_lost")},
-    "xid_event": {Relation.DEVICE: _GPU_FAILURES[:3], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},
+    "gpu_memory_failed": {Relation.DEVICE: ("gpu_lost",)},
+    "ecc_uncorrectable": {Relation.DEVICE: ("gpu_lost", "gpu_memory_failed")},
+    "row_remap": {Relation.DEVICE: ("ecc_uncorrectable", "gpu_memory_failed", "gpu_lost")},
+    "xid_event": {Relation.DEVICE: _GPU_FAILURES[:4], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},
     "gpu_unresponsive": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("node_down",)},
     "gpu_lost": {Relation.NODE: ("node_down",)},
 }  # fmt: skip

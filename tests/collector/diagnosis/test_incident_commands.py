@@ -21,7 +21,6 @@ from railscope.api import (
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_collector.diagnosis.incident_classes import AREAS, CLASSES
 from railscope_collector.diagnosis.incident_commands import commands_of, general_commands
-from railscope_collector.diagnosis.quantities import LIMITS
 from railscope_simulator import NodeSpec, simulate
 
 GPU = GpuDocument("gpu-node-1", 4, "GPU-1b98b982", "0000:9d:00.0")
@@ -33,7 +32,6 @@ JOBS = (
 )
 PAGING = sorted(
     {name for name, each in CLASSES.items() if each.severity == "critical"}
-    | {limit.incident for limit in LIMITS if limit.severity == "critical"}
     | {name for name, area in AREAS.items() if area == "gpu"}
 )
 """Those of GPUs all page: a warning becomes critical when the GPU has failed."""
@@ -56,7 +54,8 @@ class SimulatedNames:
             "scontrol": node | {"60937"},
             "kubectl": node | {"pods"},
             "kubectl pod": {"research/train-0"},
-            **dict.fromkeys(("railscope", "ping", "squeue", "scancel"), node),
+            "squeue": node | {"60937"},
+            **dict.fromkeys(("railscope", "ping", "scp"), node),
         }
         port = "/sys/class/infiniband/mlx5_0/device"
         (interface,) = moment.names[f"{port}/net"]
@@ -84,14 +83,23 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
         assert words[0] == "gpu-node-1"
         return {"ssh", *checked_programs(words[1], names)}
     assigned = [
-        word.rpartition("=")[2] for word in words if word.startswith(("nodename", "--nodelist"))
+        word.rpartition("=")[2]
+        for word in words
+        if word.startswith(("nodename", "--nodelist", "--jobs"))
     ]
     options = [word for word in words if word.startswith("-")]
     plain = [word for word in words if not word.startswith("-") and "=" not in word]
+    if program == "timeout":
+        return checked_programs(shlex.join(words[1:]), names)
     if program in SCRIPTS or [program, *words] == ["railscope", "health"]:
         return {program}
+    if program == "scp":
+        plain = [plain[0].partition(":")[0]]
     subject = assigned[0] if assigned else plain[-1].removeprefix("railscope-")
     if program == "kubectl" and options[:1] == ["--namespace"]:
+        if plain[-2:] == ["get", "pods"]:
+            assert plain[:1] == ["research"]
+            return {program}
         pod = subject.removeprefix("flight-recorder-")
         program, subject = "kubectl pod", f"{plain[0]}/{pod}"
     assert subject.removeprefix("pci/") in names.of_program[program], command
@@ -125,17 +133,42 @@ def test_commands_name_the_device_and_the_incident() -> None:
 
 
 @pytest.mark.parametrize("cause", [NODE, LeafDocument("leaf-3", 0, 3), GpuDocument("", 4, "", "")])
-def test_a_command_without_its_names_is_left_out(cause: EntityDocument) -> None:
-    found = list(commands_of("ecc_uncorrectable", "a", cause))
-    assert not any("gpu-reset" in command for command in found)
-    assert bool(found) is isinstance(cause, NodeDocument)
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_without_the_names_of_its_remedy_no_node_returns_and_no_service_stays_stopped(
+    name: str, cause: EntityDocument
+) -> None:
+    found = " ".join(commands_of(name, "a", cause))
+    complete = " ".join(general_commands(name))
+    remedies = ("gpu-reset", "devlink dev reload", "lspci -s")
+    if any(remedy in complete for remedy in remedies):
+        assert not any(text in found for text in (*remedies, "uncordon", "state=resume"))
+        assert "systemctl stop" not in found
+        assert found.endswith("find it before you go on") is isinstance(cause, NodeDocument)
+    assert bool(found) is (isinstance(cause, NodeDocument) and "NODE" in complete)
+
+
+def test_an_incident_that_has_ended_has_commands_of_return_only() -> None:
+    found = list(commands_of("ecc_uncorrectable", "a", GPU, has_ended=True))
+    assert found == [
+        "# the fault has ended; if gpu-node-1 is still drained:",
+        *list(commands_of("ecc_uncorrectable", "a", GPU))[-3:],
+    ]
+    assert not list(commands_of("nccl_hang", "a", JOBS[0], has_ended=True))
+    assert not list(commands_of("gpu_lost", "a", GpuDocument("", 4, "", ""), has_ended=True))
+
+
+def test_a_hung_job_of_another_source_has_advice() -> None:
+    (found,) = commands_of("nccl_hang", "a", JobDocument("language", "file", "train"))
+    assert found.startswith("# copy /run/railscope/flight-recorder from the nodes of train,")
 
 
 @given(st.text(max_size=20))
 def test_a_hostile_name_is_one_word_of_a_command_or_none(name: str) -> None:
     nic = NicDocument("n", name, "", "", None, "", "")
     for command in commands_of("link_down", "a", nic):
-        *_, remote = shlex.split(command)
+        *_, remote = shlex.split(command, comments=True) or [""]
+        if "ethtool" not in command:
+            continue
         assert shlex.split(remote)[-1] == name, "the shell of the node parses it again"
         assert not name.startswith("-")
 
@@ -151,30 +184,27 @@ def test_the_state_before_a_reset_is_recorded_anew_each_time() -> None:
     )
 
 
-DRAINED = [name for name in CLASSES if "railscope nodes NODE" in general_commands(name)]
+VERIFY = "railscope nodes NODE  # continue when it reports and is healthy"
+DRAINED = [name for name in CLASSES if VERIFY in general_commands(name)]
 """Classes whose node is drained and returned to service."""
 
 
 @pytest.mark.parametrize("name", DRAINED)
 def test_a_node_returns_only_after_a_remedy(name: str) -> None:
     commands = general_commands(name)
+    verified = commands.index(VERIFY)
     idle = max(
-        i
-        for i, each in enumerate(commands)
-        if each.startswith(("squeue ", "kubectl ")) and i < commands.index("railscope nodes NODE")
+        i for i, each in enumerate(commands[:verified]) if each.startswith(("squeue ", "kubectl "))
     )
-    remedy = commands[idle + 1 : commands.index("railscope nodes NODE")]
-    assert remedy, "it would return with its fault"
+    assert commands[idle + 1 : verified], "it would return with its fault"
 
 
-@pytest.mark.parametrize("name", DRAINED)
-def test_slurm_ends_the_jobs_that_kubernetes_evicts(name: str) -> None:
-    programs = [" ".join(command.split()[:2]) for command in general_commands(name)]
-    cancel = "scancel --nodelist=NODE"
-    assert (cancel in programs) is ("kubectl drain" in programs)
-    if cancel in programs:
-        assert programs.index("scontrol update") < programs.index(cancel)
-        assert programs.index(cancel) < programs.index("squeue --nodelist=NODE")
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_no_command_ends_jobs_of_a_node_that_still_compute(name: str) -> None:
+    commands = general_commands(name)
+    assert not any(re.match(r"scancel|kubectl delete pod", command) for command in commands)
+    if evicts := [i for i, command in enumerate(commands) if command.startswith("kubectl drain")]:
+        assert commands[evicts[0] - 1].endswith("# continue when no job is left")
 
 
 @pytest.mark.parametrize("job", JOBS)
