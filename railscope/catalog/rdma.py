@@ -26,6 +26,8 @@ DRIVER_LOAD = "Counts from driver load or from when the counter was last cleared
 _PORT = MetricTable(RDMA_PORT, resets=DRIVER_LOAD)
 
 PORT_STATES = {0: "nop", 1: "down", 2: "init", 3: "armed", 4: "active", 5: "active_defer"}
+ACTIVE_STATES = frozenset({4, 5})
+"""States in which a port carries traffic: an active one stays active while its link recovers (enum ib_port_state)."""
 PHYSICAL_STATES = {
     1: "sleep",
     2: "polling",
@@ -37,9 +39,9 @@ PHYSICAL_STATES = {
 }
 _DIRECTORY = "/sys/class/infiniband/*/ports/*"
 RDMA_INFO = _PORT.info("railscope_rdma_port_info", "Identity of this RDMA port: driver, PCI address, firmware, board, interface and rail.", "/sys/class/infiniband/*/{fw_ver,board_id,hca_type,device}, ports/*/link_layer", detail=BASIC)
-RDMA_STATE = _PORT.state("railscope_rdma_port_state", "Logical state of the port; only an active port carries traffic.", "/sys/class/infiniband/*/ports/*/state", states=PORT_STATES)
+RDMA_STATE = _PORT.state("railscope_rdma_port_state", "Logical state of the port; a port carries traffic while it is active or active_defer.", "/sys/class/infiniband/*/ports/*/state", states=PORT_STATES)
 RDMA_PHYSICAL_STATE = _PORT.state("railscope_rdma_port_physical_state", "Physical state of the port's link.", "/sys/class/infiniband/*/ports/*/phys_state", states=PHYSICAL_STATES)
-RDMA_UP = _PORT.gauge("railscope_rdma_port_up", "1 if the port's logical state is active, 0 otherwise.", "/sys/class/infiniband/*/ports/*/state", rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
+RDMA_UP = _PORT.gauge("railscope_rdma_port_up", "1 if the port's logical state is active or active_defer, 0 otherwise.", "/sys/class/infiniband/*/ports/*/state", rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
 RDMA_RATE = _PORT.gauge("railscope_rdma_port_rate_bytes_per_second", "Line rate of the port.", "/sys/class/infiniband/*/ports/*/rate (Gb/s)", scale=MEGABIT, rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
 RDMA_SATURATED = _PORT.gauge("railscope_rdma_saturated_counters", "Narrow counters of the port at their maximum value: the real count may be higher.", "/sys/class/infiniband/*/ports/*/counters/* at all ones")
 RDMA_OTHER = _PORT.counter("railscope_rdma_vendor_total", "Counter of the RDMA driver without its own metric, under the driver's name.", "/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, */hw_counters/* as port 0", about=RDMA_COUNTER, saturates=True)

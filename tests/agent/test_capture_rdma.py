@@ -11,7 +11,7 @@ from support.metric_samples import Sample, sample, samples
 from support.shared import capture_path
 
 from railscope.catalog import METRICS
-from railscope.catalog.rdma import COUNTER_FILES, PORT_STATES
+from railscope.catalog.rdma import ACTIVE_STATES, COUNTER_FILES, PORT_STATES
 from railscope.reading import Absent, parse_integer
 from railscope_agent.commands import agent
 
@@ -101,7 +101,7 @@ def test_state_and_rate_of_every_port(page: dict[Sample, float]) -> None:
         state = int((port / "state").read_text().split(":")[0])
         shown = sample("railscope_rdma_port_state", **about, state=PORT_STATES[state])
         assert page[shown] == 1
-        assert page[sample("railscope_rdma_port_up", **about)] == float(state == 4)
+        assert page[sample("railscope_rdma_port_up", **about)] == float(state in ACTIVE_STATES)
         gigabits = float((port / "rate").read_text().split()[0])
         rate = sample("railscope_rdma_port_rate_bytes_per_second", **about)
         assert page[rate] == gigabits * 1e9 / 8

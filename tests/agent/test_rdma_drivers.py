@@ -200,6 +200,23 @@ def test_port_0_has_counters_and_no_state() -> None:
     assert dict(whole.facts) == {"driver": "mana", "pci_address": "0000:3b:00.0"}
 
 
+@pytest.mark.parametrize(
+    ("content", "is_up"),
+    [
+        ("0: NOP", 0),
+        ("1: DOWN", 0),
+        ("2: INIT", 0),
+        ("3: ARMED", 0),
+        ("4: ACTIVE", 1),
+        ("5: ACTIVE_DEFER", 1),
+    ],
+)
+def test_a_port_is_up_while_its_state_is_active_or_deferred(content: str, is_up: int) -> None:
+    host = machine("mlx5_0", {"ports/1/state": content})
+    found = readings(read_once(RdmaSource(), host).frame)
+    assert found["railscope_rdma_port_up", ("mlx5_0", "1")] == is_up
+
+
 def test_a_subfunction_is_known_by_the_driver_of_its_own_bus() -> None:
     device = "rocep8s0f0s88"
     host = machine(device, {"ports/1/hw_counters/out_of_buffer": "5"})

@@ -27,7 +27,7 @@ MIN_ERRORS = 5
 """Smallest increase that an error rate over a few seconds may be derived from."""
 GIGATRANSFERS_OF_GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 _DEGRADED, _LOST = 2, 3
-_LINK_UP, _ACTIVE = 5, {4, 5}
+_LINK_UP = 5
 _TRAFFIC = (n.RDMA_RECEIVED, n.RECEIVED, s.PORT_RECEIVED)
 _DOWNS = (n.LINK_DOWNS, s.PORT_LINK_DOWNS, host.LINK_CHANGES)
 
@@ -183,7 +183,7 @@ def _crossings(facts: health_facts.HealthFacts) -> list[str]:
 def _is_inactive(facts: health_facts.HealthFacts) -> bool:
     if facts.number(rdma.RDMA_PHYSICAL_STATE) != _LINK_UP:
         return False
-    return facts.number(rdma.RDMA_STATE) not in _ACTIVE
+    return facts.number(rdma.RDMA_STATE) not in rdma.ACTIVE_STATES
 
 
 def _describe_inactive(facts: health_facts.HealthFacts) -> str:

@@ -42,7 +42,6 @@ from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
 
 ROOT = "/sys/class/infiniband"
-_ACTIVE = 4
 _MEGABITS_PER_GIGABIT = 1000
 _NUMBERED = re.compile(rb"\s*(\d+)\s*:")
 _RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
@@ -312,7 +311,7 @@ def _parse_states(texts: Sequence[bytes | Absent]) -> list[Reading]:
     for port in range(0, len(texts), len(_STATE_FILES)):
         state, physical_state, rate = texts[port : port + len(_STATE_FILES)]
         number = _parse_state(state)
-        is_up = number if isinstance(number, Absent) else int(number == _ACTIVE)
+        is_up = number if isinstance(number, Absent) else int(number in catalog.ACTIVE_STATES)
         readings += (number, _parse_state(physical_state), is_up, _parse_rate(rate))
     return readings
 
