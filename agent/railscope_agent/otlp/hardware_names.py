@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from railscope import otlp_points
-from railscope.catalog import declare, gpu, gpu_health, host, nic
+from railscope.catalog import declare, gpu, gpu_health, host, nic, rdma
 from railscope.catalog.declare import MetricKind, MetricUnit
 from railscope.frame import Entity
 from railscope.otlp_points import HardwareMetric, Labels, SeriesKey
@@ -26,6 +26,8 @@ STATES = {"healthy": "ok", "degraded": "degraded", "failed": "failed"}
 ALL_STATES = (*STATES.values(), "predicted_failure")
 _LIMITS = {"shutdown": "high.critical", "slowdown": "high.degraded"}
 _LIFETIME = "volatile"
+_INFINIBAND = "InfiniBand"
+"""Link layer of ports whose interfaces, of IP over InfiniBand, have a state of their own."""
 AttributesOf = Callable[[Entity], Labels | None]
 """Returns the attributes of a point; None for an entity without a point."""
 
@@ -59,6 +61,15 @@ def _nic_attributes(more: Labels, entity: Entity) -> Labels | None:
     address = entity.facts.get("pci_address", "")
     attributes = ("hw.id", address), ("hw.name", entity.key[0]), *more
     return attributes if address else None
+
+
+def _port_attributes(entity: Entity) -> Labels | None:
+    """Return the attributes of an RDMA port without an interface that has a carrier: its own state is that of the link."""
+    facts = entity.facts
+    has_carrier = facts.get("interface") and facts.get("link_layer") != _INFINIBAND
+    device, port = entity.key
+    address, name = facts.get("pci_address", ""), facts.get("interface") or f"{device}/{port}"
+    return (("hw.id", address), ("hw.name", name)) if address and not has_carrier else None
 
 
 def _name(
@@ -110,7 +121,9 @@ def _names() -> Iterator[HardwareName]:
     yield _name(nic.RECEIVED_PACKETS, "hw.network.packets", packets, of_nic(received))
     yield _name(nic.SENT_PACKETS, "hw.network.packets", packets, of_nic(sent))
     yield _name(host.LINK_SPEED, "hw.network.bandwidth.limit", "Link speed.", of_nic(), rate)
-    yield _name(host.LINK_UP, "hw.network.up", "Link status: 1 (up) or 0 (down).", of_nic(), ratio)
+    link_up = "Link status: 1 (up) or 0 (down)."
+    yield _name(host.LINK_UP, "hw.network.up", link_up, of_nic(), ratio)
+    yield _name(rdma.RDMA_UP, "hw.network.up", link_up, _port_attributes, ratio)
     status = "Operational status: 1 (true) or 0 (false) for each of the possible states."
     for state in ALL_STATES:
         attributes = of_gpu(is_gpu, ("hw.state", state))

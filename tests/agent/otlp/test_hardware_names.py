@@ -16,7 +16,7 @@ from support.otlp_decoding import DecodedMetrics
 from support.reading import ORIGIN
 
 from railscope import otlp_points
-from railscope.catalog import entities, gpu_health, host as links
+from railscope.catalog import entities, gpu_health, host as links, rdma
 from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, TextFormat
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
@@ -199,3 +199,22 @@ def test_an_interface_without_a_pci_address_has_no_hardware_name() -> None:
     assert own == ["railscope_network_link_up"] * 2
     message = export.messages["hw.network.up"]
     assert (message.sum.is_monotonic, message.sum.aggregation_temporality) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({"link_layer": "InfiniBand", "interface": "ib0"}, "ib0"),
+        ({"link_layer": "InfiniBand"}, "mlx5_0/1"),
+        ({"link_layer": "Ethernet"}, "mlx5_0/1"),
+        ({"link_layer": "Ethernet", "interface": "eth0"}, ""),
+    ],
+)
+def test_the_link_of_an_rdma_port_is_up_by_the_carrier_of_its_interface_or_by_its_own_state(
+    facts: dict[str, str], name: str
+) -> None:
+    port = Entity(entities.RDMA_PORT, ("mlx5_0", "1"), facts | {"pci_address": "0000:03:00.0"})
+    messages = MetricMessages({}, WALL_NS, EVERYTHING, "hardware")
+    export = decoded(messages, frame([(rdma.RDMA_UP, port)], [1], 1))
+    found = [labels for each, labels in export.samples if each == "hw_network_up"]
+    assert found == [frozenset({("hw.id", "0000:03:00.0"), ("hw.name", name)})] * bool(name)
