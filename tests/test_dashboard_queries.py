@@ -128,6 +128,64 @@ def test_prometheus_understands_every_query(tmp_path: Path):
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
+_ON_SWITCH = "railscope_switch_port_transmit_pfc_pause_seconds_total"
+_ON_NIC = "railscope_nic_receive_{}_pause_seconds_total"
+
+
+def test_pause_is_the_longest_of_all_priorities_and_of_the_link(tmp_path: Path):
+    """Shares of time overlap: they are not added, and are 100 % at most."""
+    queries = {
+        (panel["id"], target["refId"]): target["expr"]
+        for panel in DASHBOARDS["rails.json"]["panels"]
+        for target in panel.get("targets", ())
+    }
+    by_switch, by_nics = (queries[602, reference] for reference in "AB")
+    nics = queries[201, "A"]
+    series = {
+        f'{_ON_NIC.format("pfc")}{{node="n1", interface="eth1", priority="3"}}': "0+18x9",
+        f'{_ON_NIC.format("pfc")}{{node="n1", interface="eth1", priority="4"}}': "0+12x9",
+        f'{_ON_NIC.format("global")}{{node="n1", interface="eth1"}}': "0x9",
+        f'{_ON_NIC.format("pfc")}{{node="n2", interface="eth1", priority="3"}}': "0x9",
+        f'{_ON_NIC.format("global")}{{node="n2", interface="eth1"}}': "0+63x9",
+        f'{_ON_SWITCH}{{switch="s1", port="p1", priority="3"}}': "0+18x9",
+        f'{_ON_SWITCH}{{switch="s1", port="p1", priority="4"}}': "0+12x9",
+        'railscope_switch_link_info{switch="s1", port="p1", node="n1", interface="eth1", rail="0"}': "1x9",
+        'railscope_nic_info{node="n1", interface="eth1", rail="0"}': "1x9",
+        'railscope_nic_info{node="n2", interface="eth1", rail="0"}': "1x9",
+        'railscope_rail_max_nic_receive_pfc_pause_ratio{rail="0", priority="3"}': "0.25x9",
+        'railscope_rail_max_nic_receive_global_pause_ratio{rail="0"}': "0.75x9",
+    }
+    expected = {
+        by_switch: {'{rail="0"}': 0.3},
+        by_nics: {'{rail="0"}': 0.3},
+        nics: {'{node="n1", rail="0"}': 0.3, '{node="n2", rail="0"}': 1.0},
+        queries[203, "A"]: {'{rail="0"}': 0.75},
+        queries[101, "A"]: {"{}": 0.75},
+    }
+    choices = {"__rate_interval": "5m", "node": ".*", "rail": ".*"}
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                # The tests of promtool compare exactly.
+                "expr": f"round({fill_variables(query, choices)}, 0.01)",
+                "eval_time": "9m",
+                "exp_samples": [{"labels": at, "value": value} for at, value in values.items()],
+            }
+            for query, values in expected.items()
+        ],
+    }
+    path = tmp_path / "pauses.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    outcome = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("expression", "problem"),
     [

@@ -16,6 +16,7 @@ from railscope_dashboards.query import (
     PAST_GPU,
     Query,
     build_query,
+    pauses_of_any_kind,
     per_second,
     present,
     rollup,
@@ -117,9 +118,14 @@ RETRANSMISSIONS = {
 }
 
 
+def _pause(direction: str) -> Query:
+    shares = pauses_of_any_kind(f"railscope_rail_max_nic_{direction}_pfc_pause_ratio")
+    return build_query(f"max by (rail) ({shares})", legend="rail {{rail}}")
+
+
 def rail_panels() -> Iterator[panels.Panel]:
     """Yield panels of the traffic on each rail, and of its causes of delay."""
-    received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
+    received, sent = map(_pause, ("receive", "transmit"))
     all_up = rollup("rail", rdma.RDMA_UP, MIN)
     yield panels.rows(
         301,
@@ -130,10 +136,8 @@ def rail_panels() -> Iterator[panels.Panel]:
         panels.Column("All up", all_up, panels.ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
         panels.Column("Out", _rdma("transmit_bytes")),
         panels.Column("In", _rdma("receive_bytes")),
-        panels.Column(
-            "Paused by switch", rollup("rail", received, MAX), panels.PAUSE, worst="highest"
-        ),
-        panels.Column("Pausing switch", rollup("rail", sent, MAX), panels.PAUSE, worst="highest"),
+        panels.Column("Paused by switch", received, panels.PAUSE, worst="highest"),
+        panels.Column("Pausing switch", sent, panels.PAUSE, worst="highest"),
         panels.Column("ECN marks", _rdma("ecn_marked_packets")),
         panels.Column("CNPs sent", _rdma("congestion_notifications_sent")),
         panels.Column("CNPs handled", _rdma("congestion_notifications_handled")),
@@ -149,10 +153,10 @@ def rail_panels() -> Iterator[panels.Panel]:
     )
     yield from (
         panels.lines(302, "RDMA throughput by rail", "Sum of all ports of a rail.", _rdma("transmit_bytes").with_name("out"), _rdma("receive_bytes").with_name("in")),
-        panels.lines(303, "PFC pause received by rail", "Share of time in which the switch stopped the worst port from sending: the fabric is congested. 100 % is a full stop.",
-                     rollup("rail", received, MAX, "priority"), steps=panels.PAUSE),
-        panels.lines(304, "PFC pause sent by rail", "Share of time in which the worst port stopped the switch from sending: the node is the slow receiver. 100 % is a full stop.",
-                     rollup("rail", sent, MAX, "priority"), steps=panels.PAUSE),
+        panels.lines(303, "Pause received by rail", "Share of time in which the switch stopped the worst port from sending: the fabric is congested. 100 % is a full stop.",
+                     received, steps=panels.PAUSE),
+        panels.lines(304, "Pause sent by rail", "Share of time in which the worst port stopped the switch from sending: the node is the slow receiver. 100 % is a full stop.",
+                     sent, steps=panels.PAUSE),
         panels.lines(305, "ECN marks by rail", "A mark shows that a switch's queue grew; marks precede pauses.", _rdma("ecn_marked_packets")),
         panels.lines(306, "Congestion notifications by rail", "Receivers send them for marks, senders slow down for them. Sent and not handled: they are lost in transit.",
                      _rdma("congestion_notifications_sent").with_name("sent"), _rdma("congestion_notifications_handled").with_name("handled")),

@@ -18,6 +18,7 @@ from railscope_dashboards.query import (
     build_query,
     highest,
     mean,
+    pause_shares,
     with_port_rail,
     with_rail,
 )
@@ -66,8 +67,7 @@ def job_columns(of_jobs: str, selector: str) -> tuple[panels.Column, ...]:
 
 
 def _pause_of_jobs(direction: str) -> Query:
-    pause = f"rate(railscope_nic_{direction}_pfc_pause_seconds_total[$__rate_interval])"
-    rails = with_rail(f"max by (node, interface) ({pause})")
+    rails = with_rail(f"max by (node, interface) ({pause_shares(direction)})")
     return build_query(highest(f"{rails} {ON_ITS_RAILS}"), legend="{{node}}, rail {{rail}}")
 
 
@@ -174,11 +174,6 @@ def stragglers() -> Iterator[panels.Panel]:
     )  # fmt: skip
 
 
-def _worst_nodes(counter: str, unit: str = "") -> Query:
-    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
-    return build_query(f"topk(10, max by (node) ({rate}))", unit, "{{node}}")
-
-
 def causes() -> Iterator[panels.Panel]:
     """Yield panels of the causes of slow nodes, and of unclaimed use."""
     throttled = build_query(
@@ -188,9 +183,11 @@ def causes() -> Iterator[panels.Panel]:
         "{{node}}, {{reason}}",
     )
     received, sent = (
-        _worst_nodes(f"nic_{way}_pfc_pause_seconds") for way in ("receive", "transmit")
+        build_query(f"topk(10, max by (node) ({pause_shares(way, NODES)}))", legend="{{node}}")
+        for way in ("receive", "transmit")
     )
-    stalled = _worst_nodes("pressure_stalled_seconds", SHARE)
+    waited = f"rate(railscope_pressure_stalled_seconds_total{NODES}[$__rate_interval])"
+    stalled = build_query(f"topk(10, max by (node) ({waited}))", SHARE, "{{node}}")
     unclaimed = build_query(f"{_of_gpus('unclaimed_processes')} > 0", COUNT)
     memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
     largest = panels.Column("Memory", build_query(f"topk(20, {memory})"), worst="highest")

@@ -53,11 +53,14 @@ def _port(name: str, unit: str = "") -> query.Query:
     return query.build_query(f"sum by (rail) ({query.with_port_rail(rate, ON_RAIL)})", unit, RAIL)
 
 
-def _nic(aggregation: str, name: str, unit: str = "") -> query.Query:
+def _nic(name: str, unit: str = "") -> query.Query:
     rate = f"rate(railscope_nic_{name}_total{HERE}[$__rate_interval])"
-    return query.build_query(
-        f"{aggregation} by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL
-    )
+    return query.build_query(f"sum by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL)
+
+
+def _pause(direction: str) -> query.Query:
+    shares = query.with_rail(query.pause_shares(direction, HERE), ON_RAIL)
+    return query.build_query(f"max by (rail) ({shares})", "", RAIL)
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -138,12 +141,12 @@ def _ports() -> Iterator[panels.Panel]:
         panels.lines(301, "Out", "RDMA traffic of each rail.", _port("transmit_bytes")),
         panels.lines(302, "In", "RDMA traffic of each rail.", _port("receive_bytes")),
         panels.lines(303, "Ports up", "1 if all ports of the rail are active.", query.build_query(f"min by (rail) ({PORT_UP})", legend=RAIL)),
-        panels.lines(304, "Pause received", "The switch stops the port from sending.", _nic("max", "receive_pfc_pause_seconds"), steps=panels.PAUSE),
-        panels.lines(305, "Pause sent", "The port stops the switch from sending.", _nic("max", "transmit_pfc_pause_seconds"), steps=panels.PAUSE),
+        panels.lines(304, "Pause received", "The switch stops the port from sending.", _pause("receive"), steps=panels.PAUSE),
+        panels.lines(305, "Pause sent", "The port stops the switch from sending.", _pause("transmit"), steps=panels.PAUSE),
         panels.lines(306, "Congestion notifications sent", "Notifications that the port sent for received marks.", _port("congestion_notifications_sent", events)),
         panels.lines(307, "Lost packets", lost, _port("packet_sequence_errors", events)),
         panels.lines(308, "Timeouts", lost, _port("ack_timeouts", events)),
-        panels.lines(309, "Packets discarded", discarded, _nic("sum", "receive_discarded_packets", events), steps=panels.ANY_IS_BAD),
+        panels.lines(309, "Packets discarded", discarded, _nic("receive_discarded_packets", events), steps=panels.ANY_IS_BAD),
     )  # fmt: skip
 
 

@@ -54,8 +54,7 @@ def _nic(name: str) -> query.Query:
 
 
 def _pause(direction: str) -> query.Query:
-    counter = f"railscope_nic_{direction}_pfc_pause_seconds_total{NIC}"
-    return query.build_query(f"max(rate({counter}[$__rate_interval]))")
+    return query.build_query(f"max({query.pause_shares(direction, NIC)})")
 
 
 def _rdma(name: str, unit: str = "") -> query.Query:

@@ -129,6 +129,20 @@ def rate_unit_of(metric: Metric) -> str:
     return RATE_UNITS.get(metric.unit, EVENTS_PER_SECOND)
 
 
+def pauses_of_any_kind(expression: str) -> str:
+    """Add link-wide pause (IEEE 802.3x) to an expression of PFC: a port uses one of them, and counts 0 of the other one.
+
+    Only series of PFC have a priority, so `or` keeps those of both.
+    """
+    return f"({expression} or {expression.replace('_pfc_', '_global_')})"
+
+
+def pause_shares(direction: str, selector: str = "") -> str:
+    """Return the share of time of each pause of NICs. The largest one of a NIC counts: pauses of several priorities overlap."""
+    counter = f"railscope_nic_{direction}_pfc_pause_seconds_total{selector}"
+    return f"clamp_max({pauses_of_any_kind(f'rate({counter}[$__rate_interval])')}, 1)"
+
+
 def with_rail(expression: str, selector: str = '{rail!=""}') -> str:
     """Add the rail to each series of a NIC; NICs without a rail are omitted."""
     info = f"max by (node, interface, rail) (railscope_nic_info{selector})"

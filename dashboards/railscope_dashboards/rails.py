@@ -28,6 +28,8 @@ from railscope_dashboards.query import (
     SHARE,
     Query,
     build_query,
+    pause_shares,
+    pauses_of_any_kind,
     with_port_rail,
     with_rail,
 )
@@ -65,10 +67,9 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _rate(name: str) -> str:
-    """Return the growth of a counter of NICs, by node and rail."""
-    inner = f"rate({name}{NODES}[$__rate_interval])"
-    return f"max by (node, rail) ({with_rail(inner, NIC_ON_RAIL)})"
+def _pause(direction: str) -> Query:
+    shares = with_rail(pause_shares(direction, NODES), NIC_ON_RAIL)
+    return build_query(f"max by (node, rail) ({shares})")
 
 
 def _port_rate(name: str) -> str:
@@ -86,7 +87,8 @@ def _by_rail(aggregation: str, name: str, unit: str = "", legend: str = "rail {{
 
 
 def _rollup(name: str) -> str:
-    return f"railscope_rail_{name}{RAILS}"
+    found = f"railscope_rail_{name}{RAILS}"
+    return pauses_of_any_kind(found) if "_pfc_" in name else found
 
 
 def _summary() -> Iterator[Panel]:
@@ -103,12 +105,9 @@ def _summary() -> Iterator[Panel]:
 
 
 def _pauses() -> Iterator[Panel]:
-    received, sent = (
-        f"railscope_nic_{way}_pfc_pause_seconds_total" for way in ("receive", "transmit")
-    )
     yield from (
-        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "node", "rail", build_query(_rate(received)), PAUSE),
-        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "node", "rail", build_query(_rate(sent)), PAUSE),
+        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "node", "rail", _pause("receive"), PAUSE),
+        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "node", "rail", _pause("transmit"), PAUSE),
         lines(203, "Pause received by rail", "The worst port of each rail.", _by_rail("max", PAUSE_RECEIVED), steps=PAUSE, span=12),
         lines(204, "Pause sent by rail", "The worst port of each rail.", _by_rail("max", PAUSE_SENT), steps=PAUSE, span=12),
     )  # fmt: skip

@@ -30,14 +30,20 @@ _RDMA_HERE = '{node="$node", device="$device"}'
 
 
 def port_rate(name: str, parts: tuple[str, ...] = (), selector: str = "") -> str:
-    """Return the growth of a counter of each port of switches; that of its `parts` together."""
+    """Return the growth of a counter of each port of switches; that of its `parts` combined."""
     found = each_rate(name, parts, selector)
-    return f"sum by ({PORT}) ({found})" if parts else found
+    return f"{_combination(name)} by ({PORT}) ({found})" if parts else found
+
+
+def _combination(name: str) -> str:
+    """Return the aggregation of the parts of a counter: shares of time of priorities overlap and are not added."""
+    return "max" if name.endswith("_seconds") else "sum"
 
 
 def each_rate(name: str, parts: tuple[str, ...] = (), selector: str = "") -> str:
     """Return the growth of a counter of ports of switches by switch, port and part."""
     rate = f"rate(railscope_switch_{name}_total{selector}[$__rate_interval])"
+    rate = f"clamp_max({rate}, 1)" if name.endswith("_seconds") else rate
     return f"max by ({', '.join((PORT, *parts))}) ({rate})"
 
 
@@ -62,6 +68,10 @@ def with_port(expression: str) -> str:
 
 def _nic_rate(name: str) -> str:
     return f"sum by ({NIC}) (rate(railscope_nic_{name}_total{query.NODES}[$__rate_interval]))"
+
+
+def _nic_pause(direction: str) -> str:
+    return f"max by ({NIC}) ({query.pause_shares(direction, query.NODES)})"
 
 
 def explained(panel: panels.Panel) -> panels.Panel:
@@ -104,8 +114,8 @@ def _rails() -> Iterator[panels.Panel]:
         "NICs paused, by switches": with_nic(
             port_rate("port_transmit_pfc_pause_seconds", PRIORITY)
         ),
-        "By NICs": with_port(_nic_rate("receive_pfc_pause_seconds")),
-        "Switches paused, by NICs": with_port(_nic_rate("transmit_pfc_pause_seconds")),
+        "By NICs": with_port(_nic_pause("receive")),
+        "Switches paused, by NICs": with_port(_nic_pause("transmit")),
         "By switches": with_nic(measured),
         "By switches, estimated": with_nic(estimated),
     }
@@ -182,7 +192,7 @@ def _at_port(name: str, parts: tuple[str, ...] = (), by: str = "", unit: str = "
     grouping = f" by ({by})" if by else ""
     linked = f"{each_rate(name, parts, HERE)} and on ({PORT}) {_LINK_HERE}"
     legend = f"{by.replace('_', ' ')} {{{{{by}}}}}" if by else ""
-    return query.build_query(f"sum{grouping} ({linked})", unit, legend)
+    return query.build_query(f"{_combination(name)}{grouping} ({linked})", unit, legend)
 
 
 def _now_at_port(name: str, by: str) -> query.Query:
@@ -194,6 +204,11 @@ def _at_nic(name: str, selector: str = _NIC_HERE, unit: str = "") -> query.Query
     """Return the growth of a counter of the NIC of the dashboard while its link is known."""
     rate = f"sum(rate(railscope_{name}_total{selector}[$__rate_interval]))"
     return query.build_query(f"{rate} and on () {_LINK_HERE}", unit)
+
+
+def _pause_at_nic(direction: str) -> query.Query:
+    shares = f"max({query.pause_shares(direction, _NIC_HERE)})"
+    return query.build_query(f"{shares} and on () {_LINK_HERE}")
 
 
 def pair_panels() -> Iterator[panels.Panel]:
@@ -221,11 +236,11 @@ def _pair() -> Iterator[panels.Panel]:
         panels.lines(404, "Pause frames to the switch", "The NIC pauses the switch: both ends count the same.",
               _at_port("port_receive_pfc_pause_frames", PRIORITY).with_name("switch received"), _at_nic("nic_transmit_pfc_pause_frames").with_name("NIC sent"), span=12),
         panels.lines(405, "Pause time of the NIC", "Share of time in which the switch pauses the NIC. SONiC has no such counter.",
-              _at_port("port_transmit_pfc_pause_seconds", PRIORITY).with_name("by the switch"), _at_nic("nic_receive_pfc_pause_seconds").with_name("by the NIC"), steps=panels.PAUSE, span=12),
+              _at_port("port_transmit_pfc_pause_seconds", PRIORITY).with_name("by the switch"), _pause_at_nic("receive").with_name("by the NIC"), steps=panels.PAUSE, span=12),
         panels.lines(406, "Pause time of the switch", "Share of time in which the NIC pauses the switch; SONiC estimates it.",
               _at_port("port_receive_pfc_pause_seconds", PRIORITY).with_name("by the switch"),
               _at_port("port_receive_pfc_pause_estimated_seconds", PRIORITY).with_name("by the switch, estimated"),
-              _at_nic("nic_transmit_pfc_pause_seconds").with_name("by the NIC"), steps=panels.PAUSE, span=12),
+              _pause_at_nic("transmit").with_name("by the NIC"), steps=panels.PAUSE, span=12),
         panels.lines(407, "Traffic to the NIC", "Both ends count the same, but for what the cable loses.",
               _at_port("port_transmit_bytes").with_name("switch sent"), _at_nic("nic_receive_bytes").with_name("NIC received"), span=12),
         panels.lines(408, "Traffic to the switch", "Both ends count the same, but for what the cable loses.",

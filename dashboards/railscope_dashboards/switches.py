@@ -131,7 +131,7 @@ def _ports() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(302, "Pause frames sent", "The ten ports that pause their servers the most: congestion behind the switch.", _highest(sent)),
         panels.lines(303, "Pause frames received", "The ten ports that their servers pause the most: slow servers.", _highest(received)),
-        panels.lines(304, "Pause time", "Share of time, all priorities together; the ten highest of each. SONiC estimates the time of received pauses.",
+        panels.lines(304, "Pause time", "Share of time of the longest paused priority; the ten highest of each. SONiC estimates the time of received pauses.",
               _highest(time_sent).with_name("sent"), _highest(time_received).with_name("received"),
               _highest(estimated).with_name("received, estimated"), steps=panels.PAUSE),
         panels.lines(305, "Packets dropped by ports", "Without an error; the ten ports that drop the most.",

@@ -35,7 +35,9 @@ def build_dashboard() -> Dashboard:
 
 def _tenant_rollup(aggregation: str, name: str, unit: str = "") -> query.Query:
     """Return a roll-up of the tenant; several collectors may each hold a part of it."""
-    return query.build_query(f"{aggregation}(railscope_tenant_{name}{OF_TENANT})", unit)
+    found = f"railscope_tenant_{name}{OF_TENANT}"
+    found = query.pauses_of_any_kind(found) if "_pfc_" in name else found
+    return query.build_query(f"{aggregation}({found})", unit)
 
 
 def _tenant_mean(name: str) -> query.Query:
