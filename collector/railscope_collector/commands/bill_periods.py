@@ -156,7 +156,8 @@ def reconcile_command(
     """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
 
     With a scheduler's own records, compare the ledger with those too, job by job, within
-    `--tolerance`. Exit status 1: a check failed.
+    `--tolerance`. A bad line of the records is reported and skipped. Exit status 1: a check failed,
+    or a line was skipped.
     """
     passed = True
     with place.books() as books:
@@ -179,7 +180,7 @@ def reconcile_command(
                 compared = compare(books.ledger, closed_period)
                 for line in scheduler_records.comparison_text(compared):
                     click.echo(line)
-                passed = passed and compared.agrees
+                passed = passed and compared.agrees and compared.is_complete
     sys.exit(0 if passed else 1)
 
 

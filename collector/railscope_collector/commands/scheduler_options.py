@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -73,7 +74,10 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
             files = {"slurm": slurm, "kubernetes": kubernetes}
             with convert_errors(scheduler_records.SchedulerRecordsError, click.ClickException):
                 records = scheduler_records.SchedulerRecords.read(
-                    files, find_time_zone(timezone), read_tenants(tenants_path)
+                    files,
+                    find_time_zone(timezone),
+                    read_tenants(tenants_path),
+                    now_ns=time.time_ns(),
                 )
             compare = partial(
                 records.compare_with, tolerance_ns=round(tolerance * timestamps.SECOND_NS)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import NoReturn
 
 from railscope.timestamps import FOREVER_NS, format_timestamp
-from railscope.untrusted_text import ShapeError
+from railscope.untrusted_text import ShapeError, format_json_value
 from railscope_collector.jobs import JobsError
 
 
 class JobListError(JobsError, ValueError):
     """A line is not a valid job. The message names the line, counted from 1, and the field.
 
-    In a list that does not consist of lines, `noun` names the unit that is counted.
+    In a list that does not consist of lines, `noun` names the unit that is counted, and `name` the one that is
+    invalid.
     """
 
-    def __init__(self, place: int, field: str, reason: str, noun: str = "line") -> None:
+    def __init__(
+        self, place: int, field: str, reason: str, noun: str = "line", name: str = ""
+    ) -> None:
         """`field` is empty if the line as a whole is invalid."""
         self.place, self.field, self.reason, self.noun = place, field, reason, noun
-        location = f"{noun} {place}"
+        location = f"{noun} {place}{name and f' {format_json_value(name)}'}"
         super().__init__(f"{location}: {field}: {reason}" if field else f"{location}: {reason}")
 
 

@@ -205,13 +205,13 @@ class JobListBuilder:
     """Cluster of the jobs, with the first line that names it."""
 
     @contextmanager
-    def line(self, number: int) -> Iterator[None]:
+    def line(self, number: int, name: str = "") -> Iterator[None]:
         """Context manager of the reading of one line, which is bad if it raises ShapeError."""
         self._number = number
         try:
             yield
         except ShapeError as error:
-            self.bad.add(JobListError(number, error.field, error.reason, self.noun))
+            self.bad.add(JobListError(number, error.field, error.reason, self.noun, name))
 
     def add(self, job: ListedJob, *, started: bool = True, cluster: str = "") -> None:
         """Add the job of the current line; an ended job replaces its unended version.

@@ -242,7 +242,8 @@ class TenantCheck:
 class JobComparison:
     """All tenants in order, the jobs that differ, and those compared by times only.
 
-    `unended` are jobs with a run without an end in the scheduler records, which is not compared.
+    `unended` are jobs with a run without an end in the scheduler records, which is not compared; `rejected` are
+    messages about lines of the records that are not valid jobs.
     """
 
     tenants: tuple[TenantCheck, ...]
@@ -250,11 +251,17 @@ class JobComparison:
     jobs: int
     in_parts: tuple[str, ...] = ()
     unended: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
         """True if there is no difference beyond the tolerance."""
         return not self.differences and all(tenant.agrees for tenant in self.tenants)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all lines of the scheduler records are valid."""
+        return not self.rejected
 
 
 def compare_jobs(

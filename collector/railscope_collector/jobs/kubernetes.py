@@ -133,7 +133,7 @@ def read_kubernetes(
             bad.add(bad_lines.JobListError(place, "metadata.uid", "missing field", "pod"))
     builder = job_list.JobListBuilder(bad, "pod")
     for place, listed, is_gone in pods.values():
-        with builder.line(place):
+        with builder.line(place, _shown_name(listed["metadata"])):
             pod = untrusted_text.convert_json(listed, _Pod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             job_list.check_gpu_count("spec.containers", sum(part.gpus for part in unplaced), 1)
@@ -163,6 +163,11 @@ def _pods(text: str, bad: bad_lines.BadLines) -> Iterator[tuple[Any, bool]]:
             yield document["object"], document.get("type") == "DELETED"
         else:
             yield document, False
+
+
+def _shown_name(metadata: Mapping[str, Any]) -> str:
+    """Namespace and name for messages, whatever their types."""
+    return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
 
 
 def _printable(pod: _Pod, field: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from fractions import Fraction
 from pathlib import Path
 
 import msgspec
 
-from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
+from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS, format_timestamp
 from railscope_collector.files.tenants_file import TenantMappings
 from railscope_collector.jobs import (
     JobsError,
@@ -46,6 +46,8 @@ class SchedulerRecords:
     unended: tuple[ListedJob, ...]
     tenant_names: frozenset[str]
     """Tenants of the tenants file. An account without a row never gets one of these names."""
+    rejected: tuple[str, ...] = ()
+    """Lines that are not valid jobs: file, line and reason."""
 
     @classmethod
     def read(
@@ -53,19 +55,28 @@ class SchedulerRecords:
         files: Mapping[str, Sequence[Path]],
         zone: tzinfo | None = None,
         tenants: TenantMappings | None = None,
+        *,
+        now_ns: int = FOREVER_NS,
     ) -> SchedulerRecords:
-        """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError."""
+        """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError.
+
+        A line is valid if it would be imported. Of a file at least one line is valid.
+        """
         tenants = tenants or TenantMappings()
+        rejected: list[str] = []
         jobs: set[ListedJob] = set()
         unended: set[ListedJob] = set()
         for scheduler, paths in files.items():
             for path in paths:
                 try:
                     text = path.read_text(encoding="utf-8")
-                    job_list = job_list_reader.read_jobs(text, _FORMATS[scheduler], zone)
+                    job_list = job_list_reader.read_jobs(
+                        text, _FORMATS[scheduler], zone, strict=False, now_ns=now_ns
+                    )
                 except (JobListError, OSError, UnicodeDecodeError) as error:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
+                rejected += [f"{path}: {line}" for line in job_list.rejected]
                 jobs.update(account_tenants.map_tenants(job_list.jobs, scheduler, tenants))
                 unended.update(account_tenants.map_tenants(job_list.unended, scheduler, tenants))
         schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
@@ -73,7 +84,7 @@ class SchedulerRecords:
         # Of successive snapshots, a later one has the end of a run that an earlier one has as running.
         ended = {job.run for job in jobs}
         running = sorted(job for job in unended if job.run not in ended)
-        return cls(schedulers, tuple(sorted(jobs)), tuple(running), names)
+        return cls(schedulers, tuple(sorted(jobs)), tuple(running), names, tuple(rejected))
 
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int
@@ -87,9 +98,10 @@ class SchedulerRecords:
             for entry in _by_gpu(ledger, period)
             if _is_from(entry, self.schedulers)
         )
-        return job_reconciliation.compare_jobs(
+        compared = job_reconciliation.compare_jobs(
             entries, self.jobs, tolerance_ns, period, self.unended
         )
+        return replace(compared, rejected=self.rejected)
 
 
 def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry]:
@@ -132,6 +144,9 @@ def comparison_text(comparison: job_reconciliation.JobComparison) -> Iterator[st
         yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(comparison.in_parts)}"
     if comparison.unended:
         yield f"not compared, as they have not ended: {', '.join(comparison.unended)}"
+    if comparison.rejected:
+        yield f"NOT COMPLETE, not compared: {job_report.format_count(len(comparison.rejected), 'line')}"
+        yield from (f"  {line}" for line in comparison.rejected)
 
 
 def _format_difference(diff: job_reconciliation.JobDifference) -> str:

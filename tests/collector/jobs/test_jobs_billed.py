@@ -224,6 +224,19 @@ def test_a_difference_from_the_books_is_named_and_fails(cluster):
     assert "in the scheduler's records and not in the ledger" in differing[2]
 
 
+def test_a_comparison_without_a_bad_line_is_not_complete(cluster):
+    books = cluster.books(*ROWS)
+    cluster.imported(books, "2025-12")
+    cluster.publish()
+    cluster.books(*ROWS, row(7, "biology", 5, 4, 1))
+    found = cluster.bill("reconcile", "2025-12", "--slurm", books, "--tenants", cluster.tenants)
+    assert found.exit_code == 1
+    lines = found.stdout.splitlines()
+    assert "jobs that differ: 0" in lines
+    assert lines[-2] == "NOT COMPLETE, not compared: 1 line"
+    assert lines[-1].startswith(f"  {books}: line 7: End: ")
+
+
 def test_months_follow_one_another_and_a_gpu_that_no_list_names_is_not_idled(cluster):
     cluster.imported(cluster.books(*ROWS), "2025-12")
     later = cluster.books(*ROWS[:4], row(5, "biology", 31 * 24 - 3, 31 * 24 + 1, 2))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +186,40 @@ def test_a_difference_as_text(ledger, tmp_path):
         ),
         "not compared, as they have not ended: 8",
     ]
+
+
+def test_a_bad_pod_is_named_and_the_others_are_compared(ledger, tmp_path):
+    written(ledger, reported("kubernetes/n1/lab/a/GPU-0", "lab/a", 100, 200, "lab"))
+    pods = [pod("a", "1970-01-01T00:01:40Z"), pod("b", "yesterday")]
+    found = books(tmp_path, json.dumps({"items": pods}), "kubernetes").compare_with(ledger, DAY, 0)
+    assert (found.jobs, found.agrees, found.is_complete) == (1, True, False)
+    assert list(comparison_text(found))[-2:] == [
+        "NOT COMPLETE, not compared: 1 line",
+        (
+            f"  {tmp_path / 'books'}: pod 2 'lab/b': status.startTime: 'yesterday': expected a time from 1970 to"
+            " 2105 with its zone"
+        ),
+    ]
+
+
+def test_a_job_that_ends_after_now_is_a_bad_line(tmp_path):
+    """As in an import."""
+    file = tmp_path / "books"
+    file.write_text(SACCT)
+    records = SchedulerRecords.read({"slurm": [file]}, now_ns=250 * S)
+    assert [job.id for job in records.jobs] == ["7"]
+    assert [line.partition(": ")[2][:13] for line in records.rejected] == ["line 3: Start"]
+
+
+def pod(name: str, start: str) -> dict[str, Any]:
+    """A pod with a GPU until 200 s after 1970."""
+    ended = {"state": {"terminated": {"finishedAt": "1970-01-01T00:03:20Z"}}}
+    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    return {
+        "metadata": {"uid": name, "name": name, "namespace": "lab"},
+        "spec": {"nodeName": "n1", "containers": [container]},
+        "status": {"phase": "Succeeded", "startTime": start, "containerStatuses": [ended]},
+    }
 
 
 def test_books_that_are_none_name_their_file(tmp_path):

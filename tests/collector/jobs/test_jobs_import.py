@@ -229,7 +229,7 @@ def pod(count: int) -> str:
         (f"{SACCT}1|u|a|{RAN}|n1|gres/shard=10000", "AllocTRES: 2500 GPUs"),
         (f"{SACCT}1|u|a|{RAN}||gres/gpu={10**15}", "on 1 node: expected at most 1024"),
         (sacct_json(1025), "job 1: AllocTRES: 1025 GPUs on 1 node: "),
-        (pod(1025), "pod 1: spec.containers: 1025 GPUs on 1 node: "),
+        (pod(1025), "pod 1 'x/a': spec.containers: 1025 GPUs on 1 node: "),
         (json.dumps(clustercockpit(1, 0, "n1", GPU_1, numAcc=1025)), "line 1: numAcc: 1025 GPUs"),
         ("name,num_gpu,gpu_milli,pod_phase,deletion_time,scheduled_time\na,1025,1000,Succeeded,9,1\n",
          "line 2: num_gpu: '1025': expected a whole number below 1025"),

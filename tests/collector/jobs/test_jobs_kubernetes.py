@@ -169,20 +169,23 @@ WRONG = [
     ('{"items": [3]}', "pod 1: metadata.uid: missing field"),
     (
         json.dumps(pod(startTime="yesterday")),
-        "pod 1: status.startTime: 'yesterday': expected a time from",
+        "pod 1 'research/train-0': status.startTime: 'yesterday': expected a time from",
     ),
-    (json.dumps(pod() | {"spec": 7}), "pod 1: spec: 7: expected `object`, got `int`"),
+    (
+        json.dumps(pod() | {"spec": 7}),
+        "pod 1 'research/train-0': spec: 7: expected `object`, got `int`",
+    ),
     (
         json.dumps(pod() | {"spec": {}}),
-        "pod 1: spec: {}: object missing required field `containers`",
+        "pod 1 'research/train-0': spec: {}: object missing required field `containers`",
     ),
     (
         json.dumps(pod(containerStatuses=[3])),
-        r"pod 1: status.containerStatuses\[0\]: 3: expected `object`",
+        r"pod 1 'research/train-0': status.containerStatuses\[0\]: 3: expected `object`",
     ),
     (
         json.dumps(pod(gpus="x")),
-        "pod 1: spec.containers.resources.limits.nvidia.com/gpu: 'x': expected a count",
+        "pod 1 'research/train-0': spec.containers.resources.limits.nvidia.com/gpu: 'x': expected a count",
     ),
     (json.dumps(pod(startTime="2026-01-01T00:00:00")), "expected a time from 1970 to 2105"),
     (json.dumps(pod(gpus=-1)), "expected a count of devices"),
