@@ -204,11 +204,8 @@ def _import(
     jobs: job_list.JobList, form: str, order: _ImportOptions, by: record_draft.TimedActor
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
     """The jobs of the period, and the result of the import. Raises JobLedgerError, UnusableLedgerError."""
-    cluster = f":{jobs.cluster}" if jobs.cluster else ""
-    period, source = (
-        order.period,
-        order.source or f"{account_tenants.CLAIM_PROVIDERS[form]}{cluster}",
-    )
+    period = order.period
+    source = order.source or account_tenants.default_source(form, jobs.cluster)
     if period is None and order.url is not None:
         period = _covered_days(jobs, order.as_of_ns)
     as_of_ns = order.as_of_ns or by.now_ns

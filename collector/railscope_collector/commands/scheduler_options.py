@@ -52,6 +52,10 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Compare with the output of `kubectl get pods -o json`.",
     )
     @click.option(
+        "--source",
+        help="Source of these lists in the ledger, as in `railscope bill import-jobs`. Default: the scheduler.",
+    )
+    @click.option(
         "--tolerance",
         type=click.FloatRange(min=0),
         default=15.0,
@@ -61,9 +65,10 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
     @timezone_option
     @tenants_option
     @wraps(command)
-    def wrapped(
+    def wrapped(  # noqa: PLR0913, PLR0917 - its options
         slurm: tuple[Path, ...],
         kubernetes: tuple[Path, ...],
+        source: str | None,
         tolerance: float,
         timezone: str | None,
         tenants_path: Path | None,
@@ -77,6 +82,7 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
                     files,
                     find_time_zone(timezone),
                     read_tenants(tenants_path),
+                    source=source,
                     now_ns=time.time_ns(),
                 )
             compare = partial(

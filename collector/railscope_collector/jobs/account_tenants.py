@@ -18,6 +18,11 @@ CLAIM_PROVIDERS = {
 """Provider of the claims of a format's jobs."""
 
 
+def default_source(form: str, cluster: str) -> str:
+    """Source of a list that is not named otherwise: its scheduler, with the cluster that it names."""
+    return f"{CLAIM_PROVIDERS[form]}{cluster and f':{cluster}'}"
+
+
 def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings) -> list[ListedJob]:
     """The jobs with the tenants of their accounts, split where the tenant of an account changes."""
     mapped: list[ListedJob] = []

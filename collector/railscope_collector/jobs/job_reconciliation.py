@@ -252,6 +252,8 @@ class JobComparison:
     in_parts: tuple[str, ...] = ()
     unended: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
+    other_sources: tuple[str, ...] = ()
+    """Sources of job lists in the ledger that are not compared."""
 
     @property
     def agrees(self) -> bool:

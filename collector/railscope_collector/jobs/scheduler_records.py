@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import tzinfo
@@ -16,6 +15,7 @@ from railscope_collector.files.tenants_file import TenantMappings
 from railscope_collector.jobs import (
     JobsError,
     account_tenants,
+    imported_lists,
     job_list_reader,
     job_reconciliation,
     job_report,
@@ -26,8 +26,6 @@ from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering import tiling, units
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
-_LISTED = re.compile(r".+@[0-9]+")
-"""Claim made from a job list; that of an agent begins with its source and a slash."""
 _NAMING = frozenset({"file", "command"})
 """Sources whose workload may name that of another source, such as `slurm:123`."""
 _MAX_SHOWN = 50
@@ -42,6 +40,8 @@ class SchedulerRecords:
     """The ended jobs of schedulers, and those that have not ended in any of the files."""
 
     schedulers: frozenset[str]
+    sources: frozenset[str]
+    """Sources of job lists in the ledger that are compared."""
     jobs: tuple[ListedJob, ...]
     unended: tuple[ListedJob, ...]
     tenant_names: frozenset[str]
@@ -56,14 +56,17 @@ class SchedulerRecords:
         zone: tzinfo | None = None,
         tenants: TenantMappings | None = None,
         *,
+        source: str | None = None,
         now_ns: int = FOREVER_NS,
     ) -> SchedulerRecords:
         """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError.
 
+        `source` is that of the same list in an import. Without it, a file has the source of an import without one.
         A line is valid if it would be imported. Of a file at least one line is valid.
         """
         tenants = tenants or TenantMappings()
         rejected: list[str] = []
+        sources: set[str] = set()
         jobs: set[ListedJob] = set()
         unended: set[ListedJob] = set()
         for scheduler, paths in files.items():
@@ -76,6 +79,9 @@ class SchedulerRecords:
                 except (JobListError, OSError, UnicodeDecodeError) as error:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
+                sources.add(
+                    source or account_tenants.default_source(_FORMATS[scheduler], job_list.cluster)
+                )
                 rejected += [f"{path}: {line}" for line in job_list.rejected]
                 jobs.update(account_tenants.map_tenants(job_list.jobs, scheduler, tenants))
                 unended.update(account_tenants.map_tenants(job_list.unended, scheduler, tenants))
@@ -84,7 +90,14 @@ class SchedulerRecords:
         # Of successive snapshots, a later one has the end of a run that an earlier one has as running.
         ended = {job.run for job in jobs}
         running = sorted(job for job in unended if job.run not in ended)
-        return cls(schedulers, tuple(sorted(jobs)), tuple(running), names, tuple(rejected))
+        return cls(
+            schedulers,
+            frozenset(sources),
+            tuple(sorted(jobs)),
+            tuple(running),
+            names,
+            tuple(rejected),
+        )
 
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int
@@ -96,12 +109,28 @@ class SchedulerRecords:
                 entry, tenant=account_tenants.account_name(entry.tenant, self.tenant_names)
             )
             for entry in _by_gpu(ledger, period)
-            if _is_from(entry, self.schedulers)
+            if self._contains(entry)
         )
         compared = job_reconciliation.compare_jobs(
             entries, self.jobs, tolerance_ns, period, self.unended
         )
-        return replace(compared, rejected=self.rejected)
+        others = {
+            listed.source
+            for listed in imported_lists.newest_lists(ledger.database)
+            if listed.period.overlaps(period) and listed.source not in self.sources
+        }
+        return replace(compared, rejected=self.rejected, other_sources=tuple(sorted(others)))
+
+    def _contains(self, entry: tiling.TilingEntry) -> bool:
+        """True if a claim was made from these records, or from a job list of the same source."""
+        # The claim of a job list is its source, job and start; that of an agent begins with its provider and a slash.
+        source, _, start = entry.claim.rpartition(f"/{entry.workload}@")
+        if source and start.isdecimal():
+            return source in self.sources
+        provider = entry.claim.partition("/")[0]
+        if provider in _NAMING:
+            provider = entry.workload.partition(":")[0]
+        return provider in self.schedulers
 
 
 def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry]:
@@ -109,13 +138,6 @@ def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry
     newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
     for gpu in sorted({key.gpu for key in newest}):
         yield from ledger.entries(period.start_ns, period.end_ns, gpu)
-
-
-def _is_from(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
-    source = entry.claim.partition("/")[0]
-    if source in _NAMING:
-        source = entry.workload.partition(":")[0]
-    return source in schedulers or _LISTED.fullmatch(entry.claim) is not None
 
 
 # Text ----------------------------------------------------------------------------
@@ -144,6 +166,11 @@ def comparison_text(comparison: job_reconciliation.JobComparison) -> Iterator[st
         yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(comparison.in_parts)}"
     if comparison.unended:
         yield f"not compared, as they have not ended: {', '.join(comparison.unended)}"
+    if comparison.other_sources:
+        yield (
+            f"not compared, lists of other sources in the ledger: {', '.join(comparison.other_sources)};"
+            " fix: name the source of the records with --source"
+        )
     if comparison.rejected:
         yield f"NOT COMPLETE, not compared: {job_report.format_count(len(comparison.rejected), 'line')}"
         yield from (f"  {line}" for line in comparison.rejected)

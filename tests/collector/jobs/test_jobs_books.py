@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from railscope.audit.record import RecordActor
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import format_timestamp
 from railscope_collector.files.tenants_file import parse_tenants
 from railscope_collector.jobs.account_tenants import account_name
+from railscope_collector.jobs.imported_lists import NewList, PlacedJob
+from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
     SchedulerRecordsError,
@@ -20,6 +23,7 @@ from railscope_collector.jobs.scheduler_records import (
 )
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import (
     Evidence,
     MeteredClaim,
@@ -186,6 +190,23 @@ def test_a_difference_as_text(ledger, tmp_path):
         ),
         "not compared, as they have not ended: 8",
     ]
+
+
+def test_lists_of_two_clusters_have_the_same_job_ids(ledger, tmp_path):
+    """The records are compared with the list that has their source in an import."""
+    by = TimedActor(RecordActor("operator", "op", "test"), DAY.end_ns)
+    for source, gpu, end in (("slurm", "n1/g0", 200), ("slurm:b", "n1/g1", 260)):
+        job = PlacedJob(gpu, 100 * S, "7", "physics", end * S, "n1", "h100")
+        import_list(ledger, NewList(source, DAY, DAY.end_ns, as_observed=True, jobs=[job]), by)
+    found = books(tmp_path).compare_with(ledger, DAY, 0)
+    assert (found.agrees, found.jobs) == (True, 1)
+    assert (
+        "not compared, lists of other sources in the ledger: slurm:b; fix: name the source of the records with --source"
+        in comparison_text(found)
+    )
+    records = SchedulerRecords.read({"slurm": [tmp_path / "books"]}, source="slurm:b")
+    (difference,) = records.compare_with(ledger, DAY, 0).differences
+    assert (difference.job, difference.end_off_ns) == ("7", 60 * S)
 
 
 def test_a_bad_pod_is_named_and_the_others_are_compared(ledger, tmp_path):
