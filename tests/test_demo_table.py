@@ -145,6 +145,15 @@ def test_the_screen_is_gone_when_its_reader_has_ended() -> None:
     assert (outcome.returncode, outcome.stderr) == (3, b"")
 
 
+def test_the_demo_ends_at_once_without_standard_output(tmp_path: Path) -> None:
+    demo = f"exec {sys.executable} -m railscope_simulator.demo --directory {tmp_path} >&-"
+    outcome = subprocess.run(["sh", "-c", demo], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert outcome.stderr == (
+        "Error: standard output is closed: expected a terminal or file; fix: redirect it to /dev/null\n"
+    )
+
+
 def rendered(output: str) -> list[str]:
     """Return the lines of a terminal after texts, and moves up by lines that are erased."""
     lines = [""]

@@ -17,6 +17,7 @@ import click
 from railscope import child_process
 from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
+from railscope.standard_output import OutputError
 from railscope.timestamps import SECOND_NS
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
 from railscope_simulator.demo.faults import (
@@ -68,7 +69,7 @@ def demo(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
         with _lock(directory):
             cluster = DemoCluster(directory, dict(SCHEDULERS), any_ports=any_ports)
             good = asyncio.run(DemoRun(cluster, Watchers(directory), seconds).run())
-    except (WatchersError, ProgramError) as error:
+    except (OutputError, WatchersError, ProgramError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0 if good else 1)
 

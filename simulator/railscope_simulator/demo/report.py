@@ -165,6 +165,10 @@ class DemoScreen:
     """Standard output; `is_gone` is true once it cannot be written any more."""
 
     def __init__(self) -> None:
+        """Raises OutputError if there is no standard output."""
+        if sys.stdout is None:
+            message = "standard output is closed: expected a terminal or file; fix: redirect it to /dev/null"
+            raise OutputError(message)
         # Without it, `python -m railscope_simulator.demo` gets an OSError, which would end the run.
         check_output()
         self._is_terminal = sys.stdout.isatty()
