@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -169,7 +170,9 @@ class Database:
                 raise RejectedValueError(message) from error
             if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
                 self.engine.dispose()  # another server of the URL may accept writes now
-            message = f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice()}"
+            message = (
+                f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice(error)}"
+            )
             raise UnusableLedgerError(message) from error
 
     def _engine(self) -> sa.Engine:
@@ -236,7 +239,10 @@ class Database:
             " --ledger sqlite:////PATH, or the collector's settings by --config"
         )
 
-    def _advice(self) -> str:
+    def _advice(self, error: DBAPIError) -> str:
+        # The primary code: the extended codes of one reason share their lowest byte (sqlite.org/rescode.html).
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            return "run it again when the program that is writing the ledger has finished"
         if self._url.get_backend_name() == "sqlite":
             return "check that its directory exists, has space, and is writable by this user"
         return "check that the server runs, and that this user may connect and create tables"

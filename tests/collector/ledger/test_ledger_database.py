@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,6 +180,17 @@ def test_a_ledger_is_there_after_it_was_closed(empty_url):
     second = Ledger.open(empty_url, metadata)
     assert revision_of(second, "GPU-0", DAY).tiling == tiling
     second.close()
+
+
+def test_a_database_that_another_program_writes(tmp_path, monkeypatch):
+    """Its remedy is not that of a full disk."""
+    monkeypatch.setattr("railscope_collector.ledger.database._BUSY_SECONDS", 0.1)
+    file = tmp_path / "ledger.db"
+    Database(f"sqlite:///{file}", metadata).close()
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UnusableLedgerError, match="database is locked; fix: run it again when"):
+            Database(f"sqlite:///{file}", metadata)
 
 
 def test_a_database_that_takes_no_more_writes(tmp_path):
