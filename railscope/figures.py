@@ -45,8 +45,8 @@ def percent(ratio: float) -> str:
     value = 100 * ratio
     if 99 <= value < 100:  # noqa: PLR2004 - not all
         return f"{min(math.floor(10 * value) / 10, 99.9):g} %"
-    if 0 < abs(value) < 0.001:  # noqa: PLR2004 - the smallest that is distinguished from none
-        return "< 0.001 %" if value > 0 else "> -0.001 %"
+    if 0 < abs(value) < 0.01:  # noqa: PLR2004 - the smallest that is distinguished from none
+        return "< 0.01 %" if value > 0 else "> -0.01 %"
     return f"{value:.0f} %" if abs(value) >= 10 else f"{value + 0.0:.2g} %"  # noqa: PLR2004 - two digits
 
 
