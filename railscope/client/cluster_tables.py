@@ -10,6 +10,7 @@ import msgspec
 from railscope import api, figures, timestamps
 from railscope.api import inventory, tenants
 from railscope.catalog.collector import NODE_STATES
+from railscope.catalog.event_titles import title_of
 from railscope.client import tables
 from railscope.client.cluster_reading import NO_STATE, ClusterReading, decided_state
 
@@ -82,7 +83,7 @@ TENANT_COLUMNS = (
 EVENT_COLUMNS = (
     tables.number("time", "TIME", tables.show_short_time),
     tables.TableColumn("node", "NODE", is_key=True),
-    tables.TableColumn("event", "EVENT"),
+    tables.TableColumn("event", "EVENT", title_of),
     tables.TableColumn("device", "DEVICE"),
     tables.TableColumn("text", "TEXT"),
 )

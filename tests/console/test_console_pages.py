@@ -23,6 +23,7 @@ from makers import FrameSender, gpu_schema
 from railscope import api as api_documents
 from railscope.catalog import agent, collector as catalog, derived_metric, entities, rollups
 from railscope.catalog.declare import Metric
+from railscope.catalog.event_titles import title_of
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.client.cluster_reading import ClusterReading
@@ -66,7 +67,7 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.http.event_list import EventWriter, event_title
+from railscope_collector.http.event_list import EventWriter
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
@@ -936,7 +937,7 @@ def test_an_event_is_a_line_of_words(
 ) -> None:
     event = WireEvent(name, 0, WireEntity(entity[0], entity[1:]), SECOND_NS, SECOND_NS, facts)
     (row,) = EventWriter({}, lambda *_: None).newest([SeenEvent("n1", "boot", event)], 1)
-    assert (f"{event_title(row.name)}: {row.text}", row.severity) == (text, severity)
+    assert (f"{title_of(row.name)}: {row.text}", row.severity) == (text, severity)
     if entity[0] in {"gpu_event", "link_change"}:
         assert row.devices == entity[1]
 

@@ -14,6 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from railscope import api, figures
+from railscope.catalog import event_titles
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.gpu_health import reason_text
 from railscope.shipped_files import shipped_files
@@ -23,7 +24,6 @@ from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.evidence_words import evidence_text, worst_text
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_table import cause_labels
-from railscope_collector.http.event_list import event_title
 
 _DIRECTORY = Path(__file__).parent
 _DIGITS = 12
@@ -130,7 +130,7 @@ _environment.filters |= {
     "measure": measure_title,
     "deviation": figures.deviation,
     "entity": report.entity_text,
-    "event_title": event_title,
+    "event_title": event_titles.title_of,
     "reason": reason_text,
     "evidence": evidence_text,
     "worst": worst_text,

@@ -34,8 +34,6 @@ _GPU = "GPU "
 _COMMON = ("node", "name", "severity", "text", "incident")
 _KEYED = frozenset({entities.LINK_CHANGE.name, entities.GPU_EVENT.name})
 """Entities whose second key is what happened."""
-_TITLES = {"claim_start": "job started", "claim_end": "job ended", "link_change": "link", "gpu_event": "driver event"}  # fmt: skip
-_NAMES = {"gpu": "GPU", "nic": "NIC", "pcie": "PCIe", "sxid": "SXid", "nccl": "NCCL"}
 _OF_RANKS = frozenset({"collective_rank", "communicator_rank", "nccl_rank"})
 _COLLECTIVE_FACTS = (
     "collective", "sequence", "waiting_ranks", "waited_seconds", "waits_in", "gpu_index", "interface", "rails", "host",
@@ -125,13 +123,6 @@ def _is_same(newer: api.Event, older: api.Event) -> bool:
     """True if two events differ by the device only: one thing that happened to several."""
     is_alike = all(getattr(newer, each) == getattr(older, each) for each in _COMMON)
     return is_alike and newer.wall_ns - older.wall_ns < SECOND_NS
-
-
-def event_title(name: str) -> str:
-    """Return the name of an event in words, as the beginning of a line."""
-    words = _TITLES.get(name, name.replace("_", " "))
-    first, _, rest = words.partition(" ")
-    return f"{_NAMES.get(first, first.capitalize())} {rest}".rstrip()
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:
