@@ -172,13 +172,14 @@ def alerts() -> str:
         "A rule with a detail never fires while the agents expose less: see",
         "[Choose the detail of the metrics](operator.md#choose-the-detail-of-the-metrics).",
         "",
-        "Every alert links to a dashboard and a runbook at railscope.example; alerts on incidents also link to the console,",
-        "which serves the runbooks too. Replace these addresses with your own:",
+        "The summary of an alert names its place, such as the node; below, NODE stands for it. The description of an alert that",
+        "pages ends with the first action. Every alert links to a dashboard and a runbook at railscope.example, and most link to",
+        "the page of the console that shows the fault (`console_url`). The console serves the runbooks too. Replace these",
+        "addresses with your own:",
         "",
         "```sh",
         "sed -i -e 's|https://railscope.example/d/|https://grafana.example.com/d/|' \\",
-        "  -e 's|https://railscope.example/incidents/|https://collector.example.com:9470/incidents/|' \\",
-        "  -e 's|https://railscope.example/runbooks/|https://collector.example.com:9470/runbooks/|' rules/*.yml",
+        "  -e 's|https://railscope.example/|https://collector.example.com:9470/|' rules/*.yml",
         "```",
         "",
     ]
@@ -187,7 +188,7 @@ def alerts() -> str:
     for name in sorted({rule["alert"] for rule in rules}):
         same = [rule for rule in rules if rule["alert"] == name]
         runbook = f"[Runbook](../{runbook_pages.DIRECTORY}/{runbook_pages.link(name)})"
-        summary = same[0]["annotations"]["summary"]
+        summary = runbook_pages.summary(same[0])
         if "{{" in summary:
             summary = "The summary is the title of the incident."
         lines += [f"## {name}", "", f"{summary} {runbook}.", ""]

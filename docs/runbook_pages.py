@@ -30,6 +30,10 @@ _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
 _ONLY_CRITICAL = "Only if the alert is critical. "
 """Alerts with warnings too: a warning ends no job."""
 _COMMANDS_PART = re.compile(rf"\n+(?:{_ONLY_CRITICAL})?{re.escape(_COMMANDS)}\n.*", re.DOTALL)
+_EITHER = re.compile(
+    r"\{\{ with \$labels\.(?P<label>\w+) \}\}(?P<text>.*?)\{\{ else \}\}.*?\{\{ end \}\}"
+)
+_LABEL = re.compile(r"\{\{ (?:or )?\$labels\.(?P<label>\w+)(?: \$labels\.\w+)* \}\}")
 
 _SAME_REMEDY: Mapping[str, str] = {
     "RailscopeFecErrors": "transceiver_degraded",
@@ -104,9 +108,16 @@ def page(name: str) -> str:
     return head.rstrip("\n") + "\n\n" + "\n\n".join(sections) + "\n"
 
 
+def summary(rule: dict[str, Any]) -> str:
+    """Return the summary of a rule for a page: labels in capitals, such as NODE, and the first of two forms."""
+    text = rule["annotations"]["summary"]
+    text = _EITHER.sub(lambda found: found["text"].replace("{{ . }}", found["label"].upper()), text)
+    return _LABEL.sub(lambda found: found["label"].upper(), text)
+
+
 def _section(alert: str, same: list[dict[str, Any]], written: str) -> str:
     by_hand = _COMMANDS_PART.sub("", written.strip("\n")).partition("\n\n")[2]
-    parts = [f"## {alert}", f"{same[0]['annotations']['summary']} {_severities(same)}", by_hand]
+    parts = [f"## {alert}", f"{summary(same[0])} {_severities(same)}", by_hand]
     if commands := _commands(alert, same):
         is_mixed = {rule["labels"]["severity"] for rule in same} != {"critical"}
         intro = (_ONLY_CRITICAL if is_mixed else "") + _COMMANDS

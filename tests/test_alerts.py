@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from support.query_notes import annotated_queries, detail_note
 from railscope.catalog import rollups
 from railscope.catalog.declare import MetricDetail
 from railscope.catalog.xids import ERROR_CLASSES, xids
+from railscope_collector.console.page_table import PAGES
 from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_commands import general_commands
 from railscope_dashboards.build import dashboards
@@ -246,13 +248,60 @@ def test_an_alert_has_a_severity_and_a_subject(rule: dict[str, Any]):
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert "for" in rule
     notes = rule["annotations"]
-    # A group of incidents has one incident (deploy/alertmanager.yml).
-    is_alone = rule["alert"] == "RailscopeIncident"
-    assert is_alone or "{{" not in notes["summary"], "the summary is the same for a whole group"
     shown = set(re.findall(r"\$labels\.(\w+)", notes["description"]))
     assert shown <= labels_in(rule["expr"])
     if rule["alert"] != ALWAYS_FIRES:
         assert shown, "it says what it is about"
+
+
+PLACES = {"node", "instance", "rail", "switch", "collector", "workload", "tenant"}
+WITHOUT_PLACE = {
+    "RailscopeDeadMansSwitch",
+    "RailscopeHeadChanges",
+    "RailscopeIncident",  # its title has the place
+    "RailscopeIncidentReach",  # no receiver gets it
+    "RailscopeNoFinalizer",
+    "RailscopeSlurmDrainsDelayed",
+}
+
+
+@EACH_ALERT
+def test_a_summary_names_the_place(rule: dict[str, Any]):
+    if rule["alert"] in WITHOUT_PLACE:
+        return
+    notes = rule["annotations"]
+    named = set(re.findall(r"\$labels\.(\w+)", notes["summary"]))
+    if "node" in re.findall(r"\$labels\.(\w+) }}", notes["description"]):
+        assert "node" in named
+    # A notification is about the alerts of one node: a summary with a GPU or interface is not that of all of them.
+    assert named & PLACES
+    assert named <= PLACES | {"job"}
+
+
+WITHOUT_PAGE = {"RailscopeDeadMansSwitch", "RailscopeIncidentReach", "RailscopeCollectorDown"}
+
+
+@EACH_ALERT
+def test_an_alert_links_to_a_page_of_the_console(rule: dict[str, Any]):
+    notes = rule["annotations"]
+    assert ("console_url" in notes) == (rule["alert"] not in WITHOUT_PAGE)
+    if "console_url" not in notes:
+        return
+    address, _, query = notes["console_url"].partition("?")
+    path = re.sub(r"{{ \$labels\.(\w+)(?: \| urlquery)? }}", r"{\1}", address.removeprefix(SITE))
+    (page,) = [page for page in PAGES if page.path == path]
+    assert not query or set(parse_qs(query)) <= set(page.query.__struct_fields__)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in ALERTS if rule["labels"]["severity"] == "critical"], ids=lambda rule: rule["alert"])  # fmt: skip
+def test_the_description_of_a_page_ends_with_the_action(rule: dict[str, Any]):
+    description = rule["annotations"]["description"]
+    if rule["alert"] != "RailscopeIncident":
+        _, _, action = description.partition(" Action: ")
+        assert action
+        assert action.endswith(".")
+        for form in re.split(r"{{[^}]*}}", action):
+            assert len(form.split()) <= 12
 
 
 @EACH_ALERT

@@ -105,8 +105,8 @@ def test_an_alert_leads_to_a_dashboard_and_to_pages_of_the_console(tmp_path: Pat
     assert len(rules) > 100
     for links in (rule["annotations"] for rule in rules):
         assert links["runbook_url"].startswith("http://127.0.0.1:19470/runbooks/")
-        assert links.get("console_url", "http://127.0.0.1:19470/incidents/").startswith(
-            "http://127.0.0.1:19470/incidents/"
+        assert links.get("console_url", "http://127.0.0.1:19470/").startswith(
+            "http://127.0.0.1:19470/"
         )
         assert links["dashboard_url"].startswith(f"http://127.0.0.1:{left.ports.grafana}/d/")
 
