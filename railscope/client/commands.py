@@ -64,7 +64,7 @@ def status(*, as_json: bool, **options: Any) -> None:
     """Print the status of a cluster, or of the node of an agent, on one screen.
 
     Exit status 0: healthy. 1: degraded; a node is stale, or a warning is open. 2: failed; a critical
-    incident is open, or a GPU of the agent has failed. 3: unknown; no answer, no or stale data, or an error.
+    incident is open, or a GPU has failed. 3: unknown; no answer, no or stale data, or an error.
     """
     url, program = (
         options["collector"] or options["agent"],

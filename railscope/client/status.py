@@ -222,16 +222,25 @@ def _cluster_reasons(
             is_critical = incident.severity == "critical"
             status = OverallStatus.FAILED if is_critical else OverallStatus.DEGRADED
             yield StatusReason(status, incident.title, is_incident=True)
-    yield from _node_reasons(nodes)
+    yield from _node_reasons(reading, nodes)
     if not nodes.absence and not nodes.rows:
         yield StatusReason(OverallStatus.UNKNOWN, "no node has ever reported")
     if reading.is_tenant and "jobs" not in absent:
         yield from _job_reasons(reading.document("jobs").rows)
 
 
-def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
-    # Incidents are reasons of their own.
-    failed = [row for row in nodes.rows if row["state"] == "failed" and not row["incidents"]]
+def _node_reasons(reading: ClusterReading, nodes: tables.ClientTable) -> Iterator[StatusReason]:
+    # A critical incident of the node is a reason of its own.
+    stated = {
+        incident.id
+        for incident in reading.open_incidents
+        if incident.severity == "critical" and incident.explained_by is None
+    }
+    failed = [
+        row
+        for row in nodes.rows
+        if row["state"] == "failed" and stated.isdisjoint(row["incidents"])
+    ]
     if failed:
         names = _names([f"{row['node']}: {row['reason']}" for row in failed], "; ")
         yield StatusReason(OverallStatus.FAILED, names)

@@ -151,6 +151,7 @@ def test_the_keys_of_a_healthy_cluster():
         (with_nodes({}, STALE), "degraded", "stale: n2"),
         (with_nodes(STALE, STALE), "unknown", "no node reports"),
         (with_nodes({}, {"state": "failed", "reason": "GPU 3 failed"}), "failed", "n2: GPU 3 failed"),
+        (with_incident(severity="warning") | with_nodes({"state": "failed", "reason": "GPU 3 failed", "incidents": ["abc"]}), "failed", "n1: GPU 3 failed"),
         (with_nodes({}, {"state": ""}), "unknown", "does not report states of nodes; fix: upgrade it"),
         (with_nodes(), "unknown", "no node has ever reported"),
         (with_nodes({}, age_seconds=600), "unknown", "stale: computed 10 min ago"),
