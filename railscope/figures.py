@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 NONE = "\N{EN DASH}"
 """Stands in a cell for a number that is not known."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_HISSING = ("s", "x", "ch", "sh")
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _WORDS = ((0.95, "certain"), (0.6, "likely"))
 _SYMBOLS = {
@@ -28,7 +30,13 @@ def unit_of(name: str) -> str:
 
 def count(number: float, noun: str) -> str:
     """Return a number of things: 1 node, 2 nodes, 1,200 nodes."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    plural = "es" if noun.endswith(_HISSING) else "s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
+
+
+def listing(texts: Sequence[str]) -> str:
+    """Return texts as one: 2 jobs, 1 NIC and 1 GPU."""
+    return " and ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
 def digits(value: float) -> str:

@@ -228,6 +228,7 @@ def incident_row(reading: ClusterReading, incident: api.IncidentDocument) -> tab
         "age_seconds": _age_seconds(reading, incident.onset),
         "evidence_age_seconds": _age_seconds(reading, incident.last_evidence),
         "victims": incident.victim_count,
+        "affected": incident.affected,
         "nodes": sorted(_nodes_of(incident)),
         "jobs": [f"{job.tenant}/{job.workload}" for job in incident.jobs],
         "tenant": sorted({job.tenant for job in incident.jobs}),
@@ -274,7 +275,7 @@ def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
             f"{row['severity']:8}  {age:>6}{ended}  {row['title']}  {row['id']}", width, " " * 18
         )
         facts = [", ".join(row["names"])] if row["names"] else []
-        facts += [f"{figures.count(row['victims'], 'device')} affected"] if row["victims"] else []
+        facts += [f"{row['affected']} affected"] if row["affected"] else []
         facts += [f"jobs: {', '.join(row['jobs'])}"] if row["jobs"] else []
         facts += [f"an effect of incident {row['explained_by']}"] if row["explained_by"] else []
         facts += [row["action"]] if row["action"] else []

@@ -301,7 +301,7 @@ def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
     }
     facts |= {key: ", ".join(row[key]) for key in ("nodes", "jobs")}
     facts |= {
-        "victims": row["victims"],
+        "affected": row["affected"],
         "lost GPU-hours": "not known"
         if row["lost_gpu_seconds"] is None
         else tables.show_gpu_hours(row["lost_gpu_seconds"]),

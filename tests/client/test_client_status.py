@@ -293,7 +293,7 @@ def test_tables_list_the_worst_first_and_filter():
             == "jobs: none of 1 matches\nno tenant matches 'other': vision\n"
         )
         assert table("jobs", "7").split("\n")[1:] == table("jobs").split("\n")[1:]
-        assert "1 device affected; jobs: vision/7; check cable" in table(
+        assert "1 rack affected; jobs: vision/7; check cable" in table(
             "incidents", "--node", "n3", "--tenant", "vision"
         )
         assert table("incidents", "--severity", "critical") == "incidents: none of 1 matches\n"

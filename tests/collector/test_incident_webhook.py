@@ -104,7 +104,7 @@ async def test_an_incident_is_sent_once_and_again_when_it_has_ended() -> None:
     assert (first["endsAt"], last["endsAt"]) == ("0001-01-01T00:00:00Z", "2026-01-01T01:00:00Z")
     assert first["annotations"]["action"] == "drain the node"
     assert first["annotations"]["description"] == (
-        "A NIC is slow. Likely (80 %); 0 devices affected; 7.0 s of GPU time lost"
+        "A NIC is slow. Likely (80 %); nothing else affected; 7.0 s of GPU time lost"
     )
 
 

@@ -771,7 +771,7 @@ async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_p
     assert model.figures[0].figure.curves[0].values[:4] == [None, None, None, 0.3]
     assert model.figures[0].figure.captions[0].startswith("Cause: last 590 %")
     assert len(model.victims) == 100
-    assert "100 of 300 affected devices" in text
+    assert "300 NICs affected; the first 100 are listed" in text
     text, model = await page_of(running, "incidents", severity="warning")
     assert [row.id for row in model.rows] == ["I1"]
     with pytest.raises(PageProblemError, match="unknown incident 'x'"):

@@ -254,7 +254,7 @@ def _description(document: IncidentDocument) -> str:
     parts = [
         f"{document.text} {figures.likelihood(document.confidence).capitalize()}",
         *map(dated_text, document.evidence[:_MAX_LISTED]),
-        f"{figures.count(document.victim_count, 'device')} affected",
+        f"{document.affected or 'nothing else'} affected",
         *map(entity_text, document.jobs[:_MAX_LISTED]),
         *([f"{figures.duration(lost)} of GPU time lost"] if lost else []),
     ]

@@ -85,16 +85,19 @@ def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_v
     assert GONE_TEXT in alert["annotations"]["description"]
 
 
-def test_a_notification_counts_devices_and_names_jobs_without_a_tenant() -> None:
+def test_a_notification_counts_victims_and_names_jobs_without_a_tenant() -> None:
     jobs = [{"kind": "job", "tenant": "", "source": "slurm", "workload": "7"}]
-    found = incident("a", evidence=[GONE], victim_count=1, jobs=jobs, lost_gpu_time_seconds=90)
+    found = incident(
+        "a", evidence=[GONE], victim_count=1, victims=jobs, jobs=jobs, lost_gpu_time_seconds=90
+    )
     (alert,) = notification(found, FIRING, "", "")["alerts"]
     assert alert["annotations"]["description"] == (
-        f"A NIC is slow. Likely (80 %); {GONE_TEXT}; 1 device affected; job 7 of no tenant; 1 min 30 s of GPU time lost"
+        f"A NIC is slow. Likely (80 %); {GONE_TEXT}; 1 job affected; job 7 of no tenant; 1 min 30 s of GPU time lost"
     )
     opening = notification(incident("a", lost_gpu_time_seconds=None), FIRING, "", "")["alerts"][0]
     assert (
-        opening["annotations"]["description"] == "A NIC is slow. Likely (80 %); 0 devices affected"
+        opening["annotations"]["description"]
+        == "A NIC is slow. Likely (80 %); nothing else affected"
     )
 
 
