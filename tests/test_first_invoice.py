@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "first-invoice.md"
 BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^railscope (.*)\n|^.*<<'END'\n(?s:.*?)^END\n|^.*\n", re.MULTILINE)
 VARIABLE = re.compile(
-    r"\d{4}-\d\d-\d\dT[\d:]+\.\d{6}Z by \w+"  # of a closing
+    r"\d{4}-\d\d-\d\d [\d:]+ UTC by \w+"  # of a closing
     r"|\b[0-9a-f]{24,64}\b"  # of an invoice or a file
     r"|[\d,]+ bytes"
 )

@@ -299,6 +299,7 @@ def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
     facts: dict[str, Any] = {
         key: row[key] for key in ("title", "text", "action", "severity", "state", "onset", "ended")
     }
+    facts |= {key: tables.show_time(facts[key]) for key in ("onset", "ended") if facts[key]}
     facts |= {key: ", ".join(row[key]) for key in ("nodes", "jobs")}
     facts |= {
         "affected": row["affected"],

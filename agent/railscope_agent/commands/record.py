@@ -33,7 +33,7 @@ from railscope_agent.service import node_name
 @click.option(
     "--redact",
     is_flag=True,
-    help="Replace everything except harmless values: names, addresses, serial numbers.",
+    help="Keep only harmless values; replace names, addresses and serial numbers.",
 )
 @click.option(
     "--bursts", is_flag=True, help="Also record the data of burst sampling: ten times as much data."

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import format_timestamp, parse_timestamp
 from railscope_collector.billing import billing_store, period_closing, undecided_use
-from railscope_collector.billing.charges import Charge, format_amount, plain_decimal
+from railscope_collector.billing.charges import Charge, format_amount, plain_decimal, show_time
 from railscope_collector.billing.closing_record import PeriodClosing
 from railscope_collector.billing.invoices import Invoice
 from railscope_collector.jobs.job_report import format_table
@@ -161,13 +161,14 @@ def listing_text(listing: BillingListing) -> Iterator[str]:
         yield f"opening date: {format_timestamp(opened.opening_ns)[:10]} ({opened.reason})"
     document = listing_document(listing)
     for title, name, columns, right in _TABLES:
-        rows = [tuple(_cell(row[column]) for column in columns) for row in document[name]]
+        rows = [tuple(_cell(column, row[column]) for column in columns) for row in document[name]]
         yield f"{title}: {len(rows):,}"
         if rows:
             heads = tuple(_HEADS.get(column, column.replace("_", " ")) for column in columns)
             yield from (f"  {line}" for line in format_table([heads, *rows], right))
 
 
+_TIMES = {"closed", "start", "end"}
 _HEADS = {"gpu_hours": "GPU-hours", "missing_gpu_days": "missing GPU-days"}
 _UNDECIDED = ("tenant", "period", "resource", "claim", "start", "end", "gpu_hours", "reason")
 _TABLES = (
@@ -219,7 +220,9 @@ def _span(charge: Charge) -> str:
     return period_name(Period(charge.service_t0_ns, charge.service_t1_ns))
 
 
-def _cell(value: object) -> str:
+def _cell(column: str, value: Any) -> str:
+    if column in _TIMES:
+        return show_time(parse_timestamp(value))
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ", ".join(map(str, value))
     return "" if value is None else str(value)

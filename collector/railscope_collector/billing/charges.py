@@ -192,9 +192,9 @@ def plain_decimal(value: Fraction, places: int) -> str:
 
 
 def show_time(timestamp_ns: int) -> str:
-    """Return a time for readers, without seconds that are zero."""
-    text = timestamps.format_timestamp(timestamp_ns).removesuffix("Z").removesuffix(":00")
-    return f"{text.replace('T', ' ')} UTC"
+    """Return a time for readers to the second, without seconds that are zero."""
+    text = timestamps.format_timestamp(timestamp_ns, "seconds").removesuffix("Z")
+    return f"{text.removesuffix(':00').replace('T', ' ')} UTC"
 
 
 def show_quantity(value: Fraction, places: int) -> str:

@@ -18,7 +18,7 @@ _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
 _JOB_CLAIM = re.compile(r"(slurm)/(.+)@\d+")
 """Claim of a job: its name, and the second of its start."""
-_NO_AGENT = "as the job list states, not observed"
+_NO_AGENT = "job list; no agent measured it"
 _UNSEEN = "part of the time was not observed: it is billed as the scheduler reported it"
 
 
@@ -116,7 +116,8 @@ class TenantStatement:
                 ("Invoice", "none: nothing is billed"),
                 ("Closed", charge_types.show_time(self.closed_ns)),
             ]
-        rows += [("Observed", self.coverage), ("States", self._states)]
+        basis = "Observed" if coverage(self.invoice) is not None else "Basis"
+        rows += [(basis, self.coverage), ("States", self._states)]
         return [(name, text) for name, text in rows if text]
 
     @property

@@ -108,7 +108,9 @@ def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., N
         charge = charge_of(period=period, **rest)
         with place.books() as books:
             added, currency = administration.record(books, charge, place.timed_actor, force=force)
-        shown = charges.format_decimal(charge.amount, charges.currency_exponent(currency))
+        is_credit = charge.kind is charges.ChargeKind.CREDIT  # the word states the sign
+        amount = abs(charge.amount) if is_credit else charge.amount
+        shown = charges.format_decimal(amount, charges.currency_exponent(currency))
         outcome = "recorded, for the next closing" if added else "already recorded"
         text = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
         click.echo(f"{text}: {outcome}")

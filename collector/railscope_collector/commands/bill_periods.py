@@ -135,7 +135,7 @@ def statement_command(  # noqa: PLR0913, PLR0917 - its options
     file: Path | None,
     invoice: str | None,
 ) -> None:
-    """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
+    """Print the statement of TENANT for a closed PERIOD: the invoice, summed up by product, state and price, and its evidence."""
     with place.books() as books:
         if invoice is None:
             statement = tenant_statements.read_statement(books, tenant, period, place.seller_name)
@@ -156,8 +156,8 @@ def reconcile_command(
     """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
 
     With a scheduler's own records, compare the ledger with those too, job by job, within
-    `--tolerance`. A bad line of the records is reported and skipped. Exit status 1: a check failed,
-    or a line was skipped.
+    `--tolerance`. A bad line of the records is reported and skipped. docs/billing.md has the
+    meaning of each rule. Exit status 1: a check failed, or a line was skipped.
     """
     passed = True
     with place.books() as books:
@@ -174,7 +174,9 @@ def reconcile_command(
             for line in format_checks(checks):
                 click.echo(line)
             if books.evidence is None:
-                click.echo("R1, R2 and R4 are not compared: this ledger has no evidence of agents")
+                click.echo(
+                    "not compared with samples (R1, R2 and R4): this ledger has no evidence of agents"
+                )
             passed = passed and all(check.passes for check in checks)
             if compare is not None:
                 compared = compare(books.ledger, closed_period)
@@ -203,7 +205,7 @@ def format_closing(closed: period_closing.ClosedPeriod) -> list[str]:
     closing = closed.closing
     state = "closed" if closed.added else "is already closed, since"
     lines = [
-        f"{units.period_name(closing.period)} {state} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
+        f"{units.period_name(closing.period)} {state} {charges.show_time(closing.closed_ns)} by {closing.closed_by}"
     ]
     if closing.provisional:
         lines.append(f"PROVISIONAL: {len(closing.missing):,} GPU-days were not final")
@@ -233,7 +235,7 @@ def _remark(check: reconciliation_check.ReconciliationCheck) -> str:
     if check.bound is not None:
         difference, bound = _percent(check.found), _percent(check.bound)
         return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"
-    return "" if check.passes else f"worst: {check.place}" if check.place else "DIFFERS"
+    return "ok" if check.passes else f"worst: {check.place}" if check.place else "DIFFERS"
 
 
 def _percent(share: Fraction) -> str:
@@ -247,7 +249,7 @@ def _tenants(books: period_closing.BillingBooks, period: units.Period) -> list[s
 def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     if not invoices:
         return ["no invoice: no billable usage"]
-    rows = [("tenant", "invoice", "status", "lines", "total", "currency")]
+    rows = [("tenant", "invoice", "status", "charges", "total", "currency")]
     rows += [
         (
             invoice.tenant,

@@ -38,7 +38,7 @@ class SlotState(StrEnum):
 
 
 MEANINGS: Mapping[SlotState, str] = {
-    SlotState.OBSERVED: "held, and observed by an agent; without agents, as the job list states",
+    SlotState.OBSERVED: "held, as an agent measured it or, without agents, the job list states it",
     SlotState.INFERRED: "held as the scheduler reported it, not measured",
     SlotState.IDLE: "free, and observed",
     SlotState.RESERVED: "reserved, and not used",

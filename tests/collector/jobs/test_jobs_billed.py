@@ -122,7 +122,7 @@ def test_history_is_billed_and_agrees_with_the_books(cluster):
     }
     statement = cluster.bill("statement", "chemistry", "2025-12").stdout
     assert "1,530.00" in statement
-    assert "as the job list states, not observed" in statement
+    assert "Basis    job list; no agent measured it" in statement
     assert "100.000 %" not in statement
     document = cluster.bill("statement", "chemistry", "2025-12", "--format", "json").stdout
     assert json.loads(document)["observed"] is None
