@@ -115,8 +115,9 @@ async def test_a_notification_links_to_runbook_incident_and_collector(url: str) 
     (sent,) = pair.receiver.notifications
     (alert,) = sent["alerts"]
     base = url.rstrip("/")
-    assert alert["annotations"]["runbook_url"] == f"{base}/runbooks/RailscopeIncident#slow_receiver"
-    assert alert["generatorURL"] == (f"{base}/incidents/a" if url else "")
+    page, runbook = f"{base}/incidents/a", f"{base}/runbooks/RailscopeIncident#slow_receiver"
+    links = [alert["annotations"].get(name) for name in ("console_url", "runbook_url")]
+    assert [*links, alert.get("generatorURL")] == ([page, runbook, page] if url else [None] * 3)
     assert sent["externalURL"] == base
 
 

@@ -194,7 +194,7 @@ def notification(
 ) -> dict[str, Any]:
     """Return the payload for one incident; one that another explains is resolved now.
 
-    Without the URL of the collector there are no links, and the runbook is a path.
+    Without the URL of the collector there are no links.
     """
     document = incident.document
     cause = dict(zip(_LABELS, cause_labels(document.cause), strict=True))
@@ -209,8 +209,12 @@ def notification(
         "summary": document.title,
         "description": _description(document),
         "action": document.action,
-        "runbook_url": collector_url + document.runbook,
     }
+    if collector_url:
+        annotations |= {
+            "runbook_url": collector_url + document.runbook,
+            "console_url": _page_url(collector_url, document.id),
+        }
     times = {
         "status": status,
         "startsAt": document.onset,
@@ -227,13 +231,14 @@ def _payload(
 ) -> dict[str, Any]:
     """Return a payload of one alert; `times` are its status, start and end."""
     number = labels["incident"]
-    alert = {
+    alert: dict[str, Any] = {
         "labels": labels,
         "annotations": annotations,
         **times,
-        "generatorURL": f"{collector_url}/incidents/{number}" if collector_url else "",
         "fingerprint": number,
     }
+    if collector_url:
+        alert["generatorURL"] = _page_url(collector_url, number)
     return {
         "version": "4",
         "groupKey": f"railscope/incident/{number}",
@@ -246,6 +251,10 @@ def _payload(
         "externalURL": collector_url,
         "alerts": [alert],
     }
+
+
+def _page_url(collector_url: str, number: str) -> str:
+    return f"{collector_url}/incidents/{number}"
 
 
 def _description(document: IncidentDocument) -> str:
