@@ -362,6 +362,7 @@ def build_api(
         console=settings.console,
         switches=switches,
         progress=lambda: cluster.progress,
+        tenant_of=access.files.find_tenant,
     )
 
 

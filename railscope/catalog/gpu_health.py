@@ -4,7 +4,10 @@ The verdict is computed from the other metrics: see `agent/railscope_agent/healt
 """
 
 # fmt: off
+import re
+
 from railscope.catalog import declare, entities, gpu
+from railscope.reading import Absent
 
 _NVML = declare.MetricTable(entities.GPU, resets=gpu.DRIVER_LOAD)
 
@@ -110,3 +113,27 @@ GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning"
 def reason_text(reason: str) -> str:
     """Return a reason in words; the name of one that a newer agent reports, or any other text, as it is."""
     return REASONS.get(reason, reason)
+
+
+_UNREAD = {
+    Absent.UNSUPPORTED: "not supported",
+    Absent.DENIED: "not permitted",
+    Absent.GONE: "no longer there",
+    Absent.TIMEOUT: "not read in time",
+    Absent.ERROR: "not readable",
+    Absent.NOT_DUE: "not read yet",
+    Absent.RESET_REQUIRED: "not readable before a reset",
+}
+_UNREAD_REASON = re.compile(rf"(\w+) \(({'|'.join(why.label for why in _UNREAD)})\)")
+
+
+def event_reasons_text(reasons: str) -> str:
+    """Return the reasons of an event about a verdict in words; those whose readings are absent are named as such."""
+    active, unread = list[str](), dict[str, list[str]]()
+    for reason in filter(None, reasons.split(", ")):
+        if found := _UNREAD_REASON.fullmatch(reason):
+            unread.setdefault(_UNREAD[Absent[found[2].upper()]], []).append(reason_text(found[1]))
+        else:
+            active.append(reason_text(reason))
+    texts = [", ".join(active), *(f"{why}: {', '.join(names)}" for why, names in unread.items())]
+    return "; ".join(filter(None, texts))

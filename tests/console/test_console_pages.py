@@ -920,6 +920,12 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
     [
         ("gpu_health", ("gpu", "G"), {"before": "healthy", "after": "failed", "reasons": "xid_fatal, new_rule"},
          "GPU health: healthy → failed (fatal Xid, new_rule)", "error"),
+        ("gpu_health", ("gpu", "G"), {"before": "degraded", "after": "degraded", "reasons": "xid_action, gpu_lost (timeout), pcie_width (timeout)"},
+         "GPU health: degraded (Xid that requires an action; not read in time: GPU lost, fewer PCIe lanes than expected)", "error"),
+        ("claim_start", ("claim", "0", "c"), {"source": "slurm", "workload": "7", "owner": "nlp"},
+         "Job started: 7 of language (slurm)", "info"),
+        ("source_state", ("source", "gpu_verdict"), {"before": "ok", "after": "failed", "problem": "no answer"},
+         "Source state: ok → failed (no answer)", "warning"),
         ("gpu_health", ("gpu", "G"), {"before": "failed", "after": "healthy", "reasons": ""},
          "GPU health: failed → healthy", "info"),
         ("claim_start", ("claim", "0", "c"), {"source": "command", "tenant": "vision", "start_ns": "1"},
@@ -936,10 +942,15 @@ def test_an_event_is_a_line_of_words(
     name: str, entity: tuple[str, ...], facts: dict[str, str], text: str, severity: str
 ) -> None:
     event = WireEvent(name, 0, WireEntity(entity[0], entity[1:]), SECOND_NS, SECOND_NS, facts)
-    (row,) = EventWriter({}, lambda *_: None).newest([SeenEvent("n1", "boot", event)], 1)
+    writer = EventWriter(
+        {}, lambda *_: None, lambda _, owner, __: {"nlp": "language"}.get(owner, "")
+    )
+    (row,) = writer.newest([SeenEvent("n1", "boot", event)], 1)
     assert (f"{title_of(row.name)}: {row.text}", row.severity) == (text, severity)
     if entity[0] in {"gpu_event", "link_change"}:
         assert row.devices == entity[1]
+    if entity[0] == "source":
+        assert row.devices == "source gpu verdict"
 
 
 GPU_CAUSE = {"kind": "gpu", "node": "a", "index": 3, "uuid": "GPU-a-3", "pci_address": ""}

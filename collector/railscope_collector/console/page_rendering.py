@@ -24,6 +24,7 @@ from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.evidence_words import evidence_text, worst_text
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_table import cause_labels
+from railscope_collector.switches import links
 
 _DIRECTORY = Path(__file__).parent
 _DIGITS = 12
@@ -133,6 +134,7 @@ _environment.filters |= {
     "event_title": event_titles.title_of,
     "reason": reason_text,
     "evidence": evidence_text,
+    "link_evidence": lambda name: links.EVIDENCE_WORDS.get(name, name),
     "worst": worst_text,
     "labels": cause_labels,
     "nanoseconds": parse_timestamp,

@@ -55,6 +55,8 @@ _REMARK = re.compile(r"\s*\[[^\]]*\]|[;:].*|\.$")
 _FLAG, _FLAG_WORDS, _STATE = "1 or 0", "1 if ", "state"
 _COUNTS = frozenset({"events", "errors", "frames", "packets", "nodes"})
 """Units that the words contain."""
+_FLAGS = {"link_up": ("link", "down", "up"), "port_up": ("switch port", "down", "up")}
+"""Flags that are states: subject, and words for 0 and 1."""
 _RELATIVE = frozenset({findings.CHANGE, findings.OWN_PAST})
 """Comparisons of which the value is a quotient."""
 
@@ -112,11 +114,13 @@ def _statement(evidence: EvidenceDocument) -> str:
         return comparison  # of a setting or a cable: names what the peers have
     unit, meaning = MEANINGS.get(signal, ("", signal))
     words = _lower(_words(meaning))
+    words = _FLAGS[signal][0] if signal in _FLAGS else words
     if value is None:
         return f"{words}: no value ({comparison})"
     if comparison in _RELATIVE:
         return f"{words}: {figures.percent(value)} of what is usual"
-    return f"{words}: {_value_text(signal, unit, value)}{_compared(evidence, unit)}"
+    separator = " " if signal in _FLAGS else ": "
+    return f"{words}{separator}{_value_text(signal, unit, value)}{_compared(evidence, unit)}"
 
 
 def _event_text(signal: str) -> str:
@@ -128,7 +132,7 @@ def _event_text(signal: str) -> str:
 
 def _value_text(signal: str, unit: str, value: float) -> str:
     if unit == _FLAG:
-        return "yes" if value else "no"
+        return _FLAGS.get(signal, ("", "no", "yes"))[1 + bool(value)]
     if unit == _STATE and signal in QUANTITIES:
         states = METRICS[QUANTITIES[signal].metric].states
         return states.get(int(value), "unknown").replace("_", " ")

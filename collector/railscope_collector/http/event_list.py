@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -42,12 +43,22 @@ _COLLECTIVE_FACTS = (
 """Facts of events about collectives in the order of their importance: long texts are cut."""
 
 
+TenantOf: TypeAlias = Callable[[str, str, int], str]
+"""Returns the tenant of an owner of a source at a time; empty if it is not known."""
+
+
+def no_tenant(_source: str, _owner: str, _timestamp_ns: int) -> str:
+    """Return the tenant of an owner where none is mapped."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class EventWriter:
     """Makes events of the API; `nodes` and `names_of` are those of the collector's state."""
 
     nodes: Mapping[str, FleetNode]
     names_of: Callable[[str, WireEntity], Names | None]
+    tenant_of: TenantOf = no_tenant
 
     def newest(self, events: Iterable[SeenEvent], limit: int) -> tuple[api.Event, ...]:
         """Return the newest events, newest first; one for what happens to several devices of a node at once."""
@@ -88,7 +99,11 @@ class EventWriter:
         if entity.kind in _OF_RANKS and entity.key:
             device = f"rank {entity.key[-1]}"
         named = entity.key[:1] if keyed else entity.key
-        text = _text(event.name, facts)
+        if entity.kind == entities.SOURCE.name:
+            named = tuple(f"source {each.replace('_', ' ')}" for each in named)
+        owner = facts.get("source", ""), facts.get("owner", ""), event.wall_ns
+        tenant = facts.get("tenant") or self.tenant_of(*owner)
+        text = _text(event.name, {**facts, "tenant": tenant} if tenant else facts)
         if keyed:
             text = keyed.replace("_", " ") + (f" ({text})" if text else "")
         return api.Event(
@@ -132,8 +147,9 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
         return f"{kind.title if kind else facts.get('class', '')} {facts.get('change', '')}"
     if "before" in facts or "after" in facts:
         subject = facts.get("setting") or facts.get("change", "")
-        change = " → ".join(filter(None, (facts.get("before"), facts.get("after") or "none")))
-        reasons = ", ".join(map(gpu_health.reason_text, facts.get("reasons", "").split(", ")))
+        states = facts.get("before"), facts.get("after") or "none"
+        change = " → ".join(dict.fromkeys(filter(None, states)))
+        reasons = gpu_health.event_reasons_text(facts.get("reasons", ""))
         reason = facts.get("problem") or facts.get("why") or reasons
         return " ".join(filter(None, (subject, change, f"({reason})" if reason else "")))
     if name.startswith(OF_COLLECTIVES):

@@ -97,6 +97,7 @@ class ViewApi:
     link_ends: switch_view.LinkEnds = field(init=False)
     progress: Callable[[], api.DiagnosisProgress] = api.DiagnosisProgress
     """Returns how current the incidents are."""
+    tenant_of: event_list.TenantOf = event_list.no_tenant
     gpus: gpus_api.GpusApi = field(init=False)
     _nodes: tuple[tuple[int, int], tuple[api.Node, ...]] = field(init=False, default=((-1, -1), ()))
     """Time of views and incidents with their nodes: one value, as threads replace it while others read it."""
@@ -354,7 +355,9 @@ class ViewApi:
 
     def event_writer(self) -> event_list.EventWriter:
         """Return the writer of events of the nodes as of now."""
-        return event_list.EventWriter(dict(self.core.fleet.nodes), self.core.names_of)
+        return event_list.EventWriter(
+            dict(self.core.fleet.nodes), self.core.names_of, self.tenant_of
+        )
 
     async def _events(self, request: web.Request, _: Credential) -> web.Response:
         node = request.query.get("node")

@@ -22,6 +22,11 @@ from railscope_collector.switches.end_names import (
 from railscope_collector.switches.link_ends import NO_NIC, CabledLink, HostEnd, Nic, Port, SwitchEnd
 
 HOST_LLDP, SWITCH_LLDP, CABLING_FILE = "host_lldp", "switch_lldp", "cabling_file"
+EVIDENCE_WORDS = {
+    HOST_LLDP: "LLDP as the node receives it",
+    SWITCH_LLDP: "LLDP as the switch receives it",
+    CABLING_FILE: "the cabling file",
+}
 SEVERAL_HOSTS, ENDS_DIFFER, FILE_DIFFERS = "several_hosts", "ends_differ", "file_differs"
 SEVERAL_PORTS, DUPLICATE_ADDRESS = "several_ports", "duplicate_address"
 NODES_DIFFER, DUPLICATE_SWITCH, WRONG_RAIL = "nodes_differ", "duplicate_switch", "wrong_rail"

@@ -32,8 +32,8 @@ GONE_TEXT = (
     [
         ("pausing_share", 0.9, 0.003, "peers and baseline", "share of time in which the NIC pauses its switch port: 90 % (peers and its past: 0.3 %)"),
         ("activity", None, None, "gone", "share of multiprocessors with work: no value (gone)"),
-        ("link_up", 0.0, 1.0, "before", "the link is up: no (before: yes)"),
-        ("link_up", None, 1.0, "before", "the link is up: no value (before)"),
+        ("link_up", 0.0, 1.0, "before", "link down (before: up)"),
+        ("link_up", None, 1.0, "before", "link: no value (before)"),
         ("link_speed", 25e9, 50e9, "peers and past", "speed of the link: 200 Gb/s (peers and past: 400 Gb/s)"),
         ("link_downs", 2.0, 0.0, "limit", "times that the link went down: 2"),
         ("device_state", 4.0, 0.0, "limit", "owner of the device: missing"),
