@@ -52,7 +52,7 @@ JOB_COLUMNS = (
     tables.number("nodes", "NODES", wide=True),
     tables.number("runtime_seconds", "RUNTIME", tables.show_age),
     tables.number("utilization_ratio", "BUSY", figures.percent),
-    tables.number("step_seconds", "STEP", lambda value: f"{value:.2f} s"),
+    tables.number("step_seconds", "STEP", figures.duration),
     tables.TableColumn("reason", "REASON"),
     tables.TableColumn("straggler", "SLOWEST GPU", is_wide=True),
     tables.number("power_watts", "POWER", tables.show_watts, wide=True),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from railscope import api, timestamps
+from railscope import api, figures, timestamps
 from railscope.catalog.gpu_health import reason_text
 from railscope.client import cluster_tables, tables
 from railscope.client.agent_reading import CLAIMED, AgentReading
@@ -135,7 +135,7 @@ def counts_text(counts: Mapping[str, float], omitted: Collection[str] = (UNCLAIM
     shown = {name: count for name, count in counts.items() if count or name not in omitted}
     titles = {UNCLAIMED: "used without a claim", "not_claimed": "not claimed"}
     return ", ".join(
-        f"{tables.show_number(count)} {titles.get(name, name)}" for name, count in shown.items()
+        f"{figures.digits(count)} {titles.get(name, name)}" for name, count in shown.items()
     )
 
 
@@ -187,15 +187,17 @@ def cluster_report(server: str, reading: ClusterReading) -> StatusReport:
 
 def _gpu_counts(reading: ClusterReading) -> dict[str, float] | None:
     """Return GPUs in all, claimed, used without a claim and idle; None if they are unknown."""
-    total, share, unclaimed = (
+    total, share, reporting, unclaimed = (
         reading.value(f"railscope_cluster_{name}")
-        for name in ("gpus", "mean_gpu_claimed_ratio", "unclaimed_gpus")
+        for name in ("gpus", "mean_gpu_claimed_ratio", "count_gpu_claimed", "unclaimed_gpus")
     )
     if total is None:
         return None
     if share is None:
         return {"total": total}
-    return {"total": total} | _use_counts(total, total * share, unclaimed)
+    known = total if reporting is None else reporting
+    unknown = {"unknown": total - known} if known < total else {}
+    return {"total": total} | _use_counts(known, known * share, unclaimed) | unknown
 
 
 def _use_counts(gpus: float, claimed: float, unclaimed: float | None) -> dict[str, float]:

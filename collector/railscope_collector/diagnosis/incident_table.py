@@ -24,6 +24,8 @@ MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own, and causes; all are counted."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
+_OPERATOR = "by the operator: "
+"""Beginning of the action on an incident that the tenant cannot end."""
 OTHER_TENANT = api.JobDocument("another tenant", "", "-")
 
 
@@ -79,7 +81,7 @@ class ReportedIncident:
 
         Of other tenants nothing is shown: no job with its ranks, no name of a node without jobs of the tenant, no loss, no
         median of devices, no class of what the incident explains. The detail, which repeats the evidence, is that of the tenant's
-        own job, if all of its evidence is shown.
+        own job, if all of its evidence is shown. The action on anything else than an own job is the operator's.
         """
         nodes = self.tenant_nodes.get(tenant)
         if nodes is None:
@@ -108,6 +110,7 @@ class ReportedIncident:
         document = msgspec.structs.replace(
             whole,
             cause=cause,
+            action=whole.action if is_own_job else _OPERATOR + whole.action.removeprefix(_OPERATOR),
             commands=(),
             title=report.title_of(whole.incident_class, cause),
             jobs=jobs[: report.MAX_LISTED],

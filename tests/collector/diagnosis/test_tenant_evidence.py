@@ -216,6 +216,7 @@ async def test_a_tenant_reads_no_name_of_a_cause_on_a_node_of_another_tenant(
     found = reported((), *shown, cause=cause, title=f"Slow receiver: {OTHER_NODE}")
     own = await read(found, "red")
     assert own["title"] == f"Slow receiver: {title}"
+    assert own["action"].startswith("by the operator: ")
     assert [each["device"] for each in own["evidence"]] == [f"{OWN_NODE} eth3"]
     assert own["curves"] == []
     cells = list(IncidentTable(SECOND_NS, (found,)).cells("red"))
