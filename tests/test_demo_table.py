@@ -65,7 +65,7 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     assert [line.split(" ")[0] for line in lines[3:]] == ["RAIL", "2", "3", "0", "1"]
     links = [["a", "b", "c", "d", "e", "f"]] * 9
     many = status_lines(views(*map(incident, range(9))), links, NOTES)
-    assert "and 6 more: railscope incidents" in many
+    assert "and 6 more in the console" in many
     assert len(many) <= MAX_STATUS_LINES
     newer = status_lines(views(incident(1, severity="warning"), incident(2)), (), NOTES)
     assert [line[:8] for line in newer[3:5]] == ["critical", "warning "]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,9 +20,11 @@ from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
 from railscope.standard_output import OutputError
 from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
 from railscope_simulator.demo.faults import (
     SCHEDULERS,
+    DemoFault,
     FaultChange,
     FaultRecord,
     FaultTarget,
@@ -30,7 +33,7 @@ from railscope_simulator.demo.faults import (
 )
 from railscope_simulator.demo.link_ends import ComparedLinks
 from railscope_simulator.demo.process import ProgramError
-from railscope_simulator.demo.report import DemoScreen, verdict
+from railscope_simulator.demo.report import DemoScreen, account_table, verdict
 from railscope_simulator.demo.watchers import Watchers, WatchersError
 
 REFRESH_SECONDS, COMPARE_SECONDS = 2.0, 1.0
@@ -106,6 +109,8 @@ class DemoRun:
     _links: ComparedLinks = field(default_factory=ComparedLinks)
     _stopped_by: signal.Signals | None = None
     _was_suspended: bool = False
+    _views: dict[str, Any] = field(default_factory=dict)
+    """Views of the collector as they were drawn last; empty before."""
 
     async def run(self) -> bool:
         """Run until the end, or until a signal; return True if all checks passed."""
@@ -118,10 +123,12 @@ class DemoRun:
         except asyncio.CancelledError:
             if self._stopped_by is None:
                 raise
-            self._screen.print(
-                f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}\n"
-                f"{self._screen.summary(len(self._cluster.node_names))}"
+            stopped = (
+                f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}"
             )
+            account = [account_table(self._views["account"])] if self._views else []
+            summary = self._screen.summary(len(self._cluster.node_names))
+            self._screen.print("\n".join([*account, stopped, summary]))
             return True
 
     def _stop(self, number: signal.Signals, running: asyncio.Future[bool]) -> None:
@@ -173,10 +180,12 @@ class DemoRun:
                 self._cluster.check_alive()
                 following = next_begin(self._elapsed())
                 seconds = following.seconds - self._elapsed()
-                name = following.fault.name.replace("_", " ")
-                next_fault = f"next fault in {seconds:.0f} s: {name} on {following.fault.node}"
-                views = await self._cluster.views()
-                self._screen.draw(views, self._links, (f"console {self._cluster.url}/", next_fault))
+                fault = following.fault
+                next_fault = f"next fault in {seconds:.0f} s: {_title(fault)} on {fault.node}"
+                self._views = await self._cluster.views()
+                self._screen.draw(
+                    self._views, self._links, (f"console {self._cluster.url}/", next_fault)
+                )
         finally:
             for task in tasks:
                 task.cancel()
@@ -220,12 +229,19 @@ def _suspended_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
 
 
+def _title(fault: DemoFault) -> str:
+    """Return a fault as its incident is called; one without an incident by its own name."""
+    kind = CLASSES.get(fault.incident)
+    return kind.title if kind else fault.name.replace("_", " ")
+
+
 def _fault_message(change: FaultChange, target: FaultTarget) -> tuple[str, str]:
-    """Return the description of a change, and the alerts that it raises."""
+    """Return the description of a change, and the alerts that it raises: an incident inhibits those on its symptoms."""
     fault = change.fault
     if not change.begins:
-        return f"FAULT ENDS    {fault.node}: {fault.name}", "; its alerts resolve within minutes"
-    expected = f". Expect {', '.join(fault.alerts)} within {fault.within_seconds} s"
+        return f"FAULT ENDS    {fault.node}: {_title(fault)}", "; its alerts resolve within minutes"
+    alerts = [INCIDENT_RUNBOOK] if fault.incident else fault.alerts
+    expected = f". Expect {', '.join(alerts)} within {fault.within_seconds} s"
     return f"FAULT BEGINS  {fault.node}: {target.text}", expected
 
 

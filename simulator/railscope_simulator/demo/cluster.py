@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -352,12 +353,13 @@ class DemoCluster:
             f"  {self.directory / 'tokens' / name!s:40} {what}"
             for name, (_, what) in READERS.items()
         )
+        program = shutil.which("railscope") or Path(sys.executable).with_name("railscope")
         return (
             f"Open in a browser\n  {self.url + '/':40} web console\n"
             f"Sign in there, at {self.url}/sign-in, with the token in\n{readers}\n"
             f"Metrics and data\n  {self.url + '/metrics':40} aggregates for Prometheus\n"
             f"  {self.url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
-            f"In another terminal\n  railscope status --collector {self.url}\n  railscope top --collector {self.url}\n"
+            f"In another terminal\n  {program} status --collector {self.url}\n  {program} top --collector {self.url}\n"
             f"Metrics of the agents\n{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."
         )
 

@@ -48,7 +48,7 @@ def status_lines(
     root_causes.sort(key=lambda row: row["severity"] != "critical")  # the newest first of each
     shown = [f"{row['severity']:8}  {row['title']}: {row['action']}" for row in root_causes]
     more = len(shown) - _MAX_INCIDENTS
-    shown[_MAX_INCIDENTS:] = [f"and {more} more: railscope incidents"] if more > 0 else []
+    shown[_MAX_INCIDENTS:] = [f"and {more} more in the console"] if more > 0 else []
     paused = _table(link_ends.TABLE_HEAD, links[:_MAX_LINKS]).splitlines() if links else []
     rails = _rails(views["rails"]["rows"]).splitlines()
     lines = [
@@ -225,6 +225,8 @@ class DemoScreen:
             self.announce(text)
         for row in views["nodes"]["rows"]:
             state = "reporting" if row.get("railscope_node_reporting") else "stale"
+            if state == "stale" and row["node"] not in self._states:
+                continue  # it has not reported yet
             now = f"{row['node']} is {state}, GPUs: {row['gpus']}"
             if self._states.get(row["node"]) != now:
                 self._states[row["node"]] = now
