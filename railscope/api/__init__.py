@@ -6,13 +6,10 @@ A field that an older collector does not send has a default; unknown fields are 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-
-from railscope import figures
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -432,16 +429,6 @@ class GainDocument(msgspec.Struct, frozen=True):
     derivation: str
 
 
-_KIND_NOUNS = {
-    "nic": "NIC",
-    "gpu": "GPU",
-    "leaf": "leaf switch",
-    "storage": "storage server",
-    "other": "device",
-}
-"""Kinds of entities that people call by another word."""
-
-
 class IncidentDocument(msgspec.Struct, frozen=True):
     """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
 
@@ -486,17 +473,6 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""
     last_evidence: Timestamp | None = None
     """End of the last slot that shows the fault; null in documents of earlier releases."""
-
-    @property
-    def affected(self) -> str:
-        """Number of victims of each kind, for people; empty without any. `others` are more than the document lists."""
-        kinds = Counter(str(each.__struct_config__.tag) for each in self.victims)
-        texts = [
-            figures.count(number, _KIND_NOUNS.get(kind, kind)) for kind, number in kinds.items()
-        ]
-        others = self.victim_count - len(self.victims)
-        texts += [figures.count(others, "other")] if others > 0 else []
-        return figures.listing(texts)
 
 
 class DiagnosisProgress(msgspec.Struct, frozen=True):

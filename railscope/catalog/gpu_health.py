@@ -7,7 +7,6 @@ The verdict is computed from the other metrics: see `agent/railscope_agent/healt
 import re
 
 from railscope.catalog import declare, entities, gpu
-from railscope.reading import Absent
 
 _NVML = declare.MetricTable(entities.GPU, resets=gpu.DRIVER_LOAD)
 
@@ -116,15 +115,16 @@ def reason_text(reason: str) -> str:
 
 
 _UNREAD = {
-    Absent.UNSUPPORTED: "not supported",
-    Absent.DENIED: "not permitted",
-    Absent.GONE: "no longer there",
-    Absent.TIMEOUT: "not read in time",
-    Absent.ERROR: "not readable",
-    Absent.NOT_DUE: "not read yet",
-    Absent.RESET_REQUIRED: "not readable before a reset",
+    "unsupported": "not supported",
+    "denied": "not permitted",
+    "gone": "no longer there",
+    "timeout": "not read in time",
+    "error": "not readable",
+    "not_due": "not read yet",
+    "reset_required": "not readable before a reset",
 }
-_UNREAD_REASON = re.compile(rf"(\w+) \(({'|'.join(why.label for why in _UNREAD)})\)")
+"""Reasons why a reading is absent, in words."""
+_UNREAD_REASON = re.compile(rf"(\w+) \(({'|'.join(_UNREAD)})\)")
 
 
 def event_reasons_text(reasons: str) -> str:
@@ -132,7 +132,7 @@ def event_reasons_text(reasons: str) -> str:
     active, unread = list[str](), dict[str, list[str]]()
     for reason in filter(None, reasons.split(", ")):
         if found := _UNREAD_REASON.fullmatch(reason):
-            unread.setdefault(_UNREAD[Absent[found[2].upper()]], []).append(reason_text(found[1]))
+            unread.setdefault(_UNREAD[found[2]], []).append(reason_text(found[1]))
         else:
             active.append(reason_text(reason))
     texts = [", ".join(active), *(f"{why}: {', '.join(names)}" for why, names in unread.items())]

@@ -13,6 +13,7 @@ from railscope.catalog.collector import NODE_STATES
 from railscope.catalog.event_titles import title_of
 from railscope.client import tables
 from railscope.client.cluster_reading import NO_STATE, ClusterReading, decided_state
+from railscope.device_names import affected_text
 
 NOT_REPORTED = "the collector does not report it; fix: upgrade it"
 NEVER_REPORTED = "in the inventory, but never reported"
@@ -21,7 +22,7 @@ NODE_COLUMNS = (
     tables.TableColumn("state", "STATE"),
     tables.number("age_seconds", "AGE", tables.show_age),
     tables.number("gpus", "GPUS"),
-    tables.TableColumn("reason", "REASON"),
+    tables.TableColumn("reason", "REASON", is_sentence=True),
     tables.number("clock_offset_seconds", "CLOCK", lambda value: f"{value:+.3f} s", wide=True),
     tables.number("sources", "SOURCES", wide=True),
     tables.TableColumn("agent_version", "AGENT", is_wide=True),
@@ -53,7 +54,7 @@ JOB_COLUMNS = (
     tables.number("runtime_seconds", "RUNTIME", tables.show_age),
     tables.number("utilization_ratio", "BUSY", figures.percent),
     tables.number("step_seconds", "STEP", figures.duration),
-    tables.TableColumn("reason", "REASON"),
+    tables.TableColumn("reason", "REASON", is_sentence=True),
     tables.TableColumn("straggler", "SLOWEST GPU", is_wide=True),
     tables.number("power_watts", "POWER", tables.show_watts, wide=True),
     tables.TableColumn("source", "SOURCE", is_wide=True),
@@ -228,7 +229,7 @@ def incident_row(reading: ClusterReading, incident: api.IncidentDocument) -> tab
         "age_seconds": _age_seconds(reading, incident.onset),
         "evidence_age_seconds": _age_seconds(reading, incident.last_evidence),
         "victims": incident.victim_count,
-        "affected": incident.affected,
+        "affected": affected_text(incident),
         "nodes": sorted(_nodes_of(incident)),
         "jobs": [f"{job.tenant}/{job.workload}" for job in incident.jobs],
         "tenant": sorted({job.tenant for job in incident.jobs}),

@@ -41,7 +41,7 @@ FLEET_GPU_COLUMNS = (
     tables.number("rail", "RAIL"),
     tables.TableColumn("nic_state", "NIC"),
     tables.TableColumn("holder", "HOLDER", tables.show_list),
-    tables.TableColumn("reason", "REASON"),
+    tables.TableColumn("reason", "REASON", is_sentence=True),
     tables.number("power_watts", "POWER", tables.show_watts, wide=True),
     tables.number("temperature_celsius", "TEMP", lambda value: f"{value:.0f} C", wide=True),
     tables.number(RATES[0], "IN Gb/s", tables.show_gigabits, wide=True),

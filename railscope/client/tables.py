@@ -25,6 +25,8 @@ MIN_TEXT, USUAL_TEXT = 10, 80
 """Minimum width of a text; texts get this width before `--wide` columns are shown."""
 GAP = 2
 """Columns of the terminal between two columns of a table."""
+_BELOW = " " * 4
+"""Beginning of a text below its row."""
 ANY_TEXT = ""
 """Key of the filter for words that may be in any column."""
 MAX_KNOWN = 5
@@ -99,6 +101,8 @@ class TableColumn:
     """True for the name of the row, which is cut last."""
     is_wide: bool = False
     """True to show the column with `--wide` only."""
+    is_sentence: bool = False
+    """True to show the text below its row where the line has no room for all of it."""
 
 
 def number(
@@ -150,24 +154,40 @@ class ClientTable:
         if self.absence:
             return f"{self.name}: unknown: {show_text(self.absence)}"
         columns = [column for column in self.columns if wide or not column.is_wide]
-        cells = [[self.cell(column, row) for column in columns] for row in self.rows]
-        if not cells:
+        if not self.rows:
             count = f" of {self.unfiltered} matches" if self.unfiltered else ""
             return "\n".join([f"{self.name}: none{count}", *self.notes])
-        widths = [
-            max(map(cell_width, texts))
-            for texts in zip([c.head for c in columns], *cells, strict=True)
+        widths, below = self._widths(columns), list[TableColumn]()
+        if not wide and sum(widths) + GAP * (len(widths) - 1) > width:
+            below = [column for column in columns if column.is_sentence]
+            columns = [column for column in columns if not column.is_sentence]
+            widths = fit_widths(columns, self._widths(columns), width)
+
+        def line(texts: Iterable[str]) -> str:
+            shown = (
+                (" " * GAP)
+                .join(
+                    pad(cut(text, size), size, right=column.is_number)
+                    for text, size, column in zip(texts, widths, columns, strict=True)
+                )
+                .rstrip()
+            )
+            return shown if wide else cut(shown, width)
+
+        lines = [line(column.head for column in columns)]
+        for row in self.rows:
+            lines.append(line(self.cell(column, row) for column in columns))
+            for column in below:
+                if row.get(column.key):
+                    lines += wrap(f"{_BELOW}{self.cell(column, row)}", width, _BELOW)
+        return "\n".join([*lines, *self.notes])
+
+    def _widths(self, columns: Sequence[TableColumn]) -> list[int]:
+        """Return the width of each column: that of its widest text."""
+        return [
+            max(cell_width(column.head), *(cell_width(self.cell(column, row)) for row in self.rows))
+            for column in columns
         ]
-        if not wide:
-            widths = fit_widths(columns, widths, width)
-        lines = [
-            "  ".join(
-                pad(cut(text, size), size, right=column.is_number)
-                for text, size, column in zip(texts, widths, columns, strict=True)
-            ).rstrip()
-            for texts in ([column.head for column in columns], *cells)
-        ]
-        return "\n".join([*(line if wide else cut(line, width) for line in lines), *self.notes])
 
 
 def matches(row: Row, filters: Mapping[str, str]) -> bool:

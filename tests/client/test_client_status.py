@@ -567,6 +567,17 @@ def test_columns_shrink_and_names_are_cut_last():
     assert "b" * 300 in ClientTable("rows", columns, rows).as_text(60, wide=True)
 
 
+def test_a_sentence_without_room_is_whole_below_its_row():
+    columns = (
+        TableColumn("name", "NAME", is_key=True),
+        TableColumn("why", "WHY", is_sentence=True),
+    )
+    rows = [{"name": "n1", "why": "a link is down"}, {"name": "n2", "why": None}]
+    assert ClientTable("rows", columns, rows).as_text(20).splitlines()[1] == "n1    a link is down"
+    narrow = ClientTable("rows", columns, rows).as_text(16)
+    assert narrow.splitlines() == ["NAME", "n1", "    a link is", "    down", "n2"]
+
+
 def test_the_known_values_of_an_unknown_name_are_bounded():
     rows = [{"name": f"n{number}"} for number in range(MAX_KNOWN + 3)]
     text = ClientTable("rows", (), rows).unmatched("name", "x")

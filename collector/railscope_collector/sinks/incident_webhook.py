@@ -18,6 +18,7 @@ import structlog
 from railscope import figures
 from railscope.api import IncidentDocument
 from railscope.catalog.incidents import WEBHOOK_FAILURES
+from railscope.device_names import affected_text
 from railscope.settings import check_http_url, read_named_file, shown_url
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
@@ -263,7 +264,7 @@ def _description(document: IncidentDocument) -> str:
     parts = [
         f"{document.text} {figures.likelihood(document.confidence).capitalize()}",
         *map(dated_text, document.evidence[:_MAX_LISTED]),
-        f"{document.affected or 'nothing else'} affected",
+        f"{affected_text(document) or 'nothing else'} affected",
         *map(entity_text, document.jobs[:_MAX_LISTED]),
         *([f"{figures.duration(lost)} of GPU time lost"] if lost else []),
     ]
