@@ -183,9 +183,11 @@ class SwitchPolling:
         """Poll a switch once; a failure is counted, and logged if it is another one than before."""
         reason, problem = "", ""
         try:
-            # Within the period: a poll never overlaps the next one of its switch.
+            started = self._now()
             async with asyncio.timeout(switch.settings.period_seconds):
-                problem = await self._store(switch)
+                reading = await switch.reader.read()
+            # Without a timeout: frames have numbers from here on, and one that is not stored would be missing.
+            problem = await self._store(switch, reading, started)
             reason = "rejected" if problem else ""
         except switch_reading.SwitchReadError as error:
             reason, problem = error.reason, str(error)
@@ -206,10 +208,10 @@ class SwitchPolling:
         if problem:
             switch.failures[reason] += 1
 
-    async def _store(self, switch: PolledSwitch) -> str:
-        """Read a switch and store its frames; return the reason if they are rejected."""
-        started = self._now()
-        reading = await switch.reader.read()
+    async def _store(
+        self, switch: PolledSwitch, reading: switch_reading.SwitchReading, started: NodeTimestamp
+    ) -> str:
+        """Store the frames of a reading that began at a time; return the reason if they are rejected."""
         ended = self._now()
         if reading.dialect != switch.dialect:
             switch.dialect = reading.dialect
