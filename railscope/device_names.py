@@ -1,4 +1,4 @@
-"""Names of each GPU and NIC, collected from the entities of a node; and what an incident affects, in words.
+"""Names of each GPU and NIC, collected from the entities of a node.
 
 A GPU has an index, a UUID and a PCI address; a NIC has an interface, an RDMA device and a rail. An entity
 carries one of them as its key. A name that no entity states is an empty text.
@@ -6,13 +6,11 @@ carries one of them as its key. A name that no entity states is an empty text.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from sys import intern
 from typing import TypeAlias
 
-from railscope import api, figures
 from railscope.catalog import KINDS
 from railscope.wire import WireEntity
 
@@ -22,14 +20,6 @@ Names: TypeAlias = Mapping[str, str]
 DeviceKey: TypeAlias = tuple[str, ...]
 """One or more labels with their values: identity of a device in an entity."""
 _PCI = "pci_address"
-_KIND_NOUNS = {
-    "nic": "NIC",
-    "gpu": "GPU",
-    "leaf": "leaf switch",
-    "storage": "storage server",
-    "other": "device",
-}
-"""Kinds of entities that people call by another word."""
 
 
 def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
@@ -95,11 +85,3 @@ def _names_of(entity: WireEntity) -> Names:
         value = entity.key[place] if isinstance(place, int) else entity.facts.get(place, "")
         names[name] = intern(value)  # shared with the other schemas of a node
     return names
-
-
-def affected_text(incident: api.IncidentDocument) -> str:
-    """Return the number of victims of each kind; empty without any. `others` are those that the document does not list."""
-    kinds = Counter(str(each.__struct_config__.tag) for each in incident.victims)
-    texts = [figures.count(number, _KIND_NOUNS.get(kind, kind)) for kind, number in kinds.items()]
-    others = incident.victim_count - len(incident.victims)
-    return figures.listing([*texts, *([figures.count(others, "other")] if others > 0 else [])])

@@ -13,7 +13,7 @@ from railscope.catalog.collector import NODE_STATES
 from railscope.catalog.event_titles import title_of
 from railscope.client import tables
 from railscope.client.cluster_reading import NO_STATE, ClusterReading, decided_state
-from railscope.device_names import affected_text
+from railscope.incident_victims import affected_text
 
 NOT_REPORTED = "the collector does not report it; fix: upgrade it"
 NEVER_REPORTED = "in the inventory, but never reported"

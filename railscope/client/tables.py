@@ -157,37 +157,33 @@ class ClientTable:
         if not self.rows:
             count = f" of {self.unfiltered} matches" if self.unfiltered else ""
             return "\n".join([f"{self.name}: none{count}", *self.notes])
-        widths, below = self._widths(columns), list[TableColumn]()
+        texts = {column.key: [self.cell(column, row) for row in self.rows] for column in columns}
+        widths = [max(map(cell_width, (each.head, *texts[each.key]))) for each in columns]
+        below: list[TableColumn] = []
         if not wide and sum(widths) + GAP * (len(widths) - 1) > width:
             below = [column for column in columns if column.is_sentence]
-            columns = [column for column in columns if not column.is_sentence]
-            widths = fit_widths(columns, self._widths(columns), width)
+            kept = [pair for pair in zip(columns, widths, strict=True) if not pair[0].is_sentence]
+            columns = [column for column, _ in kept]
+            widths = fit_widths(columns, [size for _, size in kept], width)
 
-        def line(texts: Iterable[str]) -> str:
+        def line(cells: Iterable[str]) -> str:
             shown = (
                 (" " * GAP)
                 .join(
                     pad(cut(text, size), size, right=column.is_number)
-                    for text, size, column in zip(texts, widths, columns, strict=True)
+                    for text, size, column in zip(cells, widths, columns, strict=True)
                 )
                 .rstrip()
             )
             return shown if wide else cut(shown, width)
 
         lines = [line(column.head for column in columns)]
-        for row in self.rows:
-            lines.append(line(self.cell(column, row) for column in columns))
+        for place, row in enumerate(self.rows):
+            lines.append(line(texts[column.key][place] for column in columns))
             for column in below:
                 if row.get(column.key):
-                    lines += wrap(f"{_BELOW}{self.cell(column, row)}", width, _BELOW)
+                    lines += wrap(f"{_BELOW}{texts[column.key][place]}", width, _BELOW)
         return "\n".join([*lines, *self.notes])
-
-    def _widths(self, columns: Sequence[TableColumn]) -> list[int]:
-        """Return the width of each column: that of its widest text."""
-        return [
-            max(cell_width(column.head), *(cell_width(self.cell(column, row)) for row in self.rows))
-            for column in columns
-        ]
 
 
 def matches(row: Row, filters: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from railscope import api, figures
 from railscope.catalog import event_titles
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.gpu_health import reason_text
-from railscope.device_names import affected_text
+from railscope.incident_victims import affected_text
 from railscope.shipped_files import shipped_files
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.console import curves, page_table

@@ -18,7 +18,7 @@ import structlog
 from railscope import figures
 from railscope.api import IncidentDocument
 from railscope.catalog.incidents import WEBHOOK_FAILURES
-from railscope.device_names import affected_text
+from railscope.incident_victims import affected_text
 from railscope.settings import check_http_url, read_named_file, shown_url
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
