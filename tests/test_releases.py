@@ -42,32 +42,3 @@ def test_the_commit_of_a_release_states_its_version(release):
 
 def test_the_version_is_released():
     assert railscope.__version__ in sections()
-
-
-def renamed_events() -> list[tuple[str, list[str], list[str]]]:
-    """Return the rows of the table of log events: program, earlier names, present names."""
-    page = (ROOT / "docs/compatibility.md").read_text()
-    rows = re.findall(r"^\| (agent|collector) \| (.*) \| (.*) \|$", page, re.MULTILINE)
-    return [
-        (program, *(re.findall(r"`(\w+)`", cell) for cell in cells)) for program, *cells in rows
-    ]
-
-
-def logged_names(program: str) -> set[str]:
-    """Return all string constants of a program that could be names of log events."""
-    paths = [path for part in (program, "railscope") for path in (ROOT / part).rglob("*.py")]
-    constants = {name for path in paths for name in re.findall(r'"([a-z_]+)"', path.read_text())}
-    of_files = {f"{name}_{verb}_failed" for name in constants for verb in ("read", "write")}
-    return constants | of_files
-
-
-def test_the_upgrade_notes_name_log_events_by_their_present_names():
-    rows = renamed_events()
-    assert rows
-    for program, before, now in rows:
-        logged = logged_names(program)
-        assert set(now) <= logged
-        renamed = {name for name in before if not name.endswith("_write_failed")}
-        assert renamed & logged <= {"audit_log_disputed"}, (
-            "agents of 0.2.0 send events of that name"
-        )
