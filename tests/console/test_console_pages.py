@@ -909,10 +909,27 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
     assert [(row.name, row.devices, row.timestamp_ns) for row in rows] == [
         ("claim_end", "GPU 0", 11 * SECOND_NS),
         ("claim_start", "GPU 0 to 2", 10 * SECOND_NS),
-        ("claim_start", "GPU 0", 5 * SECOND_NS),
     ]
     assert rows[0].text == "7 of vision (slurm)"
+    assert rows[1].text == "7 of vision (slurm), up to 2 times within 5.0 s"
     assert [row.name for row in writer.newest(events, 1)] == ["claim_end"]
+
+
+def test_a_repeated_event_is_one_row_until_another_thing_happens_to_its_device() -> None:
+    def event(second: int, index: str, after: str) -> SeenEvent:
+        at_ns = second * SECOND_NS
+        facts = {"before": "degraded", "after": after, "reasons": "thermal_software"}
+        wire = WireEvent("gpu_health", 0, WireEntity("gpu", (index,)), at_ns, at_ns, facts)
+        return SeenEvent("n1", "boot", wire)
+
+    events = [event(10 * n, "0", "degraded") for n in range(1, 11)]
+    events += [event(55, "1", "degraded"), event(5, "0", "failed"), event(1, "0", "degraded")]
+    writer = EventWriter({}, lambda _, entity: {"kind": "gpu", "index": entity.key[0]})
+    rows = [(row.devices, row.text.rpartition(")")[2]) for row in writer.newest(events, 10)]
+    repeated = ("GPU 0", ", 10 times within 1 min 30 s")
+    assert rows == [repeated, ("GPU 1", ""), ("GPU 0", ""), ("GPU 0", "")]
+    (row,) = writer.newest(events, 1)
+    assert (row.timestamp_ns, row.text.rpartition(")")[2]) == (100 * SECOND_NS, repeated[1])
 
 
 @pytest.mark.parametrize(

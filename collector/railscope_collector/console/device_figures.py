@@ -149,7 +149,7 @@ NIC_FIGURES = (
     }),
 )  # fmt: skip
 _NODE_FIGURES = (
-    make_figure("node_cpu", "Processors in use", "processors", "node", {
+    make_figure("node_cpu", "CPUs in use", "CPUs", "node", {
         "cpu_busy": ("Busy", "cpu_seconds_total{user,nice,system,irq,softirq,steal}"),
         "cpu_waiting": ("Waiting for disks", "cpu_seconds_total{iowait}"),
     }),

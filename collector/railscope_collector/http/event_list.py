@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
-from railscope import api
+from railscope import api, figures
 from railscope.catalog import EVENTS, entities, gpu_health
 from railscope.device_names import Names
 from railscope.timestamps import SECOND_NS
@@ -53,6 +53,34 @@ def no_tenant(_source: str, _owner: str, _timestamp_ns: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class _Row:
+    """Events that are one row: the same thing, of several devices at once or of a device repeatedly."""
+
+    newest: api.Event
+    times: dict[str, list[int]] = field(default_factory=dict)
+    """Times of the events of each device, newest first."""
+
+    def is_same(self, older: api.Event) -> bool:
+        """True if an event differs by device and time only."""
+        return all(getattr(self.newest, each) == getattr(older, each) for each in _COMMON)
+
+    def is_same_moment(self, older: api.Event) -> bool:
+        """True if an event differs by the device only."""
+        return self.is_same(older) and self.newest.wall_ns - older.wall_ns < SECOND_NS
+
+    def folded(self) -> api.Event:
+        """Return the events as the newest of them, with all devices and how often it happened."""
+        moments = [set(times) for times in self.times.values()]
+        most, text = max(moments, key=len), self.newest.text
+        if len(most) > 1:
+            bound = "" if {len(each) for each in moments} == {len(most)} else "up to "
+            period = figures.duration((max(most) - min(most)) / SECOND_NS)
+            text = f"{text}, {bound}{len(most)} times within {period}"
+        devices = _joined([*self.times])[:MAX_TEXT]
+        return msgspec.structs.replace(self.newest, devices=devices, text=text)
+
+
+@dataclass(frozen=True, slots=True)
 class EventWriter:
     """Makes events of the API; `nodes` and `names_of` are those of the collector's state."""
 
@@ -61,23 +89,24 @@ class EventWriter:
     tenant_of: TenantOf = no_tenant
 
     def newest(self, events: Iterable[SeenEvent], limit: int) -> tuple[api.Event, ...]:
-        """Return the newest events, newest first; one for what happens to several devices of a node at once."""
+        """Return the newest events, newest first; one for what happens to several devices of a node, or to one repeatedly."""
         made = sorted(
             map(self.event, events), key=lambda each: each.timestamp_ns or 0, reverse=True
         )
-        rows: list[tuple[api.Event, list[str]]] = []
-        for row in made:
-            if rows and _is_same(rows[-1][0], row):
-                if row.devices not in rows[-1][1]:
-                    rows[-1][1].append(row.devices)
-            elif len(rows) < limit:
-                rows.append((row, [row.devices]))
-            else:
-                break
-        return tuple(
-            msgspec.structs.replace(row, devices=_joined(devices)[:MAX_TEXT])
-            for row, devices in rows
-        )
+        rows: list[_Row] = []
+        last_of: dict[tuple[str, str], _Row] = {}
+        for event in made:
+            device = event.node, event.devices
+            row = last_of.get(device)
+            if row is None or not row.is_same(event):
+                row = rows[-1] if rows and rows[-1].is_same_moment(event) else _Row(event)
+            last_of[device] = row
+            if not row.times:
+                if len(rows) == limit:
+                    continue  # older ones may still repeat a row
+                rows.append(row)
+            row.times.setdefault(event.devices, []).append(event.wall_ns)
+        return tuple(row.folded() for row in rows)
 
     def event(self, seen_event: SeenEvent) -> api.Event:
         """Return one event."""
@@ -132,12 +161,6 @@ def _joined(devices: Sequence[str]) -> str:
     if devices[2:] and numbers == [*range(numbers[0], numbers[0] + len(devices))]:
         return f"{_GPU}{numbers[0]} to {numbers[-1]}"
     return _GPU + ", ".join(indexes)
-
-
-def _is_same(newer: api.Event, older: api.Event) -> bool:
-    """True if two events differ by the device only: one thing that happened to several."""
-    is_alike = all(getattr(newer, each) == getattr(older, each) for each in _COMMON)
-    return is_alike and newer.wall_ns - older.wall_ns < SECOND_NS
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:
