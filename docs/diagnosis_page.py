@@ -93,8 +93,8 @@ hour that following it should gain. All devices that it concerns are victims.
   They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * network_advice.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
   per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_advice.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
-- `headroom_low`: the headroom of a priority group is nearly full. Its watermark is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile, or the share in use is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} %,
-  or the peak of that share is above it and rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender. Drops of a
+- `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
+  a peak of that share counts if it rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender. Drops of a
   whole port count only if one of its priority groups used headroom meanwhile.
 - `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {100 * network_advice.AGREEING_NODES:.0f} % of its nodes, in {network_advice.BLOCKS} consecutive blocks of
   {network_advice.BLOCK_MINUTES} minutes.
