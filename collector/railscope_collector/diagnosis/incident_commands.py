@@ -21,6 +21,12 @@ _LET_JOBS_END = (
     "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left",
     "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # evicts what is left",
 )
+# A fault that spreads costs other jobs more than those of its node. `kubectl drain` cordons first: kubectl(1).
+_END_JOBS = (
+    _DRAIN,
+    "squeue --nodelist={node}  # the fault spreads: end each job, do not wait: scancel JOBID",
+    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # the fault spreads: evicts the jobs at once",
+)
 _RETURN = (
     "railscope nodes {node}  # continue when it reports and is healthy",
     "scontrol update nodename={node} state=resume",
@@ -101,10 +107,7 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
         *_LET_JOBS_END, *_RECORD, _REBOOT,
         "ssh {node} lspci -s {pci_address}  # no line: reseat or replace the NIC, then start {node} again", *_RETURN,
     ),
-    "pfc_storm": (
-        "# the pauses spread through the fabric: do not wait for the jobs of {node}, end them with scancel JOBID",
-        *_LET_JOBS_END, *_RECORD, _RELOAD_NIC, *_RETURN,
-    ),
+    "pfc_storm": (*_END_JOBS, *_RECORD, _RELOAD_NIC, *_RETURN),
     "slow_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _RELOAD_NIC, *_RETURN),
     "pcie_bound_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _REPAIR, *_RETURN),
     "pcie_degraded": (_SHOW_PCIE, *_LET_JOBS_END, _REPAIR, *_RETURN),
@@ -118,7 +121,8 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
     # The claim of a pod is NAMESPACE/POD, that of a Slurm job its number.
     "nccl_hang": (
         "scontrol show job {job}", _COLLECT_DUMPS, "scontrol requeue {job}", "squeue --jobs={job}  # it runs again",
-        "kubectl --namespace {namespace} describe pod {pod}", _COLLECT_DUMPS_OF_POD, "kubectl --namespace {namespace} delete pod {pod}",
+        "kubectl --namespace {namespace} describe pod {pod}", _COLLECT_DUMPS_OF_POD,
+        'kubectl --namespace {namespace} delete pod {pod}  # only if its description has "Controlled By": no other pod is started again',
         "kubectl --namespace {namespace} get pods  # its controller has started it again",
         "# copy /run/railscope/flight-recorder from the nodes of {workload}, then restart it",
     ),

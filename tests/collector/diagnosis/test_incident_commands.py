@@ -204,7 +204,32 @@ def test_no_command_ends_jobs_of_a_node_that_still_compute(name: str) -> None:
     commands = general_commands(name)
     assert not any(re.match(r"scancel|kubectl delete pod", command) for command in commands)
     if evicts := [i for i, command in enumerate(commands) if command.startswith("kubectl drain")]:
-        assert commands[evicts[0] - 1].endswith("# continue when no job is left")
+        waits = commands[evicts[0] - 1].endswith("# continue when no job is left")
+        assert waits is (name not in SPREADING)
+
+
+SPREADING = {"pfc_storm"}
+"""Classes whose fault costs other jobs more than those of its node."""
+
+
+@pytest.mark.parametrize("name", sorted(SPREADING))
+def test_a_fault_that_spreads_waits_for_no_job(name: str) -> None:
+    commands = general_commands(name)
+    before_remedy = commands[: commands.index(VERIFY)]
+    assert not any("continue when" in command for command in before_remedy)
+    ends = [command for command in before_remedy if re.match(r"squeue |kubectl ", command)]
+    assert [command.split()[:2] for command in ends] == [
+        ["squeue", "--nodelist=NODE"],
+        ["kubectl", "drain"],
+    ]
+    assert ends[0].endswith("do not wait: scancel JOBID")
+
+
+def test_a_pod_is_deleted_only_if_a_controller_starts_it_again() -> None:
+    commands = general_commands("nccl_hang")
+    (deleted,) = (i for i, command in enumerate(commands) if " delete pod " in command)
+    assert 'only if its description has "Controlled By"' in commands[deleted]
+    assert any(" describe pod " in command for command in commands[:deleted])
 
 
 @pytest.mark.parametrize("job", JOBS)
