@@ -208,11 +208,14 @@ class ClusterDiagnosis:
         return self.first_ns + (slot + 1) * self.slot_ns
 
     def evaluate(
-        self, slot: int, running_jobs: Mapping[JobKey, Iterable[str]] | None = None
+        self,
+        slot: int,
+        running_jobs: Mapping[JobKey, Iterable[str]] | None = None,
+        jobs_ns: int = 0,
     ) -> list[IncidentChange]:
         """Evaluate the slots up to one; return the changes of incidents.
 
-        `running_jobs` are the GPUs of each job; None: by the claims in the events.
+        `running_jobs` are the GPUs of each job, at `jobs_ns`, which may be later than the slot; None: by the claims in the events.
         """
         now_ns = self.end_of(slot)
         for sums in self.devices.sums.values():
@@ -229,7 +232,7 @@ class ClusterDiagnosis:
         running = self.claims.jobs_at(now_ns) if running_jobs is None else running_jobs
         jobs = job_groups.active_jobs(self.devices, groups, running)
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
-        ended_jobs = self._ended_jobs({job.key for job in jobs})
+        ended_jobs = self._ended_jobs({job.key for job in jobs}, max(now_ns, jobs_ns))
         view = self.view = findings.DiagnosisView(
             signals,
             groups,
@@ -269,9 +272,8 @@ class ClusterDiagnosis:
         stale = {name for name in self.devices.nodes if last_slots.get(name, -1) < first}
         return stale - self.left_nodes
 
-    def _ended_jobs(self, running: Container[JobKey]) -> list[job_groups.EndedJob]:
+    def _ended_jobs(self, running: Container[JobKey], end_ns: int) -> list[job_groups.EndedJob]:
         if self.view is not None:
-            end_ns = self.view.timestamp_ns + self.slot_ns
             ended = (job for job in self.view.jobs if job.key not in running)
             self._ended.append([job_groups.EndedJob(job, end_ns) for job in ended])
         return [each for slot in self._ended for each in slot if each.job.key not in running]

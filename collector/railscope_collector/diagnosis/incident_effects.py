@@ -22,7 +22,7 @@ from railscope_collector.diagnosis.findings import (
     JobState,
 )
 from railscope_collector.diagnosis.incidents import CLOSE_SLOTS, Incident
-from railscope_collector.diagnosis.jobs import ActiveJob
+from railscope_collector.diagnosis.jobs import ActiveJob, EndedJob
 from railscope_collector.diagnosis.network_detectors import victims
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import median_known
@@ -63,10 +63,10 @@ def _add_ended(view: DiagnosisView, incident: Incident, touched: AbstractSet[Job
     for key in incident.ended_jobs.keys() & view.states.keys() & touched:
         # It runs again on what the incident touches. Elsewhere the incident has ended it all the same.
         del incident.ended_jobs[key]
-    for ended in view.ended_jobs:
-        key, ended_jobs = ended.job.key, incident.ended_jobs
-        if key in touched and ended.end_ns > incident.onset_ns and len(ended_jobs) < MAX_JOBS:
-            ended_jobs[key] = ended.end_ns
+    ended_jobs = incident.ended_jobs
+    for ended in _ended_since(view, incident):
+        if ended.job.key in touched and len(ended_jobs) < MAX_JOBS:
+            ended_jobs[ended.job.key] = ended.end_ns
 
 
 def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
@@ -105,7 +105,7 @@ def _touched_jobs(view: DiagnosisView, incident: Incident) -> set[JobKey]:
     cause, nics = incident.cause, view.devices.nics
     paused_nodes = {nics[position].node for position in incident.victim_nics}
     found = {cause.job} if cause.job else set[JobKey]()
-    for number, job in enumerate(_jobs_since(view, incident.onset_ns)):
+    for number, job in enumerate(_jobs_since(view, incident)):
         is_holder = cause.kind in _HOSTS and not incident.reach.nodes.isdisjoint(job.nodes)
         if cause.kind == "gpu":
             is_holder = bool(view.job_of_gpu[cause.position] == number)
@@ -117,9 +117,15 @@ def _touched_jobs(view: DiagnosisView, incident: Incident) -> set[JobKey]:
     return found
 
 
-def _jobs_since(view: DiagnosisView, onset_ns: int) -> list[ActiveJob]:
+def _jobs_since(view: DiagnosisView, incident: Incident) -> list[ActiveJob]:
     """Return the running jobs, and then those that an incident may have ended."""
-    return [*view.jobs, *(each.job for each in view.ended_jobs if each.end_ns > onset_ns)]
+    return [*view.jobs, *(each.job for each in _ended_since(view, incident))]
+
+
+def _ended_since(view: DiagnosisView, incident: Incident) -> list[EndedJob]:
+    """Return the jobs that an incident may have ended: its onset is the latest time at which it can have begun."""
+    slots = view.signals.window if incident.onset_slots is None else incident.onset_slots
+    return [each for each in view.ended_jobs if each.end_ns > incident.onset_ns - slots * SLOT_NS]
 
 
 def _main_causes(
@@ -177,7 +183,7 @@ def _add_tenants(
 ) -> None:
     """Add the tenants whose jobs an incident touches or slows down, with the nodes of these jobs."""
     of_tenants = incident.tenant_nodes
-    for job in _jobs_since(view, incident.onset_ns):
+    for job in _jobs_since(view, incident):
         tenant = job.key.tenant
         slows = job.key in incident.job_speeds and _may_have_slowed(
             view, incident, job.key, touched

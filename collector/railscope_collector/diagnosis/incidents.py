@@ -125,6 +125,8 @@ class _Candidate:
     onset_ns: int
     slots: deque[int]
     incident: Incident | None = None
+    onset_slots: int | None = None
+    """Slots before the onset in which the fault may have begun, by the finding of the onset."""
 
     @property
     def kind(self) -> IncidentClass:
@@ -245,11 +247,19 @@ class IncidentTracker:
                 self.ignored_findings += 1
                 return
             onset_ns = finding.onset_ns or self._onset(view, finding)
-            found = _Candidate(finding, reach, slot, onset_ns, deque(maxlen=REOPEN_SLOTS))
+            found = _Candidate(
+                finding,
+                reach,
+                slot,
+                onset_ns,
+                deque(maxlen=REOPEN_SLOTS),
+                onset_slots=finding.uncertain_slots,
+            )
             self._candidates[key] = found
             self._of_nodes[reach.nodes] += 1
         elif found.incident is None and slot - found.slots[-1] > found.max_gap:
             found.first_slot, found.onset_ns = slot, finding.onset_ns or self._onset(view, finding)
+            found.onset_slots = finding.uncertain_slots
             found.slots.clear()
         if not found.slots or found.slots[-1] != slot:
             found.slots.append(slot)
@@ -364,7 +374,7 @@ class IncidentTracker:
             confidence=0.0,
             last_slot=slot,
             subject=finding.subject,
-            onset_slots=finding.uncertain_slots,
+            onset_slots=candidate.onset_slots,
         )
 
     def _refresh(

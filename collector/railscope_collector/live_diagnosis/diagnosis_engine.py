@@ -320,7 +320,7 @@ class DiagnosisEngine:
             diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
-            changed = self.attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))
+            changed = self.attempt("evaluation", partial(diagnosis.evaluate, slot, jobs, now_ns))
             if changed is not None:
                 self._evaluated_slot = slot
                 changes += changed

@@ -8,6 +8,7 @@ from support.drawn_cluster import GONE, RAILS, DrawnCluster, DrawnFeed, Row, gpu
 from support.drawn_readings import ONSET, classes_of, drawn_feed, healthy_feed, run
 
 from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.quantities import DeviceKind
@@ -115,6 +116,23 @@ def test_a_job_that_an_incident_ended_may_run_again_elsewhere(
         feed.diagnosis.evaluate(slot, {job: gpus} if gpus else {})
     (lost,) = [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
     assert (lost.class_name, job in lost.ended_jobs) == ("gpu_lost", is_ended)
+
+
+def test_a_fault_ended_a_job_that_ended_before_its_evaluation() -> None:
+    """Jobs are known later than the readings of a slot: one is gone already when the slot before the fault is evaluated."""
+    job, feed = JobKey("vision", "slurm", "7"), drawn_feed()
+    first = feed.cluster.jobs[0]
+    gpus = [gpu_uuid(node, index) for node in first.nodes for index in range(8)]
+    for slot in range(ONSET + 12):
+        row = feed.cluster.draw()
+        if slot >= ONSET:
+            row.absent[first.nodes[0], 3] = GONE
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        jobs_ns = feed.diagnosis.end_of(slot) + 8 * SECOND_NS
+        feed.diagnosis.evaluate(slot, {job: gpus} if slot < ONSET - 1 else {}, jobs_ns)
+    (lost,) = [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+    assert (lost.class_name, {*lost.ended_jobs}) == ("gpu_lost", {job})
 
 
 def test_a_device_with_an_incident_keeps_it_when_others_of_its_node_follow() -> None:
