@@ -24,7 +24,9 @@ _UNIT_OF_NAME = {
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a metric or measure in words; empty for a plain number."""
+    """Return the unit of a metric or measure in words; empty for a plain number, as the number of devices of a roll-up."""
+    if "_count_" in name:
+        return ""
     return next((unit for end, unit in _UNIT_OF_NAME.items() if name.endswith(end)), "")
 
 

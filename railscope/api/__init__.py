@@ -550,7 +550,7 @@ class Event(msgspec.Struct, frozen=True):
     area: str = ""
     severity: str = "info"
     devices: str = ""
-    """Device in words; in a list of the console all that it happened to at once."""
+    """Device in words; in a list of the console all that it happened to."""
     text: str = ""
     """Facts in words."""
     incident: str = ""

@@ -1,6 +1,13 @@
 """Names of events in words."""
 
-_TITLES = {"claim_start": "job started", "claim_end": "job ended", "link_change": "link", "gpu_event": "driver event"}  # fmt: skip
+_TITLES = {
+    "claim_start": "job started",
+    "claim_end": "released by job",
+    "unclaimed_use_start": "use without a claim began",
+    "unclaimed_use_end": "use without a claim ended",
+    "link_change": "link",
+    "gpu_event": "driver event",
+}
 _NAMES = {"gpu": "GPU", "nic": "NIC", "pcie": "PCIe", "sxid": "SXid", "nccl": "NCCL"}
 
 

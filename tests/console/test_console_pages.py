@@ -770,8 +770,8 @@ async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_p
     assert [point.value for point in model.curves[0].points[:4]] == [None, None, None, 0.3]
     assert model.figures[0].figure.curves[0].values[:4] == [None, None, None, 0.3]
     assert model.figures[0].figure.captions[0].startswith("Cause: last 590 %")
-    assert len(model.victims) == 100
-    assert "300 NICs affected; the first 100 are listed" in text
+    assert len(model.devices) == 100
+    assert "300 NICs; the first 100 are listed" in text
     text, model = await page_of(running, "incidents", severity="warning")
     assert [row.id for row in model.rows] == ["I1"]
     with pytest.raises(PageProblemError, match="unknown incident 'x'"):
@@ -783,7 +783,8 @@ async def test_a_tenant_sees_incidents_of_its_jobs_and_no_other_events(tmp_path:
     running = fleet(tmp_path, ["n1", "n2"], [replace(curved("n2"), tenant_nodes=nodes)])
     own = Credential("board", Role.TENANT, "vision")
     _, model = await page_of(running, "incident", own, incident="I1")
-    assert [(each.tenant, each.workload) for each in model.victims] == [("vision", "7")]
+    assert model.devices == []
+    assert [(each.tenant, each.workload) for each in model.jobs] == [("vision", "7")]
     _, model = await page_of(running, "overview", own)
     assert (model.nodes, model.grid, model.data, model.events) == (None, None, None, ())
     assert [row.id for row in model.incidents] == ["I1"]
@@ -918,18 +919,25 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
 def test_a_repeated_event_is_one_row_until_another_thing_happens_to_its_device() -> None:
     def event(second: int, index: str, after: str) -> SeenEvent:
         at_ns = second * SECOND_NS
-        facts = {"before": "degraded", "after": after, "reasons": "thermal_software"}
+        hot = ", temperature_margin" if second == 50 else ""
+        facts = {"before": "degraded", "after": after, "reasons": f"thermal_software{hot}"}
         wire = WireEvent("gpu_health", 0, WireEntity("gpu", (index,)), at_ns, at_ns, facts)
         return SeenEvent("n1", "boot", wire)
 
     events = [event(10 * n, "0", "degraded") for n in range(1, 11)]
     events += [event(55, "1", "degraded"), event(5, "0", "failed"), event(1, "0", "degraded")]
     writer = EventWriter({}, lambda _, entity: {"kind": "gpu", "index": entity.key[0]})
-    rows = [(row.devices, row.text.rpartition(")")[2]) for row in writer.newest(events, 10)]
-    repeated = ("GPU 0", ", 10 times within 1 min 30 s")
-    assert rows == [repeated, ("GPU 1", ""), ("GPU 0", ""), ("GPU 0", "")]
+    rows = [(row.devices, row.text) for row in writer.newest(events, 10)]
+    heat, limit = "slowed down by heat (driver)", "temperature at its limit"
+    repeated = f"degraded ({heat}, {limit}), 10 times within 1 min 30 s"
+    assert rows == [
+        ("GPU 0", repeated),
+        ("GPU 1", f"degraded ({heat})"),
+        ("GPU 0", f"degraded → failed ({heat})"),
+        ("GPU 0", f"degraded ({heat})"),
+    ]
     (row,) = writer.newest(events, 1)
-    assert (row.timestamp_ns, row.text.rpartition(")")[2]) == (100 * SECOND_NS, repeated[1])
+    assert (row.timestamp_ns, row.text) == (100 * SECOND_NS, repeated)
 
 
 @pytest.mark.parametrize(
@@ -950,7 +958,11 @@ def test_a_repeated_event_is_one_row_until_another_thing_happens_to_its_device()
         ("gpu_event", ("gpu_event", "0000:9d:00.0", "single_bit_ecc_error"), {"data": "4"},
          "Driver event: single bit ecc error (data 4)", "warning"),
         ("link_change", ("link_change", "eth0", "up"), {"message": "mlx5_core 0000:18:00.0 eth0: Link up"},
-         "Link: up (mlx5_core 0000:18:00.0 eth0: Link up)", "info"),
+         "Link: up", "info"),
+        ("link_change", ("link_change", "eth0", "up"), {"message": "ice 0000:18:00.0 eth0: NIC Link is up 100 Gbps Full Duplex, FEC: RS"},
+         "Link: up (100 Gbps Full Duplex, FEC: RS)", "info"),
+        ("xid", ("xid", "0000:18:00.0", "48"), {"name": "GPU_ECC_DBE", "meaning": "Memory had an uncorrectable error."},
+         "Xid: 48 GPU_ECC_DBE: Memory had an uncorrectable error.", "error"),
         ("link_change", ("link_change", "eth0", "down"), {}, "Link: down", "warning"),
         ("pcie_error", ("pcie", "0000:18:00.0"), {"message": "bad"}, "PCIe error: bad", "info"),
     ],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from railscope import api as resources
+from railscope import api as resources, incident_victims
 from railscope.service import run_in_thread
 from railscope.timestamps import format_timestamp, parse_timestamp
 from railscope_collector.console import (
@@ -25,6 +25,7 @@ from railscope_collector.diagnosis import (
     evidence_words,
     incident_table,
 )
+from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.http import incidents_api, read_api
 from railscope_collector.switches import links
 
@@ -247,9 +248,14 @@ class IncidentPages:
         ]
         cause = document.cause
         end = (cause.node, cause.interface) if isinstance(cause, resources.NicDocument) else None
+        victims = document.victims
+        devices = [each for each in victims if not isinstance(each, resources.JobDocument)]
+        device_count = document.victim_count - len(victims) + len(devices)
         joined = join().links.values() if end and request.allows("switch_port") else ()
         shown = {
-            "victims": document.victims[:MAX_VICTIMS],
+            "devices": devices[:MAX_VICTIMS],
+            "device_count": device_count,
+            "devices_text": incident_victims.count_text(devices, device_count),
             "explained": documents_of(explained[:_MAX_SHOWN]),
             "explained_count": len(explained),
             "figures": [
@@ -264,31 +270,27 @@ class IncidentPages:
 
     def _timeline(
         self, request: page_table.PageRequest, incident: incident_table.ReportedIncident
-    ) -> list[resources.Event]:
+    ) -> tuple[resources.Event, ...]:
         """Return the events about an incident; other events of its node only to readers of all nodes."""
         document = incident.document
         number, node = document.id, incident_table.cause_labels(document.cause)[1]
         until_ns = parse_timestamp(document.ended) if document.ended else self.api.wall_ns()
-        core, reads_nodes = self.api.core, request.allows("nodes")
-        events = [
-            seen_event
-            for seen_event in core.events
-            if (seen_event.event.entity.kind, seen_event.event.entity.key)
-            == ("incident", (number,))
-            or (reads_nodes and node and seen_event.node == node)
-        ]
-        found = self.api.event_writer().newest(events, MAX_TIMELINE * 4)
+        reads_nodes, writer = request.allows("nodes"), self.api.event_writer()
+        first_ns = incident.onset_ns - history_pages.BEFORE_NS
+        last_ns = until_ns + history_pages.BEFORE_NS
+
+        def is_about(seen_event: SeenEvent) -> bool:
+            entity = seen_event.event.entity
+            if entity.kind == "incident":
+                return entity.key == (number,)
+            is_of_node = reads_nodes and node and seen_event.node == node
+            return bool(is_of_node) and first_ns <= writer.timestamp_ns(seen_event) <= last_ns
+
+        found = writer.newest(filter(is_about, self.api.core.events), MAX_TIMELINE)
         if not reads_nodes:  # as the cause may be another tenant's
             device = incident_table.cause_labels(document.cause)[2]
             found = tuple(
                 msgspec.structs.replace(each, node=node, devices=device, device=None, facts={})
                 for each in found
             )
-        margin_ns = history_pages.BEFORE_NS
-        first_ns, last_ns = incident.onset_ns - margin_ns, until_ns + margin_ns
-        return [
-            each
-            for each in found
-            if each.incident in {"", number}
-            and (each.incident or first_ns <= (each.timestamp_ns or 0) <= last_ns)
-        ][:MAX_TIMELINE]
+        return found

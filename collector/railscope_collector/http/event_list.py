@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeAlias
 
 import msgspec
@@ -32,9 +33,11 @@ _AREAS = {
 OF_COLLECTIVES = ("collective_", "nccl_")
 """Prefixes of events about ranks and collectives of jobs."""
 _GPU = "GPU "
-_COMMON = ("node", "name", "severity", "text", "incident")
 _KEYED = frozenset({entities.LINK_CHANGE.name, entities.GPU_EVENT.name})
 """Entities whose second key is what happened."""
+_NUMBERED = frozenset({entities.XID.name, entities.SXID.name})
+"""Entities whose second key is the number by which the driver's documents know the event."""
+_LINK_WORDS = frozenset({"nic", "link", "is", "up", "down"})
 _OF_RANKS = frozenset({"collective_rank", "communicator_rank", "nccl_rank"})
 _COLLECTIVE_FACTS = (
     "collective", "sequence", "waiting_ranks", "waited_seconds", "waits_in", "gpu_index", "interface", "rails", "host",
@@ -57,27 +60,36 @@ class _Row:
     """Events that are one row: the same thing, of several devices at once or of a device repeatedly."""
 
     newest: api.Event
-    times: dict[str, list[int]] = field(default_factory=dict)
-    """Times of the events of each device, newest first."""
+    events: dict[str, list[api.Event]] = field(default_factory=dict)
+    """Events of each device, newest first."""
 
     def is_same(self, older: api.Event) -> bool:
-        """True if an event differs by device and time only."""
-        return all(getattr(self.newest, each) == getattr(older, each) for each in _COMMON)
+        """True if an event differs by device and time only, or by the reasons for one state."""
+        return _identity(self.newest) == _identity(older)
 
     def is_same_moment(self, older: api.Event) -> bool:
         """True if an event differs by the device only."""
-        return self.is_same(older) and self.newest.wall_ns - older.wall_ns < SECOND_NS
+        is_alike = self.is_same(older) and self.newest.text == older.text
+        return is_alike and self.newest.wall_ns - older.wall_ns < SECOND_NS
 
     def folded(self) -> api.Event:
         """Return the events as the newest of them, with all devices and how often it happened."""
-        moments = [set(times) for times in self.times.values()]
+        moments = [{each.wall_ns for each in events} for events in self.events.values()]
         most, text = max(moments, key=len), self.newest.text
         if len(most) > 1:
             bound = "" if {len(each) for each in moments} == {len(most)} else "up to "
             period = figures.duration((max(most) - min(most)) / SECOND_NS)
-            text = f"{text}, {bound}{len(most)} times within {period}"
-        devices = _joined([*self.times])[:MAX_TEXT]
+            repeated = f"{bound}{len(most)} times within {period}"
+            text = ", ".join(filter(None, (self._reasoned().rstrip("."), repeated)))
+        devices = _joined([*self.events])[:MAX_TEXT]
         return msgspec.structs.replace(self.newest, devices=devices, text=text)
+
+    def _reasoned(self) -> str:
+        """Return the text of the newest event, with the reasons of all."""
+        newest, events = self.newest, chain.from_iterable(self.events.values())
+        stated = [each.facts.get("reasons", "").split(", ") for each in events]
+        reasons = ", ".join(filter(None, dict.fromkeys(chain.from_iterable(stated))))
+        return _text(newest.name, {**newest.facts, "reasons": reasons}) if reasons else newest.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +113,24 @@ class EventWriter:
             if row is None or not row.is_same(event):
                 row = rows[-1] if rows and rows[-1].is_same_moment(event) else _Row(event)
             last_of[device] = row
-            if not row.times:
+            if not row.events:
                 if len(rows) == limit:
                     continue  # older ones may still repeat a row
                 rows.append(row)
-            row.times.setdefault(event.devices, []).append(event.wall_ns)
+            row.events.setdefault(event.devices, []).append(event)
         return tuple(row.folded() for row in rows)
+
+    def timestamp_ns(self, seen_event: SeenEvent) -> int:
+        """Return the time of an event on the collector's clock."""
+        sender = self.nodes.get(seen_event.node)
+        # Agents date events by the clock of their node; those of the collector itself have no position.
+        offset_ns = sender.clock_offset_ns if sender and seen_event.position else 0
+        return seen_event.event.wall_ns - offset_ns
 
     def event(self, seen_event: SeenEvent) -> api.Event:
         """Return one event."""
         event, facts, node = seen_event.event, seen_event.event.facts, seen_event.node
-        entity, sender = event.entity, self.nodes.get(node)
-        # Agents date events by the clock of their node; those of the collector itself have no position.
-        offset_ns = sender.clock_offset_ns if sender and seen_event.position else 0
+        entity = event.entity
         declared, is_incident = EVENTS.get(event.name), event.name.startswith(_INCIDENT)
         keyed = entity.key[1] if entity.kind in _KEYED and len(entity.key) > 1 else ""
         is_well = (keyed or facts.get("after")) in _WELL
@@ -133,8 +150,12 @@ class EventWriter:
         owner = facts.get("source", ""), facts.get("owner", ""), event.wall_ns
         tenant = facts.get("tenant") or self.tenant_of(*owner)
         text = _text(event.name, {**facts, "tenant": tenant} if tenant else facts)
+        if entity.kind == entities.LINK_CHANGE.name:
+            text = _more_of(text, entity.key[0])
         if keyed:
             text = keyed.replace("_", " ") + (f" ({text})" if text else "")
+        if entity.kind in _NUMBERED and len(entity.key) > 1:
+            text = f"{entity.key[1]} {text}"
         return api.Event(
             node,
             event.name,
@@ -143,13 +164,21 @@ class EventWriter:
             (entity.kind, entity.key, entity.facts),
             facts,
             names,
-            event.wall_ns - offset_ns,
+            self.timestamp_ns(seen_event),
             _AREAS.get(event.name.partition("_")[0], "node"),
             _SEVERITIES.get(facts.get("severity", ""), severity) if is_incident else severity,
             device or (", ".join(named) if not is_incident else cause),
             text[:MAX_TEXT],
             entity.key[0] if is_incident and entity.key else "",
         )
+
+
+def _identity(event: api.Event) -> tuple[str, ...]:
+    """Return what is equal for events that are one row; a state that stays is the same whatever its reasons."""
+    stays = (
+        event.facts.get("after") if event.facts.get("before") == event.facts.get("after") else ""
+    )
+    return event.node, event.name, event.severity, stays or event.text, event.incident
 
 
 def _joined(devices: Sequence[str]) -> str:
@@ -160,7 +189,13 @@ def _joined(devices: Sequence[str]) -> str:
     numbers = sorted(map(int, filter(str.isdecimal, indexes))) or [0]
     if devices[2:] and numbers == [*range(numbers[0], numbers[0] + len(devices))]:
         return f"{_GPU}{numbers[0]} to {numbers[-1]}"
-    return _GPU + ", ".join(indexes)
+    return _GPU + ", ".join(sorted(indexes, key=lambda index: (len(index), index)))
+
+
+def _more_of(message: str, interface: str) -> str:
+    """Return what a driver's message of a link tells beside interface and state: `100 Gbps Full Duplex`."""
+    words = message.rpartition(f"{interface}: ")[2].rstrip(".").split()
+    return " ".join(word for word in words if word.lower() not in _LINK_WORDS)
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:
