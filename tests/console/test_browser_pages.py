@@ -324,7 +324,7 @@ async def test_polling_replaces_parts_and_keeps_focus_and_open_disclosures(
         more = incident_at("n1", 0, number="I1", victims=["n2", "n3"], severity="critical")
         diagnosis.table = IncidentTable(before.timestamp_ns + 1, (more, *before.incidents[1:]))
         await page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
-        await page.get_by_text("2 NICs affected").wait_for()
+        await page.get_by_text("2 NICs", exact=True).wait_for()
     finally:
         diagnosis.table = IncidentTable(before.timestamp_ns + 2, before.incidents)
     assert await page.get_attribute("#all-victims", "open") == ""
