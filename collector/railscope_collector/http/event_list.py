@@ -193,7 +193,7 @@ def _joined(devices: Sequence[str]) -> str:
 
 
 def _more_of(message: str, interface: str) -> str:
-    """Return what a driver's message of a link tells beside interface and state: `100 Gbps Full Duplex`."""
+    """Return what a driver's message of a link states beside interface and state: `100 Gbps Full Duplex`."""
     words = message.rpartition(f"{interface}: ")[2].rstrip(".").split()
     return " ".join(word for word in words if word.lower() not in _LINK_WORDS)
 
