@@ -15,6 +15,8 @@ _SYMBOLS = {
     "watts": "W", "celsius": "°C", "hertz": "Hz", "bytes": "B", "bytes per second": "B/s", "per second": "/s",
 }  # fmt: skip
 """Symbols of units, by their name in words."""
+COUNTED = frozenset({"CPUs", "errors", "events", "frames", "nodes", "packets"})
+"""Units that are nouns."""
 _UNIT_OF_NAME = {
     "_ratio": "ratio", "activity": "ratio", "bytes_per_second": "bytes per second", "transmit": "bytes per second",
     "bytes": "bytes", "watts": "watts", "hertz": "hertz", "clock": "hertz", "celsius": "celsius", "seconds": "seconds",
@@ -84,8 +86,12 @@ def quantity(value: float | None, unit: str = "") -> str:
     if unit != "celsius":
         # From 999.5 on, three digits are the next prefix's 1.
         scale = next((each for each in _PREFIXES if abs(value) >= 0.9995 * each[0]), scale)
+    number = digits(value / scale[0])
+    if unit in COUNTED:
+        noun = unit.removesuffix("s") if (number, scale[1]) == ("1", "") else unit
+        return " ".join(filter(None, (number, scale[1], noun)))
     symbol = scale[1] + _SYMBOLS.get(unit, unit)
-    return f"{digits(value / scale[0])}{'' if symbol.startswith('/') else ' '}{symbol}".rstrip()
+    return f"{number}{'' if symbol.startswith('/') else ' '}{symbol}".rstrip()
 
 
 def optical_power(watts: float) -> str:

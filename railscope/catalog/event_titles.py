@@ -8,11 +8,26 @@ _TITLES = {
     "link_change": "link",
     "gpu_event": "driver event",
 }
-_NAMES = {"gpu": "GPU", "nic": "NIC", "pcie": "PCIe", "sxid": "SXid", "nccl": "NCCL"}
+_WORDS = {
+    "aer": "AER",
+    "ecc": "ECC",
+    "gpu": "GPU",
+    "mig": "MIG",
+    "nccl": "NCCL",
+    "nic": "NIC",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "sxid": "SXid",
+    "xid": "Xid",
+}
+
+
+def in_words(name: str) -> str:
+    """Return a name with underscores in words."""
+    return " ".join(_WORDS.get(word, word) for word in name.split("_"))
 
 
 def title_of(name: str) -> str:
     """Return the name of an event in words, as the beginning of a line."""
-    words = _TITLES.get(name, name.replace("_", " "))
-    first, _, rest = words.partition(" ")
-    return f"{_NAMES.get(first, first.capitalize())} {rest}".rstrip()
+    title = in_words(_TITLES.get(name, name))
+    return title[:1].upper() + title[1:]

@@ -41,6 +41,11 @@ class DerivedMetric:
     scope: str
     rollup: Rollup
 
+    @property
+    def title(self) -> str:
+        """The roll-up in words: `Highest: Temperature of the GPU core.`."""
+        return f"{_WORDS[self.rollup]}: {self.source.help}"
+
 
 def part_labels(kind: EntityKind) -> tuple[str, ...]:
     """Return the labels that distinguish the parts of one entity, which roll-ups retain."""

@@ -323,6 +323,18 @@ def test_the_pause_of_a_rail_is_the_largest_of_all_priorities(
     assert (rail.max_pausing_ratio, rail.max_paused_ratio) == (0.4, None)
 
 
+async def test_roll_ups_of_a_rail_are_in_words(tmp_path: Path) -> None:
+    api = fleet(tmp_path, ["a"], []).pages.api
+    derived = rollups()["railscope_rail_max_nic_transmit_pfc_pause_ratio"]
+    metric = derived_metric(derived.source, derived.scope, derived.rollup)
+    cells = (ViewCell(metric, ("0", "3"), 0.4),)
+    views = replace(api.views(), rail=replace(api.views().rail, cells=cells))
+    api = replace(api, views=lambda: views)
+    text, _ = await page_of(Fleet(FleetPages(api), page_models(api)), "rail", rail="0")
+    words = "Highest: Time in which this port paused the switch."
+    assert f'title="{derived.metric.name}">{words}</th><td>3 </td>' in text
+
+
 @pytest.mark.parametrize(
     ("workloads", "figure"),
     [
@@ -956,7 +968,7 @@ def test_a_repeated_event_is_one_row_until_another_thing_happens_to_its_device()
         ("claim_start", ("claim", "0", "c"), {"source": "command", "tenant": "vision", "start_ns": "1"},
          "Job started: unnamed of vision (command)", "info"),
         ("gpu_event", ("gpu_event", "0000:9d:00.0", "single_bit_ecc_error"), {"data": "4"},
-         "Driver event: single bit ecc error (data 4)", "warning"),
+         "Driver event: single bit ECC error (data 4)", "warning"),
         ("link_change", ("link_change", "eth0", "up"), {"message": "mlx5_core 0000:18:00.0 eth0: Link up"},
          "Link: up", "info"),
         ("link_change", ("link_change", "eth0", "up"), {"message": "ice 0000:18:00.0 eth0: NIC Link is up 100 Gbps Full Duplex, FEC: RS"},
@@ -979,7 +991,7 @@ def test_an_event_is_a_line_of_words(
     if entity[0] in {"gpu_event", "link_change"}:
         assert row.devices == entity[1]
     if entity[0] == "source":
-        assert row.devices == "source gpu verdict"
+        assert row.devices == "source GPU verdict"
 
 
 GPU_CAUSE = {"kind": "gpu", "node": "a", "index": 3, "uuid": "GPU-a-3", "pci_address": ""}

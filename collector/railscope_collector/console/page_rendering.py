@@ -14,7 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from railscope import api, figures
-from railscope.catalog import event_titles
+from railscope.catalog import event_titles, rollups
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.gpu_health import reason_text
 from railscope.incident_victims import affected_text
@@ -134,6 +134,7 @@ _environment.filters |= {
     "entity": report.entity_text,
     "affected": affected_text,
     "event_title": event_titles.title_of,
+    "rollup": lambda name: derived.title if (derived := rollups().get(name)) else name,
     "reason": reason_text,
     "evidence": evidence_text,
     "link_evidence": lambda name: links.EVIDENCE_WORDS.get(name, name),

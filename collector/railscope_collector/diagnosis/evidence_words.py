@@ -53,8 +53,6 @@ MEANINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
 _REMARK = re.compile(r"\s*\[[^\]]*\]|[;:].*|\.$")
 """Symbol of a formula in the meaning of a signal, a remark after it, and the full stop at its end."""
 _FLAG, _FLAG_WORDS, _STATE = "1 or 0", "1 if ", "state"
-_COUNTS = frozenset({"events", "errors", "frames", "packets", "nodes"})
-"""Units that the words contain."""
 _FLAGS = {"link_up": ("link", "down", "up"), "port_up": ("switch port", "down", "up")}
 """Flags that are states: subject, and words for 0 and 1."""
 _RELATIVE = frozenset({findings.CHANGE, findings.OWN_PAST})
@@ -68,7 +66,7 @@ def evidence_text(evidence: EvidenceDocument) -> str:
 
 def is_measure(signal: str) -> bool:
     """True if values of a signal are worse or better; those of counts differ with their windows, a flag or a state has no degree."""
-    return signal in MEANINGS and MEANINGS[signal][0] not in _COUNTS | {_FLAG, _STATE}
+    return signal in MEANINGS and MEANINGS[signal][0] not in figures.COUNTED | {_FLAG, _STATE}
 
 
 def worst_text(evidence: EvidenceDocument) -> str:
@@ -138,7 +136,7 @@ def _value_text(signal: str, unit: str, value: float) -> str:
         return states.get(int(value), "unknown").replace("_", " ")
     if signal == "link_speed":
         return figures.quantity(8 * value, "b/s")
-    return figures.quantity(value, "" if unit in _COUNTS else unit)
+    return figures.quantity(value, "" if unit in figures.COUNTED else unit)  # the words contain it
 
 
 def _compared(evidence: EvidenceDocument, unit: str) -> str:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from railscope import api, figures
-from railscope.catalog import EVENTS, entities, gpu_health
+from railscope.catalog import EVENTS, entities, event_titles, gpu_health
 from railscope.device_names import Names
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
@@ -146,14 +146,14 @@ class EventWriter:
             device = f"rank {entity.key[-1]}"
         named = entity.key[:1] if keyed else entity.key
         if entity.kind == entities.SOURCE.name:
-            named = tuple(f"source {each.replace('_', ' ')}" for each in named)
+            named = tuple(f"source {event_titles.in_words(each)}" for each in named)
         owner = facts.get("source", ""), facts.get("owner", ""), event.wall_ns
         tenant = facts.get("tenant") or self.tenant_of(*owner)
         text = _text(event.name, {**facts, "tenant": tenant} if tenant else facts)
         if entity.kind == entities.LINK_CHANGE.name:
             text = _more_of(text, entity.key[0])
         if keyed:
-            text = keyed.replace("_", " ") + (f" ({text})" if text else "")
+            text = event_titles.in_words(keyed) + (f" ({text})" if text else "")
         if entity.kind in _NUMBERED and len(entity.key) > 1:
             text = f"{entity.key[1]} {text}"
         return api.Event(
