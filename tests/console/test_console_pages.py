@@ -21,7 +21,7 @@ from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
 
 from railscope import api as api_documents
-from railscope.catalog import agent, collector as catalog, derived_metric, entities, rollups
+from railscope.catalog import EVENTS, agent, collector as catalog, derived_metric, entities, rollups
 from railscope.catalog.declare import Metric
 from railscope.catalog.event_titles import title_of
 from railscope.catalog.gpu_health import GPU_HEALTH
@@ -977,6 +977,8 @@ def test_a_repeated_event_is_one_row_until_another_thing_happens_to_its_device()
          "Xid: 48 GPU_ECC_DBE: Memory had an uncorrectable error.", "error"),
         ("link_change", ("link_change", "eth0", "down"), {}, "Link: down", "warning"),
         ("pcie_error", ("pcie", "0000:18:00.0"), {"message": "bad"}, "PCIe error: bad", "info"),
+        ("link_change", ("link_change", "eth0", "up"), {"message": "bnxt_en 0000:18:00.0 eth0: NIC Link is Up, 100000 Mbps full duplex"},
+         "Link: up (100000 Mbps full duplex)", "info"),
     ],
 )  # fmt: skip
 def test_an_event_is_a_line_of_words(
@@ -995,6 +997,36 @@ def test_an_event_is_a_line_of_words(
 
 
 GPU_CAUSE = {"kind": "gpu", "node": "a", "index": 3, "uuid": "GPU-a-3", "pci_address": ""}
+
+
+@pytest.mark.parametrize("length", range(4))
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_with_a_key_of_any_length_is_a_row(name: str, length: int) -> None:
+    """Agents choose the keys of their events."""
+    entity = WireEntity(EVENTS[name].about.name, ("k",) * length)
+    event = WireEvent(name, 0, entity, SECOND_NS, SECOND_NS, {"message": "m"})
+    writer = EventWriter({}, lambda *_: None)
+    (row,) = writer.newest([SeenEvent("n1", "boot", event)] * 2, 1)
+    assert row.name == name
+
+
+def test_a_row_of_events_is_bounded_and_of_one_communicator() -> None:
+    def event(second: int, entity: WireEntity, facts: dict[str, str]) -> SeenEvent:
+        at_ns = second * SECOND_NS
+        return SeenEvent("n1", "boot", WireEvent("x", 0, entity, at_ns, at_ns, facts))
+
+    writer = EventWriter({}, lambda *_: None)
+    ranks = [
+        event(n, WireEntity("nccl_rank", (name, "3")), {"a": "b"})
+        for n, name in [(1, "t"), (2, "p"), (3, "t")]
+    ]
+    assert [row.text for row in writer.newest(ranks, 10)] == ["a b, 2 times within 2.0 s", "a b"]
+    stays = {"before": "degraded", "after": "degraded"}
+    reasons = [
+        event(n, WireEntity("gpu", ("G",)), {**stays, "reasons": f"{n}" * 900}) for n in range(20)
+    ]
+    (row,) = writer.newest(reasons, 10)
+    assert len(row.text) < 300
 
 
 @pytest.mark.parametrize(

@@ -250,11 +250,12 @@ class IncidentPages:
         end = (cause.node, cause.interface) if isinstance(cause, resources.NicDocument) else None
         victims = document.victims
         devices = [each for each in victims if not isinstance(each, resources.JobDocument)]
-        device_count = document.victim_count - len(victims) + len(devices)
+        device_count = document.victim_count - len(incident.jobs)
         joined = join().links.values() if end and request.allows("switch_port") else ()
         shown = {
             "devices": devices[:MAX_VICTIMS],
             "device_count": device_count,
+            "job_count": len(incident.jobs),
             "devices_text": incident_victims.count_text(devices, device_count),
             "explained": documents_of(explained[:_MAX_SHOWN]),
             "explained_count": len(explained),

@@ -80,7 +80,7 @@ class _Row:
             bound = "" if {len(each) for each in moments} == {len(most)} else "up to "
             period = figures.duration((max(most) - min(most)) / SECOND_NS)
             repeated = f"{bound}{len(most)} times within {period}"
-            text = ", ".join(filter(None, (self._reasoned().rstrip("."), repeated)))
+            text = ", ".join(filter(None, (self._reasoned()[:MAX_TEXT].rstrip("."), repeated)))
         devices = _joined([*self.events])[:MAX_TEXT]
         return msgspec.structs.replace(self.newest, devices=devices, text=text)
 
@@ -106,9 +106,9 @@ class EventWriter:
             map(self.event, events), key=lambda each: each.timestamp_ns or 0, reverse=True
         )
         rows: list[_Row] = []
-        last_of: dict[tuple[str, str], _Row] = {}
+        last_of: dict[tuple[str, str, tuple[str, ...]], _Row] = {}
         for event in made:
-            device = event.node, event.devices
+            device = event.node, event.devices, _ranks_of(event)
             row = last_of.get(device)
             if row is None or not row.is_same(event):
                 row = rows[-1] if rows and rows[-1].is_same_moment(event) else _Row(event)
@@ -150,7 +150,7 @@ class EventWriter:
         owner = facts.get("source", ""), facts.get("owner", ""), event.wall_ns
         tenant = facts.get("tenant") or self.tenant_of(*owner)
         text = _text(event.name, {**facts, "tenant": tenant} if tenant else facts)
-        if entity.kind == entities.LINK_CHANGE.name:
+        if keyed and entity.kind == entities.LINK_CHANGE.name:
             text = _more_of(text, entity.key[0])
         if keyed:
             text = event_titles.in_words(keyed) + (f" ({text})" if text else "")
@@ -173,12 +173,19 @@ class EventWriter:
         )
 
 
-def _identity(event: api.Event) -> tuple[str, ...]:
+def _ranks_of(event: api.Event) -> tuple[str, ...]:
+    """Return the job and the communicator whose ranks an event is about; empty for other events."""
+    kind, key, _ = event.entity
+    return key[:-1] if kind in _OF_RANKS else ()
+
+
+def _identity(event: api.Event) -> tuple[object, ...]:
     """Return what is equal for events that are one row; a state that stays is the same whatever its reasons."""
     stays = (
         event.facts.get("after") if event.facts.get("before") == event.facts.get("after") else ""
     )
-    return event.node, event.name, event.severity, stays or event.text, event.incident
+    text = stays or event.text
+    return event.node, event.name, event.severity, text, event.incident, _ranks_of(event)
 
 
 def _joined(devices: Sequence[str]) -> str:
@@ -195,7 +202,7 @@ def _joined(devices: Sequence[str]) -> str:
 def _more_of(message: str, interface: str) -> str:
     """Return what a driver's message of a link states beside interface and state: `100 Gbps Full Duplex`."""
     words = message.rpartition(f"{interface}: ")[2].rstrip(".").split()
-    return " ".join(word for word in words if word.lower() not in _LINK_WORDS)
+    return " ".join(word for word in words if word.rstrip(",").lower() not in _LINK_WORDS)
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:
