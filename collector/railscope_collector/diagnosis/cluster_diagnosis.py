@@ -229,8 +229,9 @@ class ClusterDiagnosis:
         self._take_receipts(now_ns)
         groups = self._update_groups()
         signals = ClusterSignals(self.devices, slot, WINDOW_SLOTS)
-        running = self.claims.jobs_at(now_ns) if running_jobs is None else running_jobs
-        jobs = job_groups.active_jobs(self.devices, groups, running)
+        if running_jobs is None:
+            running_jobs, jobs_ns = self.claims.jobs_at(now_ns), now_ns
+        jobs = job_groups.active_jobs(self.devices, groups, running_jobs)
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
         ended_jobs = self._ended_jobs({job.key for job in jobs}, max(now_ns, jobs_ns))
         view = self.view = findings.DiagnosisView(

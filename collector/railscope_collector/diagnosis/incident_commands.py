@@ -25,7 +25,7 @@ _LET_JOBS_END = (
 _END_JOBS = (
     _DRAIN,
     "squeue --nodelist={node}  # the fault spreads: end each job, do not wait: scancel JOBID",
-    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # the fault spreads: evicts the jobs at once",
+    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # the fault spreads: evicts the jobs at once; delete pods that it refuses",
 )
 _RETURN = (
     "railscope nodes {node}  # continue when it reports and is healthy",

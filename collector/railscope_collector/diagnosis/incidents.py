@@ -79,7 +79,7 @@ class Incident:
     judged_jobs: set[JobKey] = field(default_factory=set)
     """Jobs whose speed was known at some evaluation."""
     ended_jobs: dict[JobKey, int] = field(default_factory=dict)
-    """Touched jobs that ended while the incident was open, with the latest time at which they can have ended."""
+    """Touched jobs that ended since the fault may have begun, with the latest time at which they can have ended."""
     holders: set[JobKey] = field(default_factory=set)
     """Jobs that have held the device that is the cause."""
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
