@@ -46,7 +46,8 @@ WANTED: list[dict[str, str]] = [
     },
     {"alertname": "RailscopeGpuMissing", "node": "n2", "severity": "critical"},
     {"alertname": "RailscopeNodeMissing", "node": "never-installed"},
-    {"alertname": "RailscopeGpuThermalThrottle", "node": "n3", "gpu": GPUS["n3"].uuid},
+    # The capture is too short for a share of throttled time.
+    {"alertname": "RailscopeGpuHealth", "node": "n3", "severity": "warning", "gpu": GPUS["n3"].uuid},
     {
         "alertname": "RailscopeNvlinkErrors", "node": "n4", "severity": "critical",
         "gpu": GPUS["n4"].uuid, "link": "7", "problem": "recovering",

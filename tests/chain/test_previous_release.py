@@ -254,11 +254,20 @@ def stable_names(tree: Path) -> set[str]:
     return listed | set(settings.stdout.split())
 
 
+def upgrade_notes(previous: Path) -> str:
+    """Return the notes of this checkout and of the releases since one: each has those of its own upgrade."""
+    versions = [f"release-{release['version']}" for release in RELEASES]
+    later = RELEASES[versions.index(previous.name) + 1 :]
+    shown = [f"{release['commit']}:docs/compatibility.md" for release in later]
+    pages = [subprocess.check_output(["git", "-C", str(ROOT), "show", page]) for page in shown]
+    return b"\n".join([(ROOT / "docs/compatibility.md").read_bytes(), *pages]).decode()
+
+
 def test_the_upgrade_notes_name_what_the_previous_release_had(previous: Path):
     """A table stands for its keys. Periods of former sources are named by the rejection of the setting."""
     before, now = stable_names(previous), stable_names(ROOT)
     assert before & now
-    notes = (ROOT / "docs/compatibility.md").read_text()
+    notes = upgrade_notes(previous)
     gone = before - now
     names = {name.rpartition(".")[2] for name in gone if name.rpartition(".")[0] not in gone}
     assert {name for name in names - set(SourcePeriods.renamed) if f"{name}`" not in notes} == set()
