@@ -55,7 +55,7 @@ def paused(cluster: DrawnCluster, row: Row, since: int) -> None:
 @pytest.mark.parametrize(
     ("change", "class_name", "seconds", "uncertainty_seconds"),
     [
-        (slow_input, "dataloader_stall", 120.0, 40.0),
+        (slow_input, "dataloader_stall", 120.0, 20.0),
         (gaps_of_long_steps, "dataloader_stall", 120.0, 120.0),
         (straggler, "gpu_straggler", 60.0, 60.0),
         (paused, "slow_receiver", USUAL_SECONDS, USUAL_SECONDS),
