@@ -1,4 +1,4 @@
-"""What an incident affects, in words."""
+"""Words for the devices and jobs that an incident affects."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class DerivedMetric:
 
     @property
     def title(self) -> str:
-        """The roll-up in words: `Highest: Temperature of the GPU core.`."""
+        """The roll-up in words, such as "Highest: Temperature of the GPU die."."""
         return f"{_WORDS[self.rollup]}: {self.source.help}"
 
 

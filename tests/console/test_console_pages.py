@@ -424,7 +424,7 @@ async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_pa
         Fleet(FleetPages(api), page_models(api)), "job", own, tenant="vision", source="slurm", workload="7"
     )  # fmt: skip
     assert [(row.node, row.area, row.devices) for row in model.events] == [("a", "job", "rank 2")]
-    shown = "collective all_reduce, sequence 417, waiting ranks 0-1 3, gpu index 2, stack "
+    shown = "collective all_reduce, sequence 417, waiting ranks 0-1 3, GPU index 2, stack "
     assert f"Collective late: {shown}{HOSTILE}" in html.unescape(text)
     assert "<img" not in text
 

@@ -12,6 +12,7 @@ from railscope.api import EntityDocument, GpuDocument, JobDocument, NicDocument,
 
 _DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
 _CORDON = "kubectl cordon {node}"
+_EVICT = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 # A drain of Slurm lets jobs run, also those that hang: scontrol(1). An error of one GPU or NIC leaves the jobs of others alive,
 # and a hung job of several nodes would end on all of them: which to end is a decision by job, never by node.
 _LET_JOBS_END = (
@@ -19,13 +20,13 @@ _LET_JOBS_END = (
     "squeue --nodelist={node}  # continue when it is empty; end a job that hangs: scancel JOBID",
     _CORDON,
     "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left",
-    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # evicts what is left",
+    f"{_EVICT}  # evicts what is left",
 )
 # A fault that spreads costs other jobs more than those of its node. `kubectl drain` cordons first: kubectl(1).
 _END_JOBS = (
     _DRAIN,
     "squeue --nodelist={node}  # the fault spreads: end each job, do not wait: scancel JOBID",
-    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data  # the fault spreads: evicts the jobs at once; delete pods that it refuses",
+    f"{_EVICT}  # the fault spreads: evicts the jobs at once; delete pods that it refuses",
 )
 _RETURN = (
     "railscope nodes {node}  # continue when it reports and is healthy",

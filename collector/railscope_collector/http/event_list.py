@@ -218,7 +218,7 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
         reason = facts.get("problem") or facts.get("why") or reasons
         return " ".join(filter(None, (subject, change, f"({reason})" if reason else "")))
     if name.startswith(OF_COLLECTIVES):
-        stated = [(fact.replace("_", " "), facts.get(fact)) for fact in _COLLECTIVE_FACTS]
+        stated = [(event_titles.in_words(fact), facts.get(fact)) for fact in _COLLECTIVE_FACTS]
         return ", ".join(f"{words} {text}" for words, text in stated if text)
     if name.startswith("claim_") or facts.get("workload"):
         workload = facts.get("workload") or "unnamed"
