@@ -153,9 +153,9 @@ lock: $(VENV)/.ready-to-test
 	$(PIP) uv
 	$(LOCK) deploy/build-requirements.txt --output-file deploy/requirements-build.lock
 	$(LOCK) pyproject.toml --output-file deploy/requirements-agent.lock
-	$(LOCK) pyproject.toml --extra collector --extra top --output-file deploy/requirements.lock
+	$(LOCK) pyproject.toml --extra collector --output-file deploy/requirements.lock
 	$(LOCK) pyproject.toml --extra postgresql --extra parquet --extra archive --extra otlp \
-		--extra otlp-grpc --extra switches --extra top \
+		--extra otlp-grpc --extra switches \
 		--output-file deploy/requirements-extras.lock
 
 clean:
@@ -165,7 +165,7 @@ clean:
 
 $(VENV)/.ready-to-run: pyproject.toml
 	deploy/venv.sh "$(PYTHON)" "$(VENV)"
-	$(PIP) --editable '.[switches,top]'
+	$(PIP) --editable '.[switches]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml

@@ -23,7 +23,7 @@ import msgspec
 import railscope_agent.config
 import railscope_collector.config
 from railscope import __version__, catalog, cli, settings
-from railscope.client.command_options import ClientCommand
+from railscope.client.commands import ClientCommand
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS: Mapping[str, tuple[type[msgspec.Struct], str]] = {

@@ -19,12 +19,15 @@ from railscope.settings import SettingsError
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ON_DEMAND = {
     "status": ("railscope.client.commands", "status", "Print the status of a running cluster or node on one screen."),
-    "top": ("railscope.client.commands", "top", "Show a running cluster or node live in the terminal."),
+    "top": ("railscope.client.commands", "top", "Show the status of a running cluster or node again and again."),
     "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
     "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),
     "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),
     "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),
     "tenants": ("railscope.client.commands", "tenants", "List the tenants of a running cluster."),
+    "rails": ("railscope.client.commands", "rails", "List the rails over all nodes."),
+    "switches": ("railscope.client.commands", "switches", "List the switches of a running cluster."),
+    "events": ("railscope.client.commands", "events", "List the newest events of all nodes."),
     "context": ("railscope.client.context_commands", "context", "Store servers by name, so that a URL is typed once."),
     "agent": ("railscope_agent.commands", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
     "claim": ("railscope_agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
@@ -39,7 +42,7 @@ _ON_DEMAND = {
 }  # fmt: skip
 """Module, name and help of each command."""
 _SECTIONS = {
-    "Inspect a running cluster": ("status", "top", "incidents", "nodes", "gpus", "jobs", "tenants", "context"),
+    "Inspect a running cluster": ("status", "top", "incidents", "nodes", "gpus", "jobs", "tenants", "rails", "switches", "events", "context"),
     "On a node": ("agent", "claim", "health"),
     "On the collector's server": ("collector", "diagnose", "files", "catalog"),
     "Billing and audit": ("bill", "audit"),

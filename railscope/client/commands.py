@@ -1,60 +1,428 @@
-"""Commands that read a running collector or agent: status, tables and `top`.
+"""Commands that read a running collector or agent: status, lists, and `top`, which repeats them.
 
-Exit status of all: 0 done (of `status`: healthy), 1 degraded, 2 failed (both of `status` only), 3 unknown.
+The server decides on states, order and words; a command prints them. Exit status: 0 done (of `status`: healthy),
+1 degraded, 2 failed (both of `status` only), 3 unknown.
 """
 
 from __future__ import annotations
 
-import importlib
+import fnmatch
+import io
 import json
-import os
+import math
+import shutil
 import sys
+import textwrap
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import click
 import msgspec
+from rich import cells, console, table
 
-from railscope import api, extras
-from railscope.client import (
-    cluster_reading as cluster,
-    cluster_tables,
-    gpu_tables,
-    status as state,
-    tables,
-)
-from railscope.client.agent_reading import AgentReader
-from railscope.client.command_options import (
-    UNKNOWN,
-    ClientCommand,
-    chosen_address,
-    connect,
-    connection_options,
-    json_option,
-    name_argument,
-    node_option,
-    state_option,
-    table_options,
-    tenant_option,
-    terminal_width,
+from railscope import api, figures
+from railscope.api.status import Status, StatusReason
+from railscope.client import contexts
+from railscope.client.columns import (
+    LISTINGS,
+    STATES,
+    Column,
+    Row,
+    age,
+    seconds_since,
+    show,
 )
 from railscope.client.connection import ClientError, ReadClient
-from railscope.client.top_views import create_pages, incident_facts, plain_page
+from railscope.incident_victims import affected_text
+from railscope.timestamps import SECOND_NS, format_timestamp
 
-STATES = ("failed", "unknown", "degraded", "healthy")
-_STATES = ("state", "severity")
-"""Columns whose values the options limit."""
-_FACT_WIDTH = 14
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+EXIT = {"healthy": 0, "degraded": 1, "failed": 2, "unknown": 3}
+SEVERITIES = ("critical", "warning", "info")
+MAX_VIEW_AGE_SECONDS = 60.0
+"""Age from which views are stale; a collector computes them every few seconds."""
+_RECENT_SECONDS = 30.0
+_MAX_LISTED = 5
+_WIDTH, _WIDE, _INDENT = 80, 10_000, " " * 18
+_FILLER = "\ue000"
+"""Second column of a wide character while a text is wrapped."""
+_TITLES = {"unclaimed": "used without a claim", "not_claimed": "not claimed"}
 
 
-def read_report(client: ReadClient) -> state.StatusReport:
-    """Return the status of a server. Raises ClientError if it does not answer."""
-    if client.address.is_agent:
-        return state.agent_report(client.address.url, AgentReader(client).read())
-    reading = cluster.ClusterReader(client).read(state.CLUSTER_DOCUMENTS)
-    return state.cluster_report(client.address.url, reading)
+class ClientCommand(click.Command):
+    """Command that exits with status 3 for every error: the state of the cluster is unknown then."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        """Parse the arguments."""
+        try:
+            return super().make_context(*arguments, **options)
+        except click.UsageError as error:
+            error.show()
+            sys.exit(EXIT["unknown"])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ClientError as error:
+            click.echo(f"Error: {error.message}", err=True)
+            sys.exit(EXIT["unknown"])
+
+
+# Options -----------------------------------------------------------------------------------------
+
+_SERVER = {
+    "--collector": ("URL", "Base URL of a collector. Default: the context in use, else a collector on this host."),
+    "--agent": ("URL", "Base URL of an agent, to read one node without a collector."),
+    "--token-file": ("FILE", "File that contains a bearer token; other users must not be able to read it."),
+    "--ca-file": ("FILE", "CA certificates (PEM) to verify the server. Default: those of the system."),
+    "--certificate-file": ("FILE", "Client certificate (PEM)."),
+    "--key-file": ("FILE", "Key of the client certificate (PEM). Default: in the certificate's file."),
+}  # fmt: skip
+_SECONDS = click.FloatRange(0.1, 3600)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def add_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds options in this order."""
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _text(name: str, metavar: str, about: str) -> Callable[[_Command], _Command]:
+    return click.option(name, default="", metavar=metavar, help=about)
+
+
+server_options = add_options(*(_text(name, *each) for name, each in _SERVER.items()))
+connection_options = add_options(
+    server_options,
+    _text("--context", "NAME", "Context to use; `railscope context show` lists them."),
+    click.option("--timeout-seconds", type=_SECONDS, default=10.0, help="Limit of one request."),
+)
+
+
+def open_client(options: Mapping[str, Any]) -> ReadClient:
+    """Return a client of the server that options or the context name. Raises ClientError."""
+    return ReadClient(contexts.choose_address(options, contexts.default_path()))
+
+
+# Text --------------------------------------------------------------------------------------------
+
+
+def terminal_width() -> int:
+    """Return the width of the terminal; 80 where the output is not a terminal."""
+    return shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+
+
+def table_text(columns: Sequence[Column], rows: Sequence[Row], *, wide: bool = False) -> str:
+    """Return rows as a table; without `wide`, no line is longer than the terminal."""
+    drawn = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    shown = [column for column in columns if wide or not column.is_wide]
+    for each in shown:
+        side: Any = "right" if each.is_number else "left"
+        drawn.add_column(each.head, justify=side, no_wrap=wide or not each.is_sentence)
+    for row in rows:
+        drawn.add_row(*(column.text(row) for column in shown))
+    out, width = io.StringIO(), _WIDE if wide else terminal_width()
+    console.Console(file=out, width=width, markup=False, highlight=False, emoji=False).print(drawn)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+
+
+def wrap(content: str, indent: str) -> list[str]:
+    """Return the lines of a text; all but the first are indented, and none is cut."""
+    shown = show(content)
+    spread = "".join(each + _FILLER * (cells.get_character_cell_size(each) - 1) for each in shown)
+    width = terminal_width() - (spread != shown)  # a break may be inside a wide character
+    lines = textwrap.wrap(spread, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace(_FILLER, "") for line in lines]
+
+
+def incident_lines(incidents: Sequence[api.IncidentDocument], now_ns: int) -> Iterator[str]:
+    """Yield incidents in full: severity, age and title, then names of the cause, victims, jobs and action."""
+    for one in incidents:
+        began, evidence = (seconds_since(each, now_ns) for each in (one.onset, one.last_evidence))
+        ended = "" if one.ended is None else "  ended"
+        head = f"{one.severity:8}  {'' if math.isnan(began) else age(began):>6}{ended}"
+        yield from wrap(f"{head}  {one.title}  {one.id}", _INDENT)
+        names = ("name", "uuid", "device", "pci_address", "switch", "switch_port")
+        is_old = one.ended is None and evidence > _RECENT_SECONDS
+        facts = {
+            ", ".join(filter(None, (getattr(one.cause, name, "") for name in names))): "{}",
+            affected_text(one): "{} affected",
+            ", ".join(f"{job.tenant}/{job.workload}" for job in one.jobs): "jobs: {}",
+            one.explained_by: "an effect of incident {}",
+            one.action: "{}",
+            is_old and age(evidence): "last evidence {} ago",
+        }
+        known = (form.format(fact) for fact, form in facts.items() if fact)
+        yield from wrap(_INDENT + "; ".join(known), _INDENT)
+
+
+# Lists -------------------------------------------------------------------------------------------
+
+
+def values_of(content: Any, key: str) -> Iterator[str]:
+    """Yield the values of a key at any depth: the nodes of an incident are those of its cause and of its victims."""
+    for name, value in content.items() if isinstance(content, dict) else ():
+        if name in {key, f"{key}s"}:
+            several = value if isinstance(value, list) else [value]
+            yield from (str(each) for each in several if isinstance(each, str | int))
+        yield from values_of(value, key)
+    for each in content if isinstance(content, list) else ():
+        yield from values_of(each, key)
+
+
+def unmatched(rows: Sequence[Row], key: str, pattern: str) -> str:
+    """Return a text with the values that there are, if none matches a pattern; else nothing."""
+    known = sorted({each for row in rows for each in values_of(row, key)})
+    if fnmatch.filter(map(str.lower, known), pattern.lower()):
+        return ""
+    more = f" and {len(known) - _MAX_LISTED} more" if len(known) > _MAX_LISTED else ""
+    there = show(known[:_MAX_LISTED]) or "there is none"
+    return f"no {key} matches {show(pattern)!r}: {there}{more}"
+
+
+def read_rows(
+    client: ReadClient, name: str, query: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Row]]:
+    """Return a document with its rows, worst first; states are unknown if it is stale. Raises ClientError."""
+    found, sent_ns = client.get_as(dict[str, Any], f"/api/v1/{name}", tuple(query.items()))
+    computed_ns = found.get("timestamp_ns", sent_ns)
+    if not computed_ns:
+        message = f"{name}: it has not been computed yet; fix: wait until the collector is ready; /-/ready states the reason"
+        raise ClientError(message)
+    rows = list(found.get(LISTINGS[name].rows, ()))
+    found["sent_ns"] = sent_ns
+    for row in rows if name == "jobs" else ():
+        row["runtime_seconds"] = (sent_ns - row["start_ns"]) / SECOND_NS
+    if (seconds := (sent_ns - computed_ns) / SECOND_NS) > MAX_VIEW_AGE_SECONDS:
+        found["stale"] = f"stale: computed {age(seconds)} ago"
+        unknown = {"state": "unknown", "reason": f"the views are {found['stale']}"}
+        rows = [row | unknown if "state" in row else row for row in rows]
+    if name in {"nodes", "jobs"}:
+        rows.sort(key=lambda row: STATES.index(row["state"]) if row.get("state") in STATES else 0)
+    return found, rows
+
+
+def print_list(
+    name: str, options: Mapping[str, Any], filters: Mapping[str, str], named: str = ""
+) -> None:
+    """Print a list; `named` is the filter that must match. Raises ClientError."""
+    listing, client, as_json = LISTINGS[name], open_client(options), options.get("as_json")
+    try:
+        query = {key: pattern for key, pattern in filters.items() if key in listing.served}
+        found, rows = read_rows(client, name, query)
+        chosen, texts = rows, {}
+        for key, pattern in filters.items() - query.items():
+            texts[key] = unmatched(rows, key, pattern)
+            chosen = [row for row in chosen if not unmatched([row], key, pattern)]
+        if named in query and not rows:
+            texts[named] = unmatched(read_rows(client, "nodes", {})[1], named, query[named])
+        if texts.get(named):
+            raise ClientError(texts[named])
+    except ClientError as error:
+        if not as_json:
+            raise
+        click.echo(json.dumps({name: None, "absence": error.message}, indent=1))
+        sys.exit(EXIT["unknown"])
+    notes = {key: found[key] for key in ("stale", "problem", "suppressed") if found.get(key)}
+    end = found.get("offset", 0) + len(rows)
+    if as_json:
+        click.echo(json.dumps({name: chosen} | notes, indent=1))
+        return
+    if not chosen:
+        click.echo(f"{name}: none" + f" of {len(rows)} matches" * bool(rows))
+    elif name == "incidents" and not options.get("wide"):
+        shown = sorted(msgspec.convert(chosen, list[api.IncidentDocument]), key=_urgency)
+        click.echo("\n".join(incident_lines(shown, found["sent_ns"])))
+    else:
+        click.echo(table_text(listing.columns, chosen, wide=options.get("wide", False)))
+    lines = [text for key, text in texts.items() if text and key not in {"state", "severity"}]
+    titles = {"stale": name, "problem": "incidents", "suppressed": "not listed"}
+    lines += [f"{titles[key]}: {note}" for key, note in notes.items()]
+    if "offset" in listing.served and found.get("found", 0) > end:
+        lines.append(f"{found['found'] - end} of {found['found']} follow: --offset {end}")
+    for line in lines:
+        click.echo("\n".join(wrap(line, "  ")))
+
+
+def _urgency(one: api.IncidentDocument) -> tuple[Any, ...]:
+    rank = SEVERITIES.index(one.severity) if one.severity in SEVERITIES else 1
+    return one.ended is not None, one.explained_by is not None, rank, one.onset
+
+
+def _list_command(name: str) -> click.Command:
+    """Return the command of a list."""
+    listing = LISTINGS[name]
+    key = listing.options[0]
+
+    def run(chosen: str, watch: float | None, **options: Any) -> None:
+        selects = (*listing.options, "limit", "offset")
+        filters = {each: str(options[each]) for each in selects if options.get(each)}
+        if chosen and key in filters:
+            message = f"invalid argument {chosen!r}: expected either NAME or --{key}"
+            raise ClientError(message)
+        filters |= {key: chosen} if chosen else {}
+
+        def draw() -> None:
+            if name == "incidents" and chosen:
+                _print_incident(chosen, options)
+                return
+            shown = "gpus" if options["agent"] and name == "nodes" else name
+            print_list(shown, options, filters, key if chosen or key == "node" else "")
+            is_one = name == shown == "nodes" and chosen and not set(chosen) & set("*?[")
+            if is_one and not options["as_json"]:
+                click.echo()
+                print_list("gpus", options, {"node": chosen})
+
+        repeat(draw, watch)
+
+    options = [_filter_option(name, each) for each in listing.options if each != "id"]
+    if "offset" in listing.served:
+        options += [
+            click.option(f"--{each}", type=click.IntRange(0), help="Part of the list.")
+            for each in ("limit", "offset")
+        ]
+    options += [
+        json_option,
+        click.option("--wide", is_flag=True, help="Print all columns in full; lines may be long."),
+        click.option(
+            "--watch",
+            type=_SECONDS,
+            metavar="SECONDS",
+            help="Print again at this interval, until Ctrl-C.",
+        ),
+        connection_options,
+        click.argument("chosen", default="", metavar="[ID]" if key == "id" else "[NAME]"),
+    ]
+    return click.command(name, cls=ClientCommand, help=listing.about)(add_options(*options)(run))
+
+
+def _filter_option(name: str, key: str) -> Callable[[_Command], _Command]:
+    """Return the option that selects rows by a key."""
+    choices = {"severity": SEVERITIES} | (
+        {"state": ("open", "closed", "all")} if name == "incidents" else {}
+    )
+    if key in choices:
+        default = "open" if key == "state" else None
+        return click.option(
+            f"--{key}",
+            type=click.Choice(choices[key]),
+            default=default,
+            callback=lambda *given: given[2] if given[2] != "all" else None,
+        )
+
+    def check(_: click.Context, option: click.Parameter, pattern: str) -> str:
+        if key == "state" and pattern and not fnmatch.filter(STATES, pattern.lower()):
+            message = f"{pattern!r}: expected one of {', '.join(STATES)}, or a pattern such as f*"
+            raise click.BadParameter(message, param=option)
+        return pattern
+
+    return click.option(
+        f"--{key}", default="", metavar="PATTERN", callback=check, help=f"Only of this {key}."
+    )
+
+
+def repeat(draw: Callable[[], None], seconds: float | None) -> None:
+    """Print once, or again and again: after an error, the next print tries again."""
+    while seconds:
+        click.clear()
+        try:
+            draw()
+        except ClientError as error:
+            click.echo(f"NO DATA, retrying: {error.message}")
+        time.sleep(seconds)
+    draw()
+
+
+COMMANDS = {name: _list_command(name) for name in LISTINGS}
+nodes, gpus, incidents, rails, jobs, tenants, switches, events = COMMANDS.values()
+
+
+def _print_incident(incident_id: str, options: Mapping[str, Any]) -> None:
+    """Print one incident with its evidence and commands. Raises ClientError."""
+    try:
+        path = f"/api/v1/incidents/{quote(incident_id, safe='')}"
+        one, _ = open_client(options).get_as(api.IncidentDocument, path)
+    except ClientError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        message = f"no incident {incident_id!r}; fix: railscope incidents --state all lists all IDs"
+        raise ClientError(message) from error
+    if options["as_json"]:
+        click.echo(json.dumps({"incidents": [msgspec.to_builtins(one)]}, indent=1))
+        return
+    lost = one.lost_gpu_time_seconds
+    names = ("title", "text", "action", "severity", "onset", "ended")
+    facts = {name: getattr(one, name) for name in names} | {
+        "jobs": ", ".join(f"{job.tenant}/{job.workload}" for job in one.jobs),
+        "affected": affected_text(one),
+        "lost GPU-hours": "not known" if lost is None else f"{lost / 3600:,.2f}",
+        "explained by": one.explained_by,
+    }
+    for number, each in enumerate(one.evidence, 1):
+        facts[f"evidence {number}"] = each.text or f"{each.device}: {each.signal} {each.value}"
+    for name, value in facts.items():
+        if value:
+            click.echo("\n".join(wrap(f"{name:14}  {value}", " " * 16)))
+    for command in one.commands:  # not wrapped, so that each line can be copied
+        click.echo(f"    {show(command)}")
+
+
+# Status ------------------------------------------------------------------------------------------
+
+
+def read_status(options: Mapping[str, Any]) -> tuple[Status, dict[str, str], int]:
+    """Return the status of a server, which one it is, and its time; unknown if it does not answer."""
+    server = {"server": options["collector"] or options["agent"], "program": ""}
+    try:
+        client = open_client(options)
+        server = {"server": client.address.url, "program": client.address.program}
+        found, sent_ns = client.get_as(Status, "/api/v1/status")
+        return found, server | {"observed": format_timestamp(sent_ns)}, sent_ns
+    except ClientError as error:
+        reason = StatusReason("unknown", error.message)
+        return Status(status="unknown", reasons=(reason,)), server, 0
+
+
+def status_lines(found: Status, server: Mapping[str, str], now_ns: int) -> Iterator[str]:
+    """Yield a status on one screen."""
+    yield f"{found.status.upper()}  {server['program']} {server['server']}"
+    titles = {one.title for one in found.open_incidents}
+    for reason in sorted(found.reasons, key=lambda each: STATES.index(each.status)):
+        if reason.text not in titles:
+            yield from wrap(f"  {reason.status}: {reason.text}", "    ")
+    yield from (
+        "",
+        f"data       age {'unknown' if found.age_seconds is None else age(found.age_seconds)}",
+    )
+    above = {reason.text for reason in found.reasons}
+    for name in ("nodes", "gpus", "incidents", "jobs"):
+        value, reason_of = getattr(found, name), found.absent.get(name, "")
+        if isinstance(value, dict):
+            known = {
+                _TITLES.get(each, each): count
+                for each, count in value.items()
+                if count or each != "unclaimed"
+            }
+            value = ", ".join(f"{figures.digits(count)} {each}" for each, count in known.items())
+        elif value is not None:
+            value = f"{value} running"
+        elif reason_of:
+            value = "unknown" + ("" if f"{name}: {reason_of}" in above else f": {reason_of}")
+        yield from wrap(f"{name:10} {value}", " " * 11) if value else ()
+    if found.open_incidents:
+        yield from ("", *incident_lines(found.open_incidents[:_MAX_LISTED], now_ns))
+        more = len(found.open_incidents) - _MAX_LISTED
+        yield from [f"and {more} more: railscope incidents"] if more > 0 else ()
 
 
 @click.command(cls=ClientCommand)
@@ -66,286 +434,31 @@ def status(*, as_json: bool, **options: Any) -> None:
     Exit status 0: healthy. 1: degraded; a node is stale, or a warning is open. 2: failed; a critical
     incident is open, or a GPU has failed. 3: unknown; no answer, no or stale data, or an error.
     """
-    url, program = (
-        options["collector"] or options["agent"],
-        "agent" if options["agent"] else "collector",
-    )
-    try:
-        address = chosen_address(options)
-        url, program = address.url, address.program
-        report = read_report(connect(address))
-    except ClientError as error:
-        report = state.unknown_report(url, program, error.message)
-    click.echo(
-        json.dumps(report.to_json(), indent=1) if as_json else report.as_text(terminal_width())
-    )
-    sys.exit(int(report.status))
-
-
-def _print_table(
-    table: tables.ClientTable,
-    options: dict[str, Any],
-    *,
-    name: str = "",
-    below: tables.ClientTable | None = None,
-    **filters: str,
-) -> None:
-    """Print a table, and another one below it; exit with status 3 if its rows are unknown.
-
-    Raises ClientError if no row has a value that matches the filter `name`.
-    """
-    chosen = {key: pattern for key, pattern in filters.items() if pattern}
-    unmatched = {key: text for key, one in chosen.items() if (text := table.unmatched(key, one))}
-    if name in unmatched:
-        raise ClientError(unmatched[name])
-    found = table.filtered(chosen)
-    notes = (*found.notes, *(text for key, text in unmatched.items() if key not in _STATES))
-    found, others = replace(found, notes=notes), [below] if below else []
-    if options["as_json"]:
-        rows = {one.name: None if one.absence else list(one.rows) for one in (found, *others)}
-        content = rows | {"absence": found.absence or None, "notes": found.notes}
-        click.echo(json.dumps(content, indent=1))
-    elif found.absence:
-        raise ClientError(found.absence)
-    elif found.rows and table.name == "incidents" and not options["wide"]:
+    found, server, now_ns = read_status(options)
+    if as_json:
+        content = msgspec.to_builtins(found)
+        head = {"status": content.pop("status"), "exit_status": EXIT[found.status]}
         click.echo(
-            "\n".join([*cluster_tables.incident_lines(found.rows, terminal_width()), *found.notes])
+            json.dumps(head | {"reasons": content.pop("reasons")} | server | content, indent=1)
         )
     else:
-        click.echo(found.as_text(terminal_width(), wide=options["wide"]))
-        for one in others:
-            click.echo("\n" + one.as_text(terminal_width(), wide=options["wide"]))
-    if found.absence:
-        sys.exit(UNKNOWN)
-
-
-def _read_cluster(
-    options: dict[str, Any], *documents: str, **further: cluster.DocumentRequest
-) -> cluster.ClusterReading:
-    address = chosen_address(options)
-    if address.is_agent:
-        message = f"invalid --agent {address.url}: an agent has no such table; fix: name a collector, or run railscope top --agent"
-        raise ClientError(message)
-    return cluster.ClusterReader(connect(address)).read(documents, **further)
-
-
-@click.command(cls=ClientCommand)
-@node_option
-@state_option(*STATES)
-@table_options
-@name_argument("node")
-def nodes(*, node: str, of_state: str, name: str, **options: Any) -> None:
-    """List the nodes, worst first. An agent lists the GPUs of its node, with NIC and rail.
-
-    With a NAME, the node and its GPUs; or the nodes that match it, such as gpu-1*.
-
-    failed: the cause of a critical incident, or a GPU that has failed, is on the node. degraded: the cause
-    of a warning is on the node, or a GPU is degraded; a victim keeps its own state. unknown: the node or its diagnosis is stale, or it never reported.
-    """
-    client = connect(chosen_address(options))
-    if client.address.is_agent:
-        table = gpu_tables.without_rates(AgentReader(client).read().gpu_table())
-        _print_table(table, options, name="node", node=name or node, state=of_state)
-        return
-    found = cluster.ClusterReader(client).read(("nodes", "inventory"))
-    table, below = cluster_tables.node_table(found), None
-    if name in {row["node"] for row in table.rows}:
-        request = cluster.node_request(name)
-        below = gpu_tables.node_gpu_table(cluster.ClusterReader(client).read((), node=request))
-    _print_table(table, options, name="node", below=below, node=name or node, state=of_state)
-
-
-@click.command(cls=ClientCommand)
-@node_option
-@click.option("--rail", type=click.IntRange(0), help="Only on this rail.")
-@tenant_option
-@click.option("--state", "of_state", type=click.Choice(STATES), help="Only in this state.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=1000,
-    show_default=True,
-    help="Number of GPUs at most.",
-)
-@click.option(
-    "--offset", type=click.IntRange(0), default=0, help="Number of GPUs to omit, for the next part."
-)
-@table_options
-@name_argument("node")
-def gpus(*, tenant: str, of_state: str | None, limit: int, name: str, **options: Any) -> None:
-    """List the GPUs of all nodes with rail and NIC, worst first; those of the node of an agent.
-
-    With a NAME, the GPUs of this node, or of the nodes that match it.
-
-    The state is the worse of the verdict of the agent and of the open incidents of the GPU, its NIC and its node.
-    """
-    rail, offset, node = options["rail"], options["offset"], name or options["node"]
-    client = connect(chosen_address(options))
-    on_rail, state = "" if rail is None else str(rail), of_state or ""
-    if client.address.is_agent:
-        table = gpu_tables.without_rates(AgentReader(client).read().gpu_table())
-        filters = {"rail": on_rail, "tenant": tenant, "state": state}
-        _print_table(table, options, name="node", below=None, node=node, **filters)
-        return
-    chosen = {"node": node, "rail": on_rail, "tenant": tenant, "state": state}
-    query = {key: text for key, text in chosen.items() if text}
-    request = cluster.gpus_request(query | {"limit": str(limit), "offset": str(offset)})
-    reader = cluster.ClusterReader(client)
-    reading = reader.read((), gpus=request)
-    table, answer = gpu_tables.fleet_gpu_table(reading), reading.document("gpus")
-    if node and not table.rows:
-        known = cluster_tables.node_table(reader.read(("nodes",)))
-        if unmatched := known.unmatched("node", node):
-            raise ClientError(unmatched)
-    more = answer.found - answer.offset - len(answer.rows) if answer else 0
-    note = f"{more} of {answer.found} GPUs follow: --offset {offset + limit}" if more > 0 else ""
-    _print_table(replace(table, notes=(*table.notes, *filter(None, [note]))), options)
-
-
-@click.command(cls=ClientCommand)
-@tenant_option
-@state_option("healthy", "degraded", "unknown")
-@table_options
-@click.argument("name", default="", metavar="[NAME]")
-def jobs(*, tenant: str, of_state: str, name: str, **options: Any) -> None:
-    """List the running jobs, worst first, with step period and slowest GPU.
-
-    With a NAME, the jobs of this number or name, or that match it.
-
-    degraded: an open incident affects the job. unknown: incidents are not known, or some of its GPUs are on stale nodes.
-    """
-    table = cluster_tables.job_table(_read_cluster(options, "jobs"))
-    _print_table(table, options, name="workload", workload=name, tenant=tenant, state=of_state)
+        click.echo("\n".join(status_lines(found, server, now_ns)))
+    sys.exit(EXIT[found.status])
 
 
 @click.command(cls=ClientCommand)
 @click.option(
-    "--state",
-    "of_state",
-    type=click.Choice(["open", "closed", "all"]),
-    default="open",
-    show_default=True,
-    help="Only in this state.",
+    "--interval", type=_SECONDS, default=5.0, metavar="SECONDS", help="Time between two reads."
 )
-@click.option("--severity", type=click.Choice(cluster.SEVERITIES), help="Only of this severity.")
-@node_option
-@tenant_option
-@table_options
-@click.argument("incident_id", default="", metavar="[ID]")
-def incidents(
-    *, of_state: str, severity: str | None, node: str, tenant: str, incident_id: str, **options: Any
-) -> None:
-    """List the incidents, worst first: cause, victims, action and ID. Ended ones follow, newest first.
-
-    With an ID, one incident with its evidence and the commands to type, also an ended one.
-    """
-    states = [("state", name) for name in ("open", "closed") if of_state in {name, "all"}]
-    request = cluster.DOCUMENTS["incidents"]._replace(query=tuple(states))
-    if incident_id:
-        _print_incident(incident_id, options)
-        return
-    table = cluster_tables.incident_table(
-        _read_cluster(options, incidents=request), closed=of_state != "open"
-    )
-    chosen = "" if of_state == "all" else of_state
-    _print_table(table, options, state=chosen, severity=severity or "", nodes=node, tenant=tenant)
-
-
-def _print_incident(incident_id: str, options: dict[str, Any]) -> None:
-    """Print one incident. Raises ClientError if there is none with this ID."""
-    reading = _read_cluster(options, incident=cluster.incident_request(incident_id))
-    incident: api.IncidentDocument | None = reading.document("incident")
-    if incident is None:
-        message = reading.absence("incident")
-        if reading.errors["incident"].status == HTTPStatus.NOT_FOUND:
-            message = (
-                f"no incident {incident_id!r}; fix: railscope incidents --state all lists all IDs"
-            )
-        raise ClientError(message)
-    row = cluster_tables.incident_row(reading, incident)
-    if options["as_json"]:
-        shown = row | {
-            "evidence": msgspec.to_builtins(incident.evidence),
-            "commands": incident.commands,
-        }
-        click.echo(json.dumps({"incidents": [shown]}, indent=1))
-        return
-    for fact in incident_facts(reading).rows:
-        if fact["value"]:
-            indent = " " * (_FACT_WIDTH + 2)
-            text = f"{fact['fact']:{_FACT_WIDTH}}  {tables.show_text(fact['value'])}"
-            click.echo("\n".join(tables.wrap(text, terminal_width(), indent)))
-    # Not wrapped, so that each line can be copied.
-    for command in incident.commands:
-        click.echo(f"    {tables.show_text(command)}")
-
-
-@click.command(cls=ClientCommand)
-@tenant_option
-@table_options
-@name_argument("tenant")
-def tenants(*, tenant: str, name: str, **options: Any) -> None:
-    """List the tenants with their GPUs, jobs and GPU time.
-
-    With a NAME, this tenant, or those that match it.
-    """
-    found = _read_cluster(options, "tenants", "jobs", "incidents")
-    _print_table(cluster_tables.tenant_table(found), options, name="tenant", tenant=name or tenant)
-
-
-@click.command(cls=ClientCommand)
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.5, 3600),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two reads of a view; more on a slow link.",
-)
-@click.option("--once", is_flag=True, help="Print the first view as text, and end.")
-@json_option
+@click.option("--once", is_flag=True, help="Print once, and end.")
 @connection_options
-def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
-    """Show a cluster, or the node of an agent, live: nodes, GPUs with NIC and rail, jobs, tenants, incidents, events.
+def top(*, interval: float, once: bool, **options: Any) -> None:
+    """Show the status with the nodes of a cluster, or the GPUs of an agent's node, again and again until Ctrl-C."""
 
-    `?` shows the keys. It needs the extra railscope[top] and a terminal; without the extra, or where the
-    output is not a terminal, it prints the first view once, and in a terminal without cursor control
-    (TERM=dumb) at each interval.
-    """
-    address = chosen_address(options)
-    pages = create_pages(connect(address))
-    if as_json:
-        page = pages.read(pages.first())
-        page = pages.read(page.permitted) if page.permitted else page
-        content = {
-            "head": page.head,
-            "age_seconds": page.age_seconds,
-            page.table.name: None if page.table.absence else list(page.table.rows),
-        }
-        click.echo(
-            json.dumps(
-                content | {"absence": page.table.absence or None, "notes": page.table.notes},
-                indent=1,
-            )
-        )
-        sys.exit(UNKNOWN if page.table.absence else 0)
-    is_dumb = os.environ.get("TERM", "dumb") in {"", "dumb"}
-    if not once and sys.stdout.isatty() and not is_dumb:
-        try:
-            live = importlib.import_module("railscope.client.top")
-        except ImportError as error:
-            click.echo(
-                f"railscope top: no live view: {error}; fix: {extras.install_command('top')}",
-                err=True,
-            )
-        else:
-            live.run(pages, address.url, interval)
-            return
-    while True:
-        page = pages.read(pages.first())
-        page = pages.read(page.permitted) if page.permitted else page
-        click.echo(plain_page(page, terminal_width()))
-        if once or not (sys.stdout.isatty() and is_dumb):
-            sys.exit(UNKNOWN if page.table.absence else 0)
-        time.sleep(interval)
-        click.echo()
+    def draw() -> None:
+        found, server, now_ns = read_status(options)
+        click.echo("\n".join([*status_lines(found, server, now_ns), ""]))
+        first = "nodes" if found.nodes is not None else "gpus" if options["agent"] else "jobs"
+        print_list(first, options, {})
+
+    repeat(draw, None if once or not sys.stdout.isatty() else interval)

@@ -8,34 +8,26 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import ssl
 import stat
-import threading
 import time
 import urllib.parse
 import zlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from railscope import RailscopeError, __version__, http_responses, timestamps, untrusted_text
-from railscope.api.newer_documents import decode_document
 
 MAX_BODY_BYTES = 64 << 20
 """Bound of a response, also decompressed; the nodes of 10,000 servers are 5 MB."""
 TIMEOUT_SECONDS = 10.0
-MAX_CONNECTIONS = 8
-"""Connections to one server at the same time: more than any view needs."""
-_MAX_KEPT = 32
-"""Documents that are kept to be reused while they are unchanged."""
-_ENTITY_TAG = re.compile(r'(?:W/)?"[!#-~]{1,200}"')
 MAX_TOKEN_BYTES = 4096
 _MAX_SHOWN = 200
 _PORTS = {"http": 80, "https": 443}
@@ -77,37 +69,14 @@ class ServerAddress:
         return "agent" if self.is_agent else "collector"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Body of a response, and the time at which the server sent it."""
-
-    body: bytes
-    sent_ns: int
-    """Time by the clock of the server, if it states one."""
-    tag: str = ""
-    """Entity tag; empty if the server states none."""
-    is_unchanged: bool = False
-    """True if the answer is that of the tag in the request; the body is empty."""
-
-
 @dataclass(slots=True)
 class ReadClient:
-    """Client of one server, also for several threads at the same time.
-
-    Connections are reused. A document that has an entity tag is kept, and not transferred again while it is unchanged.
-    """
+    """Client of one server, with a connection for each request."""
 
     address: ServerAddress
     _token: str = ""
     _tls: ssl.SSLContext | None = None
     _url: urllib.parse.SplitResult = field(init=False)
-    _idle: list[http.client.HTTPConnection] = field(default_factory=list)
-    _turns: threading.Semaphore = field(
-        default_factory=lambda: threading.Semaphore(MAX_CONNECTIONS)
-    )
-    _tagged_documents: OrderedDict[str, tuple[str, Any]] = field(default_factory=OrderedDict)
-    """Tags and documents by target, the last ones that were read."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         """Check the address, and read the credentials. Raises ClientError."""
@@ -116,53 +85,19 @@ class ReadClient:
         self._token = read_token(self.address.token_file) if self.address.token_file else ""
         self._tls = _tls_context(self.address)
 
-    def get(self, path: str, query: Sequence[tuple[str, str]] = (), tag: str = "") -> Answer:
-        """Read a path; `tag` is that of an answer that is kept. Raises ClientError."""
-        target, connection = self._target(path, query), None
-        with self._turns:
-            while connection is None:
-                connection = self._idle.pop() if self._idle else self._connect()
-                is_reused = connection.sock is not None
-                try:
-                    response, body = self._exchange(connection, target, tag)
-                except (OSError, http.client.HTTPException) as error:
-                    connection.close()
-                    is_closed = isinstance(error, ConnectionError | http.client.BadStatusLine)
-                    if not (is_reused and is_closed):
-                        raise self._failure(path, error) from error
-                    connection = (
-                        None  # the server may have closed an idle connection just before its use
-                    )
-            self._idle.append(connection)
-        if response.status == HTTPStatus.NOT_MODIFIED and tag:
-            return Answer(b"", _sent_ns(response.headers.get("Date", "")), tag, is_unchanged=True)
-        if response.status != HTTPStatus.OK:
-            raise self._rejection(path, response.status, body)
-        stated = response.headers.get("ETag", "")
-        found = stated if _ENTITY_TAG.fullmatch(stated) else ""
-        return Answer(body, _sent_ns(response.headers.get("Date", "")), found)
-
     def get_as(
         self, shape: type[_Answer], path: str, query: Sequence[tuple[str, str]] = ()
     ) -> tuple[_Answer, int]:
         """Read JSON of a type, and the time at which the server sent it. Raises ClientError."""
-        target = self._target(path, query)
-        tag, content = self._tagged_documents.get(target, ("", None))
-        answer = self.get(path, query, tag)
-        if not answer.is_unchanged:
-            content = self.decode(shape, path, answer.body)
-        if answer.tag:
-            with self._lock:
-                self._tagged_documents[target] = answer.tag, content
-                self._tagged_documents.move_to_end(target)
-                if len(self._tagged_documents) > _MAX_KEPT:
-                    self._tagged_documents.popitem(last=False)
-        return content, answer.sent_ns
-
-    def decode(self, shape: type[_Answer], path: str, body: bytes) -> _Answer:
-        """Decode JSON as a type. Raises ClientError."""
         try:
-            return decode_document(body, shape)
+            with closing(self._connect()) as connection:
+                response, body = self._exchange(connection, self._target(path, query))
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(path, error) from error
+        if response.status != HTTPStatus.OK:
+            raise self._rejection(path, response.status, body)
+        try:
+            return msgspec.json.decode(body, type=shape), _sent_ns(response.headers.get("Date", ""))
         except untrusted_text.DECODING_ERRORS as error:
             message = (
                 f"reading {self.address.url}{path} failed: invalid JSON: {_shown(str(error))}: expected the"
@@ -170,22 +105,16 @@ class ReadClient:
             )
             raise ClientError(message) from error
 
-    def close(self) -> None:
-        """Close the connections that are not in use; the next request opens another one."""
-        while self._idle:
-            self._idle.pop().close()
-
     def _target(self, path: str, query: Sequence[tuple[str, str]]) -> str:
         target = self._url.path.rstrip("/") + path
         return f"{target}?{urllib.parse.urlencode(query)}" if query else target
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, target: str, tag: str
+        self, connection: http.client.HTTPConnection, target: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """Return a response and its body. Raises OSError, HTTPException."""
         http_responses.bound_responses(connection, MAX_BODY_BYTES, self.address.timeout_seconds)
         headers = {"Accept": "application/json, text/plain", "Accept-Encoding": "gzip"}
-        headers |= {"If-None-Match": tag} if tag else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         connection.request("GET", target, headers=headers)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from railscope.client import contexts, tables
-from railscope.client.command_options import (
-    FILE_OPTIONS,
-    SERVER_OPTIONS,
-    ClientCommand,
-    add_options,
-    json_option,
-    terminal_width,
-)
+from railscope.client import contexts
+from railscope.client.columns import columns
+from railscope.client.commands import ClientCommand, json_option, server_options, table_text
 from railscope.client.connection import ClientError
+
+_COLUMNS = columns("""
+    USED        used        text
+    NAME        name        name
+    SERVER      server      text
+    TOKEN_FILE  token_file  text
+""")
 
 
 @click.group()
@@ -35,10 +35,7 @@ def show(*, as_json: bool) -> None:
     """List the contexts; `*` marks the one in use."""
     path = contexts.default_path()
     found = contexts.read_contexts(path)
-    columns = tuple(
-        tables.TableColumn(key, key.upper()) for key in ("used", "name", "server", "token_file")
-    )
-    rows: Sequence[tables.Row] = [
+    rows = [
         {
             "used": "*" if name == found.current else None,
             "name": name,
@@ -50,14 +47,12 @@ def show(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"file": str(path), "contexts": rows}, indent=1))
         return
-    click.echo(
-        f"{path}\n{tables.ClientTable('contexts', columns, rows).as_text(terminal_width(), wide=True)}"
-    )
+    click.echo(f"{path}\n{table_text(_COLUMNS, rows, wide=True)}")
 
 
 @context.command(name="set", cls=ClientCommand)
 @click.argument("name")
-@add_options(*SERVER_OPTIONS, *FILE_OPTIONS)
+@server_options
 def set_context(name: str, **options: Any) -> None:
     """Store the context NAME, and use it if it is the first server."""
     path = contexts.default_path()

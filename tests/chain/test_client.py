@@ -73,7 +73,7 @@ async def test_an_operator_reads_a_cluster_and_a_node(site: ProgramDirectory) ->
     code, output = await command("gpus", "--rail", "1", "--collector", site.url)
     assert (code, len(output.splitlines())) == (0, 3)
 
-    code, output = await command("top", "--json", "--collector", site.url)
+    code, output = await command("nodes", "--json", "--collector", site.url)
     assert (code, len(json.loads(output)["nodes"])) == (0, 2)
 
     match = first.find(r"agent_started .*address=(\S+:\d+)")

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from msgspec import inspect
-
-from railscope import api
 from railscope.api.newer_documents import MAX_NAME_LENGTH, decode_document
 from railscope.client.cluster_reading import ClusterReading
 from railscope.client.cluster_tables import incident_row, node_table
+
+from railscope import api
 
 MODULES = ("", ".audit", ".billing", ".inventory", ".switches", ".tenants")
 RESOURCES = sorted(

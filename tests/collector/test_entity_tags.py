@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 from makers import FrameSender, gpu_schema
+from railscope.client.cluster_reading import DOCUMENTS, READY, ClusterReader, gpus_request
 from running_collector import RunningCollector, run_collector, settings_in
 
-from railscope.client.cluster_reading import DOCUMENTS, READY, ClusterReader, gpus_request
 from railscope.client.connection import MAX_CONNECTIONS, ReadClient, ServerAddress
 from railscope.service import run_in_thread
 from railscope_collector.access.credentials import digest_token

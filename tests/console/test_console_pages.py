@@ -20,14 +20,11 @@ import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
 
-from railscope import api as api_documents
 from railscope.catalog import EVENTS, agent, collector as catalog, derived_metric, entities, rollups
 from railscope.catalog.declare import Metric
 from railscope.catalog.event_titles import title_of
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.client.cluster_reading import ClusterReading
-from railscope.client.cluster_tables import job_table
 from railscope.frame import Entity, Schema
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
@@ -387,9 +384,7 @@ async def test_console_api_and_terminal_have_the_same_states_of_jobs(
         api.jobs_api.row(running, job, replace(api, views=lambda: views).jobs_api.states(ANYONE))
         for job in jobs
     ]
-    document = msgspec.json.encode({"timestamp_ns": NOW_NS, "rows": rows})
-    answer = msgspec.json.decode(document, type=api_documents.JobList)
-    terminal = job_table(ClusterReading(NOW_NS, {"jobs": answer}, {})).rows
+    terminal = msgspec.to_builtins(rows)
     for reader in (ANYONE, own):
         _, model = await page_of(site, "jobs", reader)
         shown = {row.workload: (row.state, row.reason) for row in model.rows}

@@ -83,7 +83,9 @@ class _Server:
 
     def __init__(self, kind: str) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        paths = os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, *_MODULES[kind]],

@@ -132,6 +132,7 @@ class MetricsEndpoint:
         self._statuses = statuses
         self._now_ns = now_ns
         self.token = token
+        self._api: Callable[..., bytes] | None = None
         self._dcgm: Callable[[Iterable[Frame], TextFormat], str] | None = None
 
     def respond(self, request: HttpServerRequest) -> HttpServerResponse:
@@ -150,6 +151,8 @@ class MetricsEndpoint:
             "/metrics/dcgm": self._dcgm_metrics,
             "/-/healthy": lambda _: HttpServerResponse.text("healthy"),
             "/-/ready": self._ready,
+            "/api/v1/gpus": self._document,
+            "/api/v1/status": self._document,
         }
         answer = answers.get(request.path)
         if answer is None:
@@ -195,6 +198,15 @@ class MetricsEndpoint:
 
             self._dcgm = DcgmExposition(self._node).render
         return self._dcgm(self.fresh_frames(), text_format)
+
+    def _document(self, request: HttpServerRequest) -> HttpServerResponse:
+        """Return a document of the API, for `railscope ... --agent`."""
+        if self._api is None:
+            from railscope_agent.endpoint.node_api import NodeApi  # noqa: PLC0415 - rarely needed
+
+            self._api = NodeApi(self._node).document
+        body = self._api(request.path, self.fresh_frames(), self._statuses(), self._now_ns())
+        return HttpServerResponse(body, "application/json")
 
     def forget(self) -> None:
         """Drop cached exposition state; the next scrape builds it again."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from railscope import __version__, api
-from railscope.api import audit, billing, inventory, switches, tenants
+from railscope.api import audit, billing, inventory, status, switches, tenants
 from railscope_collector.billing import statement_rows
 from railscope_collector.console import (
     audit_pages,
@@ -59,6 +59,7 @@ def _one(*names: str) -> dict[str, Sequence[str]]:
 _MEDIA = tuple(billing_api.MEDIA.values())
 OPERATIONS: Mapping[str, Operation] = {
     "openapi": Operation(dict[str, Any]),
+    "status": Operation(status.Status),
     "cluster": Operation(api.MetricList),
     "rails": Operation(api.RailList),
     "nodes": Operation(api.NodeList, read_api.NodesQuery),

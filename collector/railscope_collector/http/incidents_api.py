@@ -47,7 +47,7 @@ class IncidentsApi:
     async def _list(self, request: web.Request, credential: Credential) -> web.Response:
         table = self.table()
         if not table.timestamp_ns:
-            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been diagnosed yet")
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, NOT_DIAGNOSED)
         selected = {}
         for name, values in FILTERS.items():
             selected[name] = set(request.query.getall(name, values))
@@ -97,6 +97,10 @@ class IncidentsApi:
             dict(counts),
         )
 
+    def list_open(self, credential: Credential) -> api.IncidentList:
+        """Return the open incidents, the most urgent one first. Blocking."""
+        return self.select(credential, lambda one: one.is_open, slice(MAX_LISTED))
+
     def progress_for(self, credential: Credential) -> api.DiagnosisProgress:
         """Return how current the incidents are; without the reason of a restart for a tenant, as it may name files."""
         progress = self.progress()
@@ -144,6 +148,7 @@ def find_visible(
     return table.find(number)
 
 
+NOT_DIAGNOSED = "nothing has been diagnosed yet"
 UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"
 
 
@@ -186,6 +191,12 @@ class JobsApi:
         rows = tuple(self.row(view, job, states) for job in jobs)
         suppressed = 0 if is_tenant else view.suppressed
         return api.JobList(view.timestamp_ns, rows, suppressed, found)
+
+    def list_of_all(self, credential: Credential) -> api.JobList:
+        """Return all jobs that a reader may see. Blocking."""
+        view = self.jobs()
+        jobs = visible_jobs(view, credential)
+        return self.list_of(view, jobs, credential, len(jobs))
 
     async def _job(self, request: web.Request, credential: Credential) -> web.Response:
         view, job = self.find(request.match_info)

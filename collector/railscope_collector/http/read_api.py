@@ -43,7 +43,7 @@ from railscope_collector.http import (
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
 from railscope_collector.http.json_compression import accepts_gzip
 from railscope_collector.http.write_probes import WriteProbe
-from railscope_collector.inventory.inventory_view import inventory_document
+from railscope_collector.inventory.inventory_view import inventory_document, missing_nodes
 from railscope_collector.metering.tiling import HELD_STATES, SlotState
 from railscope_collector.metering.units import Units, exact
 from railscope_collector.state.collector_state import CollectorState
@@ -154,6 +154,8 @@ class ViewApi:
         latest, version = self._nodes, (gpus.views.timestamp_ns, table.timestamp_ns)
         if latest[0] != version:
             rows = entity_states.node_rows(gpus.node_facts(self.core), table, version[0])
+            rows += missing_nodes(self.views().inventory_comparison, {row.node for row in rows})
+            rows.sort(key=lambda row: entity_states.STATES.index(row.state))
             latest = self._nodes = version, tuple(rows)
         return latest[1]
 
@@ -264,12 +266,13 @@ class ViewApi:
         return response
 
     async def _cluster(self, request: web.Request, _: Credential) -> web.Response:
+        version = self.views().cluster.timestamp_ns
+        return await json_responses.tagged_response(request, self.cluster_values, version)
+
+    def cluster_values(self) -> api.MetricList:
+        """Return the values of the whole cluster. Blocking."""
         view = self.views().cluster
-
-        def make() -> api.MetricList:
-            return api.MetricList(view.timestamp_ns, view.rows(), view.name)
-
-        return await json_responses.tagged_response(request, make, view.timestamp_ns)
+        return api.MetricList(view.timestamp_ns, view.rows(), view.name)
 
     def tenant_list(self, tenant: str | None, part: slice, sort: str = "") -> tenant_api.TenantList:
         """Return a part of the tenants, or one of them, those that hold most GPUs first. Blocking."""
@@ -360,18 +363,27 @@ class ViewApi:
         )
 
     async def _events(self, request: web.Request, _: Credential) -> web.Response:
-        node = request.query.get("node")
-        events = [seen_event for seen_event in self.core.events if node in (None, seen_event.node)]
-
-        def make() -> api.EventList:
-            return api.EventList(tuple(map(self.event_writer().event, events[-MAX_EVENTS:])))
-
+        make = partial(self.event_list, request.query.get("node"))
         return await json_responses.tagged_response(request, make)
+
+    def event_list(self, node: str | None = None) -> api.EventList:
+        """Return the newest events of all nodes, or of one. Blocking."""
+        events = [
+            seen_event for seen_event in [*self.core.events] if node in (None, seen_event.node)
+        ]
+        return api.EventList(tuple(map(self.event_writer().event, events[-MAX_EVENTS:])))
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
+        problem = await self.not_ready()
+        if problem:
+            return web.Response(status=503, text=f"not ready: {problem}\n")
+        return web.Response(text="ready\n")
+
+    async def not_ready(self) -> str:
+        """Return why the collector is not ready; empty if it is."""
         problem = "draining" if self.core.is_draining else ""
         problem = problem or (f"read-only: {self.read_only}" if self.read_only else "")
         problem = problem or ("" if self.views().timestamp_ns else view_refresh.NOT_COMPUTED)
@@ -379,9 +391,7 @@ class ViewApi:
         for probe in self.write_probes:
             # Last, as a probe waits for the disk: it is not made if the answer is known.
             problem = problem or await probe.problem()
-        if problem:
-            return web.Response(status=503, text=f"not ready: {problem}\n")
-        return web.Response(text="ready\n")
+        return problem
 
 
 def held_gpu_hours(states: Mapping[SlotState, Units]) -> float:

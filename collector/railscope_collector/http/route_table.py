@@ -76,6 +76,7 @@ ROUTES: Collection[Route] = (
     Route("records", "/v1/records", frozenset({access.Role.COLLECTOR})),
     Route("metrics", "/metrics", _RUNNING, TenantScope.OWN_DATA),
     Route("openapi", "/api/v1/openapi.json", _RUNNING | _BILLING, TenantScope.SAME),
+    Route("status", "/api/v1/status", _RUNNING, TenantScope.OWN_DATA),
     Route("cluster", "/api/v1/cluster", _RUNNING),
     Route("rails", "/api/v1/rails", _RUNNING),
     Route("nodes", "/api/v1/nodes", _RUNNING),

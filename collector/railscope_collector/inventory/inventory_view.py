@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
+from railscope import api as resources
 from railscope.api import inventory as api
 from railscope.catalog import collector as catalog, declare
 from railscope.device_names import Names
@@ -75,6 +76,18 @@ def inventory_document(found: InventoryComparison, names_of: NamesOf) -> api.Inv
             for each in found.retired
         ),
     )
+
+
+NEVER_REPORTED = "in the inventory, but never reported"
+
+
+def missing_nodes(found: InventoryComparison, known: Collection[str]) -> list[resources.Node]:
+    """Return the rows of the nodes of the inventory that never reported."""
+    return [
+        resources.Node(each.node, state="unknown", reason=NEVER_REPORTED, reporting=0.0)
+        for each in found.comparisons or ()
+        if each.state is NodeInventoryState.MISSING and each.node not in known
+    ]
 
 
 def _expected_node(comparison: NodeComparison, names_of: NamesOf) -> api.ExpectedNode:

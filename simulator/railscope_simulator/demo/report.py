@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from rich.cells import set_cell_size
 
-from railscope.client import tables
 from railscope.standard_output import OutputError, check_output
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.demo import link_ends
@@ -236,7 +236,7 @@ class DemoScreen:
             lines = status_lines(views, links.rows(), notes)
             lines = lines[: max(size.lines - _LINES_OF_EVENTS, 3)]
             # A line that wraps would be more lines than are replaced.
-            self.print("\n".join(tables.cut(line, size.columns - 1) for line in lines))
+            self.print("\n".join(set_cell_size(line, size.columns - 1).rstrip() for line in lines))
             self._drawn = len(lines)
 
     def _incident_changes(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:

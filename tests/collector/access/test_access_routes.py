@@ -30,6 +30,7 @@ NO_COLLECTOR = "node operator finance auditor tenant"
 ALL = NO_COLLECTOR + " collector"
 EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/metrics"): ("operator auditor tenant", 200),
+    ("GET", "/api/v1/status"): ("operator auditor tenant", 200),
     ("GET", "/api/v1/cluster"): ("operator auditor", 200),
     ("GET", "/api/v1/rails"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes"): ("operator auditor", 200),

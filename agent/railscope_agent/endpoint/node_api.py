@@ -1,0 +1,186 @@
+"""The node as the API of a collector shows it: the list of GPUs with their NICs, and the status. For `railscope ... --agent`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from railscope import api, figures
+from railscope.api.status import Status, StatusReason, use_counts, worst
+from railscope.catalog import METRICS
+from railscope.catalog.collector import NODE_STATES
+from railscope.catalog.gpu_health import reason_text
+from railscope.frame import Frame
+from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
+from railscope_agent.sampling.status import SourceState
+
+MAX_AGE_SECONDS = 60.0
+"""Age from which verdicts are stale."""
+_GPU_VALUES = {
+    name: METRICS[f"railscope_gpu_{name}"]
+    for name in (
+        "utilization_ratio",
+        "power_watts",
+        "temperature_celsius",
+        "memory_used_bytes",
+        "memory_size_bytes",
+    )
+}
+_LINK_UP, _PORT_UP = METRICS["railscope_network_link_up"], METRICS["railscope_rdma_port_up"]
+_RECEIVED, _SENT = (
+    METRICS["railscope_nic_receive_bytes_total"],
+    METRICS["railscope_nic_transmit_bytes_total"],
+)
+_HEALTH, _REASON = METRICS["railscope_gpu_health"], METRICS["railscope_gpu_health_reason_active"]
+_CLAIMED, _UNCLAIMED = (
+    METRICS["railscope_gpu_claimed_ratio"],
+    METRICS["railscope_gpu_unclaimed_processes"],
+)
+_SHOWN = frozenset(
+    {
+        *_GPU_VALUES.values(),
+        _LINK_UP,
+        _PORT_UP,
+        _RECEIVED,
+        _SENT,
+        _HEALTH,
+        _REASON,
+        _CLAIMED,
+        _UNCLAIMED,
+    }
+)
+
+
+class NodeApi:
+    """Makes the documents from the latest frames. Rates are those since the reading before."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._counted: dict[Any, tuple[int, float]] = {}
+        self._rates: dict[Any, float] = {}
+
+    def document(
+        self, path: str, frames: Sequence[Frame], statuses: Iterable[SourceState], now_ns: int
+    ) -> bytes:
+        """Return the document at a path, as JSON."""
+        gpus = self._gpus(frames)
+        if path.endswith("/gpus"):
+            wall_ns = max((frame.timestamp.wall_ns for frame in frames), default=0)
+            return msgspec.json.encode(api.GpuList(wall_ns, tuple(gpus), len(gpus)))
+        return msgspec.json.encode(_status(gpus, list(statuses), now_ns))
+
+    def _gpus(self, frames: Sequence[Frame]) -> list[api.Gpu]:
+        """Return the GPUs with the NICs on their rails, worst first."""
+        values: dict[Any, float] = {}
+        facts: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)
+        reasons = defaultdict[str, list[str]](list)
+        for frame in frames:
+            for metric, entity, reading in frame.readings():
+                if metric not in _SHOWN:
+                    continue
+                if metric.about is entity.kind and entity.facts:
+                    facts[entity.kind.name][entity.key[0]] = entity.facts
+                if metric is _REASON and reading == 1:
+                    reasons[entity.key[0]].append(entity.key[1])
+                elif not isinstance(reading, Absent):
+                    values[metric, entity.key[0]] = float(reading * metric.scale)
+                    if metric in {_RECEIVED, _SENT}:
+                        self._count(
+                            (metric, entity.key[0]), frame.timestamp.boot_ns, float(reading)
+                        )
+        nics = {
+            each["rail"]: name for name, each in reversed(facts["nic"].items()) if each.get("rail")
+        }
+        known = {
+            uuid: None for metric, uuid in values if metric in {_HEALTH, *_GPU_VALUES.values()}
+        }
+        gpus = [self._gpu(uuid, facts, values, reasons[uuid], nics) for uuid in known]
+        return sorted(
+            gpus, key=lambda gpu: (NODE_STATES.index(gpu.state), len(gpu.index), gpu.index)
+        )
+
+    def _gpu(
+        self, uuid: str, facts: Any, values: Any, reasons: list[str], nics: dict[str, str]
+    ) -> api.Gpu:
+        of_gpu = facts["gpu"].get(uuid, {})
+        rail = of_gpu.get("rail", "")
+        nic = nics.get(rail, "")
+        link_up = values.get(
+            (_LINK_UP, nic), values.get((_PORT_UP, facts["nic"].get(nic, {}).get("rdma_device")))
+        )
+        unclaimed, claimed = values.get((_UNCLAIMED, uuid)), values.get((_CLAIMED, uuid))
+        health = _HEALTH.states.get(int(values.get((_HEALTH, uuid), 0)), "unknown")
+        return api.Gpu(
+            uuid,
+            of_gpu.get("index", ""),
+            of_gpu.get("pci_address", ""),
+            int(rail) if rail.isdecimal() else None,
+            self._node,
+            health,
+            (nic,) if nic else (),
+            health,
+            tuple(reasons),
+            link_up=None if link_up is None else bool(link_up),
+            unclaimed_processes=None if unclaimed is None else round(unclaimed),
+            holders=(api.Holder("", "", "", claimed),) if claimed else (),
+            receive_bytes_per_second=self._rates.get((_RECEIVED, nic)),
+            transmit_bytes_per_second=self._rates.get((_SENT, nic)),
+            **{name: values.get((metric, uuid)) for name, metric in _GPU_VALUES.items()},
+        )
+
+    def _count(self, key: Any, boot_ns: int, count: float) -> None:
+        """Compute the rate of a counter from two frames."""
+        before_ns, before = self._counted.get(key, (boot_ns, count))
+        if boot_ns > before_ns and count >= before:
+            self._rates[key] = (count - before) / ((boot_ns - before_ns) / SECOND_NS)
+        self._counted[key] = boot_ns, count
+
+
+def _status(gpus: Sequence[api.Gpu], statuses: Sequence[SourceState], now_ns: int) -> Status:
+    """Return the status of the node, by the verdicts on its GPUs."""
+    frames = {each.source.name: each.frame for each in statuses if each.frame}
+    ages = [
+        (now_ns - frames[name].timestamp.boot_ns) / SECOND_NS
+        for name in ("gpu", "gpu_verdict")
+        if name in frames
+    ]
+    age = max(ages, default=None)
+    reasons = tuple(_reasons(gpus, statuses, age))
+    states = Counter(gpu.state for gpu in gpus)
+    counts: dict[str, float] = {"total": len(gpus)}
+    counts |= {state: states[state] for state in reversed(NODE_STATES)}
+    if any(gpu.unclaimed_processes is not None for gpu in gpus):
+        claimed = sum(gpu.holders[0].held_ratio for gpu in gpus if gpu.holders)
+        counts |= use_counts(len(gpus), claimed, sum(bool(gpu.unclaimed_processes) for gpu in gpus))
+    absent = {} if ages else {"age_seconds": "the GPUs have not been read"}
+    return Status(
+        status=worst(each.status for each in reasons),
+        reasons=reasons,
+        age_seconds=age,
+        gpus=counts,
+        absent=absent,
+    )
+
+
+def _reasons(
+    gpus: Sequence[api.Gpu], statuses: Sequence[SourceState], age: float | None
+) -> Iterator[StatusReason]:
+    if not gpus:
+        yield StatusReason("unknown", "the agent reports no GPU")
+    for gpu in gpus:
+        if gpu.state != "healthy":
+            text = ", ".join(map(reason_text, gpu.reasons)) or "no reason is reported"
+            yield StatusReason(gpu.state, f"GPU {gpu.index or gpu.gpu}: {text}")
+        if gpu.link_up is False:
+            yield StatusReason(
+                "degraded", f"rail {gpu.rail}: the link of {', '.join(gpu.nics)} is down"
+            )
+    for each in statuses:
+        if each.state_name == "failed":
+            yield StatusReason("degraded", f"source {each.source.name} cannot be read")
+    if age is not None and age > MAX_AGE_SECONDS:
+        yield StatusReason("unknown", f"stale: read {figures.duration(round(age, 1))} ago")
