@@ -154,7 +154,7 @@ def _from_environment(
         if name.startswith(prefix):
             suffix = name.removeprefix(prefix)
             if suffix not in key_by_variable:
-                message = f"unknown environment variable {name}{_nearest(suffix, key_by_variable, renamed)}"
+                message = f"unknown environment variable {name}{_nearest(suffix, key_by_variable, renamed, prefix)}"
                 raise SettingsError(message)
             values[name] = _nest({key_by_variable[suffix]: value}, ".")
     return values
@@ -260,15 +260,16 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
-def _nearest(name: str, names: Mapping[str, Any], renamed: Mapping[str, str]) -> str:
+def _nearest(
+    name: str, names: Mapping[str, Any], renamed: Mapping[str, str], prefix: str = ""
+) -> str:
     import difflib  # noqa: PLC0415 - only for a mistake
 
     if name in renamed:
         return f": renamed to {renamed[name]}"
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return (
-        f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(names))}"
-    )
+    if near := difflib.get_close_matches(name, list(names), n=1):
+        return f"; did you mean {prefix + near[0]!r}?"
+    return f": expected one of {', '.join(prefix + each for each in sorted(names))}"
 
 
 # Documentation ---------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ class PublicKey:
     @classmethod
     def parse(cls, text: str, kind: bytes = ED25519) -> PublicKey:
         """Parse a key of this type. Raises NoteError."""
+        if text.strip().startswith(_SECRET):
+            message = "invalid public key: this is a secret key; fix: give the public key, and replace the secret one if others read it"
+            raise NoteError(message)
         name, key_id, raw = _key_parts(text.strip(), "public key", kind)
         key = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
         if key.key_id != key_id:

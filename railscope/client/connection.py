@@ -210,7 +210,8 @@ def read_token(file: str) -> str:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             token = opened.read(MAX_TOKEN_BYTES + 1).strip().decode("ascii", "replace")
     except OSError as error:
-        message = f"cannot read --token-file {file}: {error.strerror}"
+        fix = "name the file with the token that the operator of the collector made with `railscope collector token`"
+        message = f"cannot read --token-file {file}: {error.strerror}; fix: {fix}"
         raise ClientError(message) from error
     if mode & stat.S_IROTH:
         message = (

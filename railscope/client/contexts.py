@@ -136,7 +136,7 @@ def choose_address(options: Mapping[str, Any], path: Path) -> ServerAddress:
     contexts = read_contexts(path)
     name = options.get("context") or contexts.current
     if not name and files["token_file"]:
-        message = "no collector is named for --token-file: expected --collector URL, --agent URL or a context; fix: add --collector URL"
+        message = "no collector is named for --token-file, and a token is sent only to a server that is named: expected --collector URL, --agent URL or a context; fix: add --collector URL"
         raise ClientError(
             message
         )  # any user of this host can listen at the ports of local collectors

@@ -109,7 +109,8 @@ def _check_header(names: list[str]) -> list[str]:
         if column == "JobIDRaw" and not count:
             column, count = "JobID", names.count("JobID")  # noqa: PLW2901 - accepted as a replacement
         if not count:
-            raise AccountingError(1, column, "missing in the header")
+            reason = f"missing in the header: expected the columns {','.join(COLUMNS)}"
+            raise AccountingError(1, column, reason)
         if count > 1:
             raise AccountingError(1, column, "duplicate in the header")
     return names

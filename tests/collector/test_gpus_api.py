@@ -269,18 +269,24 @@ async def test_the_list_over_http_has_a_tag_and_rejects_an_invalid_query(tmp_pat
         own = msgspec.json.decode((await answer(running, "/api/v1/gpus", "board"))[1])
         assert [each["gpu"] for each in own["rows"]] == ["GPU-n1-0"]
         assert (await answer(running, "/api/v1/gpus?tenant=speech", "board"))[0] == 403
-        for query in (
-            "limit=0",
-            "limit=1001",
-            "limit=x",
-            "offset=-1",
-            "state=bad",
-            "rial=1",
-            "node=" + 101 * "x",
+        for query, expected in (
+            ("limit=0", "invalid limit '0': expected a number from 1 to 1000"),
+            ("limit=x", "invalid limit 'x': expected a number from 1 to 1000"),
+            ("offset=-1", "invalid offset '-1': expected a number from 0 to 10000000"),
+            ("rail=abc", "invalid rail 'abc': expected a number from 0 to 1000000"),
+            (
+                "state=bad",
+                "invalid state 'bad': expected one of degraded, failed, healthy, unknown",
+            ),
+            (
+                "rial=1",
+                "unknown parameter 'rial': expected one of limit, offset, state, use, sort, rail, ",
+            ),
+            ("node=" + 101 * "x", f"invalid node '{40 * 'x'}': expected at most 100 characters"),
         ):
             status, text, _ = await answer(running, f"/api/v1/gpus?{query}")
             assert status == 400
-            assert "invalid query" in text
+            assert expected in msgspec.json.decode(text)["error"]
         async with asyncio.timeout(60):
             while True:  # until both requests are between the same two refreshes of the views
                 tag = (await answer(running, "/api/v1/gpus"))[2]

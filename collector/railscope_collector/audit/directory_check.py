@@ -41,6 +41,7 @@ _TOP_FILES = frozenset(
         "checkpoint",
     }
 )
+_DIRECTORIES = ("journal", "tile")
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
 
 
@@ -53,6 +54,16 @@ class HousekeepingState:
     witnesses: dict[str, cosignatures.CosignedCheckpoint]
     files: list[journal.JournalFile]
     checkpoint: log_checkpoint.Checkpoint
+
+
+def absence_of_log(directory: Path) -> str:
+    """Return the problem of a directory that has no file of an audit log; empty if it has one."""
+    if any(os.path.lexists(directory / name) for name in (*_TOP_FILES, *_DIRECTORIES)):
+        return ""
+    return (
+        f"no audit log in {directory}: expected a checkpoint, a journal or tiles;"
+        " fix: name the directory audit below the collector's state directory"
+    )
 
 
 def check_file_kinds(directory: Path) -> None:

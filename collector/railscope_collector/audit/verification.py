@@ -74,6 +74,10 @@ def _verify(
     anchors: Iterable[str],
     archive: archive_stores.ArchiveReader | None,
 ) -> VerifiedLog:
+    if problem := directory_check.absence_of_log(directory):
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.TAIL_MISSING, problem
+        )
     directory_check.check_file_kinds(directory)
     housekeeping, damage = _read_housekeeping(directory, key)
     checkpoint = housekeeping.checkpoint if housekeeping else _read_own_checkpoint(directory, key)

@@ -39,6 +39,11 @@ _Table = TypeVar("_Table", bound=msgspec.Struct)
 _HEAD = re.compile(r"\s*\[\[\s*price\s*\]\]")
 _ABOUT = re.compile(r"(.*) - at `\$\.(\w+)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_EXAMPLES = {
+    "version": "expected version = 1, or the next number",
+    "published": "expected a time with an offset, such as published = 2026-06-20T09:00:00Z",
+    "currency": 'expected currency = "EUR", or another one',
+}
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`", re.DOTALL)
 
 
@@ -117,7 +122,7 @@ def _convert(document: dict[str, Any], kind: type[_Table], location: _Location) 
             problem, key = match[1][:1].lower() + match[1][1:], match[2]
             problem = f"{key} {format_json_value(document.get(key))}: {problem}"
         elif match := _MISSING.fullmatch(problem):
-            problem = f"missing {match[1]}"
+            problem = ": ".join(filter(None, (f"missing {match[1]}", _EXAMPLES.get(match[1]))))
         elif match := _UNKNOWN.fullmatch(problem):
             key = match[1]
             problem = (

@@ -29,7 +29,14 @@ from railscope.audit.record import (
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector import archive_stores
-from railscope_collector.audit import cosigners, journal, log_secrets, verification, verify_outcome
+from railscope_collector.audit import (
+    cosigners,
+    directory_check,
+    journal,
+    log_secrets,
+    verification,
+    verify_outcome,
+)
 from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
 from railscope_collector.audit.tiles import AlteredEntriesError, TileError, Tiles
 from railscope_collector.config import ArchiveSettings, CollectorSettings
@@ -76,6 +83,8 @@ def _claimed_size(directory: Path) -> int:
 
 def read_extent(directory: Path) -> tuple[int, list[bytes]]:
     """The number of signed records, and the unsigned records."""
+    if problem := directory_check.absence_of_log(directory):
+        raise click.ClickException(problem)
     with convert_errors((journal.JournalError, OSError), click.ClickException):
         # Before the checkpoint: records in the journal now can only be signed later.
         files = journal.read_journal(directory / "journal")
@@ -111,11 +120,15 @@ def decode_shown_record(raw: bytes) -> AuditRecord:
         raise click.ClickException(message) from error
 
 
-def is_selected(raw: bytes, kind: str | None, node: str | None) -> bool:
+def is_of_kind(record_type: str, kind: str) -> bool:
+    """True if a type is this one, or of this family."""
+    return record_type == kind or record_type.startswith(f"{kind}.")
+
+
+def is_selected(record: AuditRecord, kind: str | None, node: str | None) -> bool:
     """True if a record is of a type or family, and about a node."""
-    record = decode_shown_record(raw)
-    of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
-    return of_kind and (node is None or record.obj.node == node)
+    is_about_node = node is None or record.obj.node == node
+    return is_about_node and (kind is None or is_of_kind(record.type, kind))
 
 
 def format_record(raw: bytes, *, as_json: bool) -> str:
@@ -338,11 +351,20 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     signatures. The log does not contain names of persons: --person finds the records of a given name.
     """
     commitment = _find_commitment(salts, person) if person else None
+    types = set[str]()
     for raw in read_records(directory, *read_extent(directory), first, archive):
-        if commitment and commitment not in decode_shown_record(raw).pii.values():
+        record = decode_shown_record(raw)
+        types.add(record.type)
+        if commitment and commitment not in record.pii.values():
             continue
-        if is_selected(raw, kind, node):
+        if is_selected(record, kind, node):
             _print_record(raw, as_json=as_json, wide=wide)
+    if kind and not any(is_of_kind(each, kind) for each in types):
+        expected = ", ".join(sorted(types)) or "none: there are no records"
+        message = (
+            f"no record of type {kind!r}: expected a type or family of these records: {expected}"
+        )
+        raise click.ClickException(message)
 
 
 def _print_record(raw: bytes, *, as_json: bool, wide: bool) -> None:

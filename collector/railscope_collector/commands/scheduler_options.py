@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import click
 
@@ -98,7 +99,9 @@ def find_time_zone(name: str | None) -> ZoneInfo | None:
     try:
         return ZoneInfo(name) if name else None
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"unknown time zone {name!r}: expected one that is installed on this machine"
+        near = difflib.get_close_matches(str(name), available_timezones(), n=1)
+        expected = near[0] if near else "a name of the IANA database, such as Europe/Berlin"
+        message = f"unknown time zone {name!r}: expected one of this machine: {expected}"
         raise click.BadParameter(message, param_hint="--timezone") from error
 
 

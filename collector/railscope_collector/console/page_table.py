@@ -21,7 +21,7 @@ from railscope.settings import SettingsError
 from railscope.timestamps import MILLISECOND_NS
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.console import PageProblemError, curves
-from railscope_collector.http import gpus_api, read_api
+from railscope_collector.http import gpus_api, list_query, read_api
 from railscope_collector.http.list_query import PartQuery, SearchText
 from railscope_collector.http.route_table import ROUTES, Route, TenantScope
 
@@ -311,7 +311,7 @@ class PageRequest:
 
     def link(self, **changed: object) -> str:
         """Return the path of this page with some values of its query changed, from the first row on."""
-        fields = _QUERY_FIELDS[type(self.query)].values()
+        fields = msgspec.structs.fields(self.query)
         kept = {
             each.encode_name: getattr(self.query, each.name)
             for each in fields
@@ -403,37 +403,18 @@ def in_thread(make: Callable[[PageRequest], msgspec.Struct | PageContent]) -> Pa
 
 
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
-_QUERY_FIELDS = {
-    page.query: {each.encode_name: each for each in msgspec.structs.fields(page.query)}
-    for page in PAGES
-}
 
 
 def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
     """Parse the query of a page; unknown names are ignored. Raises PageProblemError."""
-    fields = _QUERY_FIELDS[page.query]
-    values_by_name = {name: values[name] for name in fields if name in values}
-    for name, text in values_by_name.items():
-        try:
-            msgspec.convert(text, fields[name].type, strict=False)
-        except msgspec.ValidationError as error:
-            quoted, expected = f"{name} {text[:40]!r}", _expectation(fields[name].type, error)
-            message = f"invalid {quoted}: expected {expected}"
-            raise PageProblemError(HTTPStatus.BAD_REQUEST, message) from None
-    query = msgspec.convert(values_by_name, page.query, strict=False)
+    known = {each.encode_name for each in msgspec.structs.fields(page.query)}
+    try:
+        named = {name: text for name, text in values.items() if name in known}
+        query = list_query.parse_query(page.query, named)
+    except list_query.QueryError as error:
+        raise PageProblemError(HTTPStatus.BAD_REQUEST, str(error)) from None
     limit = getattr(query, "limit", None)
     return query if limit is None else msgspec.structs.replace(query, limit=min(limit, PAGE_ROWS))
-
-
-def _expectation(kind: object, error: msgspec.ValidationError) -> str:
-    match msgspec.inspect.type_info(kind):
-        case msgspec.inspect.LiteralType(values=values):
-            return f"one of {', '.join(map(str, filter(None, values)))}"
-        case msgspec.inspect.IntType(ge=low, le=high):
-            return f"a number from {low} to {high}"
-        case msgspec.inspect.StrType(max_length=length):
-            return f"at most {length} characters"
-    return str(error)
 
 
 def page_path(name: str, /, *parts: str, **query: object) -> str:

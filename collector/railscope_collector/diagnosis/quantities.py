@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import MappingProxyType
+
+from railscope.catalog import METRICS
 
 
 class DeviceKind(StrEnum):
@@ -249,6 +252,11 @@ class Limit:
     def __post_init__(self) -> None:
         if self.quantity.device not in {DeviceKind.NIC, DeviceKind.GPU}:
             message = f"limit of {self.quantity.name}: {self.quantity.device}: expected nic or gpu"
+            raise ValueError(message)
+        if self.quantity.metric not in METRICS:
+            near = get_close_matches(self.quantity.metric, METRICS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            message = f"limit of {self.quantity.name}: unknown metric {self.quantity.metric}: expected one of railscope/catalog{hint}"
             raise ValueError(message)
 
 

@@ -29,7 +29,12 @@ from railscope_collector.workloads.job_view import RunningJobs
 
 MAX_LISTED = 200
 """Incidents of one response, newest first."""
-FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
+_ALL = "all"
+FILTERS = {
+    "state": ("open", "closed", _ALL),
+    "class": (*CLASSES, _ALL),
+    "severity": (*Severity, _ALL),
+}
 """Values of the query; without any, all."""
 
 
@@ -50,7 +55,7 @@ class IncidentsApi:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, NOT_DIAGNOSED)
         selected = {}
         for name, values in FILTERS.items():
-            selected[name] = set(request.query.getall(name, values))
+            selected[name] = set(request.query.getall(name, [_ALL]))
             for unknown in sorted(selected[name] - set(values)):
                 text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
                 return json_error(HTTPStatus.BAD_REQUEST, text)
@@ -59,7 +64,8 @@ class IncidentsApi:
             document = incident.document
             of_incident = incident.state, document.incident_class, document.severity
             return all(
-                each in chosen for each, chosen in zip(of_incident, selected.values(), strict=True)
+                each in chosen or _ALL in chosen
+                for each, chosen in zip(of_incident, selected.values(), strict=True)
             )
 
         progress = self.progress_for(credential)

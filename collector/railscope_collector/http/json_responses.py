@@ -6,15 +6,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from railscope import service
+from railscope_collector.http import list_query
 
 _TAG_DIGITS = 20
-QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 
 
 def json_response(
@@ -57,15 +56,15 @@ async def tagged_response(
 
 async def selected_response(
     request: web.Request,
-    kind: type[QueryT],
-    select: Callable[[QueryT], msgspec.Struct],
+    kind: type[list_query.QueryT],
+    select: Callable[[list_query.QueryT], msgspec.Struct],
     *version: object,
 ) -> web.Response:
     """Return the document that a query selects, as `tagged_response`; status 400 for an invalid query."""
     try:
-        query = msgspec.convert(dict(request.query), kind, strict=False)
-    except msgspec.ValidationError as error:
-        return json_error(HTTPStatus.BAD_REQUEST, f"invalid query: {str(error)[:200]}")
+        query = list_query.parse_query(kind, request.query)
+    except list_query.QueryError as error:
+        return json_error(HTTPStatus.BAD_REQUEST, str(error))
     return await tagged_response(request, partial(select, query), *version, query)
 
 

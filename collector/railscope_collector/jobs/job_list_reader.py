@@ -161,7 +161,8 @@ def read_alibaba(
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
         if missing:
-            raise bad_lines.JobListError(1, missing[0], "missing in the header")
+            reason = f"missing in the header: expected the columns {','.join(ALIBABA_COLUMNS)}"
+            raise bad_lines.JobListError(1, missing[0], reason)
         for row in reader:
             with builder.line(reader.line_num):
                 builder.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))

@@ -241,8 +241,11 @@ class Database:
 
     def _advice(self, error: DBAPIError) -> str:
         # The primary code: the extended codes of one reason share their lowest byte (sqlite.org/rescode.html).
-        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_BUSY:
             return "run it again when the program that is writing the ledger has finished"
+        if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+            return "name the file of a ledger, or restore this one from a backup"
         if self._url.get_backend_name() == "sqlite":
             return "check that its directory exists, has space, and is writable by this user"
         return "check that the server runs, and that this user may connect and create tables"
