@@ -530,3 +530,7 @@ def test_what_the_page_adds_passes_all_checks_and_its_own_tests(followed: Path):
     within(followed, *pytest_command, "-k", changed, *tests)
     limits = ("-k", "memory_temperature", "tests/collector/diagnosis/test_limits.py")
     assert "1 passed" in within(followed, *pytest_command, *limits)
+    # The modules of `make quick` that judge declarations, which are what the page adds.
+    of_tree = sorted(path.relative_to(followed) for path in followed.glob("tests/test_*.py"))
+    judging = ("tests/vocabulary", "tests/collector/diagnosis", *map(str, of_tree))
+    within(followed, *pytest_command, "--quick", *judging)

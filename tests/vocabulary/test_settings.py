@@ -124,7 +124,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, message: str)
 
 def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        SettingsError, match="unknown environment variable T_PROT; did you mean 'PORT'"
+        SettingsError, match="unknown environment variable T_PROT; did you mean 'T_PORT'"
     ):
         loaded(tmp_path, environment={"T_PROT": "1"})
     with pytest.raises(SettingsError, match="invalid port in environment variable T_PORT: 'http'"):

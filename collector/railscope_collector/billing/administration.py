@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from fractions import Fraction
 from hashlib import sha256
 
@@ -129,7 +130,11 @@ def record(
             )
             raise closing_record.ClosingError(message)
         if not books.store.has_tenant(connection, charge.tenant):
-            message = f"unknown tenant {charge.tenant!r}: expected one with an invoice or GPU time"
+            near = get_close_matches(charge.tenant, books.store.invoiced_tenants(connection), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            message = (
+                f"unknown tenant {charge.tenant!r}: expected one with an invoice or GPU time{hint}"
+            )
             raise closing_record.ClosingError(message)
         currency = newest.book.currency
         # By content: a command that is repeated after a lost answer must not credit twice.

@@ -275,6 +275,10 @@ class BillingStore:
         )
         return any(connection.execute(query.limit(1)).first() for query in tenant_query)
 
+    def invoiced_tenants(self, connection: Connection) -> list[str]:
+        """Tenants with an invoice."""
+        return [*connection.execute(select(tables.invoices.c.tenant_id).distinct()).scalars()]
+
     # Credits and adjustments ---------------------------------------------------------------------
 
     def adjustments(self, connection: Connection | None = None) -> list[RecordedAdjustment]:

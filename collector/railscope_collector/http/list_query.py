@@ -7,6 +7,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from railscope_collector.http import HttpApiError
+
 MAX_ROWS = 1000
 """Rows of one response."""
 RowT = TypeVar("RowT")
@@ -23,7 +25,7 @@ class PartQuery(msgspec.Struct, frozen=True):
     offset: Offset = 0
 
 
-class QueryError(ValueError):
+class QueryError(HttpApiError, ValueError):
     """An invalid query; the message has the parameter, its value, and what is expected."""
 
 

@@ -202,7 +202,10 @@ def test_statements_that_are_not_there(url: str) -> None:
             ("adjust", "vision", "2026-10", "1e5", "--reason", "x"),
             "'1e5': expected a decimal number such as 12.50",
         ),
-        (("credit", "visoin", "2026-10", "5", "--reason", "x"), "unknown tenant 'visoin'"),
+        (
+            ("credit", "visoin", "2026-10", "5", "--reason", "x"),
+            "unknown tenant 'visoin': expected one with an invoice or GPU time; did you mean 'vision'?",
+        ),
     ):
         result = run(*arguments, "--ledger", url)
         assert result.exit_code != 0, arguments

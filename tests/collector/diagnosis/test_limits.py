@@ -53,3 +53,7 @@ def test_a_limit_is_of_a_device_with_an_identity() -> None:
     mount = Quantity("x", DeviceKind.MOUNT, QuantityKind.LAST, "railscope_x")
     with pytest.raises(ValueError, match="limit of x: mount: expected nic or gpu"):
         Limit("row_remap", mount, 0.0, "", "")
+    misspelt = Quantity("x", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_pendin")
+    expected = "limit of x: unknown metric railscope_gpu_row_remap_pendin: .* did you mean railscope_gpu_row_remap_pending"
+    with pytest.raises(ValueError, match=expected):
+        Limit("row_remap", misspelt, 0.0, "", "")

@@ -221,6 +221,7 @@ async def test_the_api_lists_incidents_and_the_curves_of_one(
     async with diagnosed(frames, tmp_path) as one:
         (row,) = (await one.json("/api/v1/incidents?class=slow_receiver&severity=warning"))["rows"]
         assert row["cause"]["interface"]
+        assert (await one.json("/api/v1/incidents?state=all"))["rows"] == [row]
         assert (await one.json("/api/v1/incidents?state=closed"))["rows"] == []
         whole = await one.json(f"/api/v1/incidents/{row['id']}")
         assert whole["cause"] == row["cause"]

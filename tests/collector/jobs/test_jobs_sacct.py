@@ -181,14 +181,17 @@ def test_a_time_without_a_zone_is_not_guessed():
 @pytest.mark.parametrize("field", COLUMNS)
 def test_a_header_without_a_field_is_rejected(field):
     with pytest.raises(
-        JobListError, match=rf"^line 1: {field.removesuffix('Raw')}: missing in the header$"
+        JobListError,
+        match=rf"^line 1: {field.removesuffix('Raw')}: missing in the header: expected the columns JobIDRaw,",
     ):
         read_sacct(HEADER.replace(field, "Comment"))
 
 
 def test_output_of_another_command_is_not_a_list():
     lines = capture_path("jobs/slurm/sample-squeue-output.txt").read_text()
-    with pytest.raises(JobListError, match=r"^line 1: JobID: missing in the header$"):
+    with pytest.raises(
+        JobListError, match=r"^line 1: JobID: missing in the header: expected the columns JobIDRaw,"
+    ):
         read_sacct(lines)
 
 
