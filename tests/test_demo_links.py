@@ -16,7 +16,7 @@ ACCOUNT = {"tenants": {}, "states": {"idle": "0", "unknown": "0"}, "gpus": 0, "c
 STARTED_NS = 10**18
 TO_SWITCH, TO_HOST = "to_switch_pfc_pause_frames", "to_host_pfc_pause_frames"
 VIEWS: dict[str, Any] = {
-    "cluster": {"rows": []}, "nodes": {"rows": []}, "rails": {"rows": []}, "account": ACCOUNT, "incidents": {"rows": []},
+    "status": {"status": "healthy", "reasons": [], "open_incidents": []}, "cluster": {"rows": []}, "nodes": {"rows": []}, "rails": {"rows": []}, "account": ACCOUNT, "incidents": {"rows": []},
 }  # fmt: skip
 
 

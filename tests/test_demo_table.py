@@ -7,12 +7,11 @@ import pty
 import re
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from railscope_simulator.demo.faults import next_begin
+from railscope_simulator.demo.faults import changes, next_begin
 from railscope_simulator.demo.report import MAX_STATUS_LINES, DemoScreen, status_lines
 
 NOTES = ("console http://127.0.0.1:1/", "next fault in 41 s: hot gpu on gpu-node-4")
@@ -26,16 +25,18 @@ def incident(number: int, **more: Any) -> dict[str, Any]:
     return {
         "id": str(number), "title": f"fault {number}", "severity": "critical", "action": "reset", "ended": None,
         "explained_by": None, "onset": "2026-01-01T00:00:00Z", "detected": "2026-01-01T00:00:14Z", "jobs": [],
-        "victim_count": 0,
+        "victim_count": 0, "class": "", "cause": {},
     } | more  # fmt: skip
 
 
 def views(*incidents: dict[str, Any]) -> dict[str, Any]:
-    values = {
-        "nodes_reporting": 5,
-        "gpus": 32,
-        "sum_gpu_power_watts": 20400,
-        "mean_gpu_utilization_ratio": 0.99,
+    values = {"sum_gpu_power_watts": 20400, "mean_gpu_utilization_ratio": 0.99}
+    opened = [each for each in incidents if not (each["ended"] or each["explained_by"])]
+    status = {
+        "status": "degraded",
+        "reasons": [],
+        "nodes": {"healthy": 4, "unknown": 1},
+        "gpus": {"claimed": 24, "unclaimed": 0, "idle": 0, "unknown": 8},
     }
     metrics = {f"railscope_cluster_{name}": value for name, value in values.items()}
     pauses = (
@@ -45,6 +46,7 @@ def views(*incidents: dict[str, Any]) -> dict[str, Any]:
         (3, "receive", 0.2),
     )
     return {
+        "status": status | {"open_incidents": opened},
         "cluster": {"rows": [{"metric": name, "value": value} for name, value in metrics.items()]},
         "nodes": {"rows": [{"node": "a", "railscope_node_reporting": 1, "gpus": 8, "streams": ["gpu"]}]},
         "rails": {"rows": [rail(number, f"max_nic_{way}_pfc_pause_ratio", share) for number, way, share in pauses]},
@@ -58,7 +60,7 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     )
     assert (
         lines[0]
-        == "5 nodes  32 GPUs  99 % busy  20.4 kW  FAILED: 1 critical  console http://127.0.0.1:1/"
+        == "DEGRADED: 5 nodes: 4 healthy, 1 unknown; 32 GPUs: 24 claimed, 8 unknown  99 % busy  20.4 kW  console http://127.0.0.1:1/"
     )
     assert lines[1] == "next fault in 41 s: hot gpu on gpu-node-4; Ctrl-C ends"
     assert lines[2] == "critical  fault 1: reset"
@@ -67,29 +69,29 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     many = status_lines(views(*map(incident, range(9))), links, NOTES)
     assert "and 6 more in the console" in many
     assert len(many) <= MAX_STATUS_LINES
-    newer = status_lines(views(incident(1, severity="warning"), incident(2)), (), NOTES)
-    assert [line[:8] for line in newer[3:5]] == ["critical", "warning "]
-    advice = views(incident(1, severity="info"))
-    assert "HEALTHY  console" in status_lines(advice, (), NOTES)[1]
 
 
-@pytest.mark.parametrize(
-    ("faults", "states", "text"),
-    [
-        (0, {}, "no fault began, no incident was found; nothing was checked."),
-        (1, {"1": "open"}, "1 fault began, 1 incident was found, 0 of them ended; nothing"),
-        (2, {"1": "open", "2": "ended"}, "2 faults began, 2 incidents were found, 1 of them ended;"),
-    ],
-)  # fmt: skip
-def test_the_summary_counts_in_words(faults: int, states: dict[str, str], text: str) -> None:
-    screen = DemoScreen()
+def test_the_summary_states_what_became_of_each_fault() -> None:
+    screen, faults = DemoScreen(), list(islice((each for each in changes() if each.begins), 5))
+    assert screen.summary(5, 10.0) == (
+        "SUMMARY: 5 nodes ran. No fault began. Stopped before the checks at the end."
+    )
     screen.faults = faults
-    rows = [
-        incident(int(key), ended="x" if state == "ended" else None) for key, state in states.items()
-    ]
-    screen.draw(views(*(row | {"ended": None} for row in rows)), NoLinks(), NOTES)
-    screen.draw(views(*rows), NoLinks(), NOTES)
-    assert screen.summary(5).startswith(f"SUMMARY: 5 nodes ran, {text}")
+    memory, receiver, hot, unclaimed, link = (each.fault for each in faults)
+    assert (unclaimed.incident, memory.node) == ("", link.node)
+    for ended in (None, "x"):  # an incident that ends is the same
+        found = [
+            incident(n, ended=ended) | {"class": fault.incident, "cause": {"node": fault.node}}
+            for n, fault in enumerate((memory, receiver))
+        ]
+        screen.draw(views(*found), NoLinks(), NOTES)
+    end = faults[-1].seconds + 1
+    assert screen.summary(5, end, good=True) == (
+        "SUMMARY: 5 nodes ran. 5 faults began: 2 found as incidents, 2 just before the end, "
+        "1 with an alert only, by design. All checks passed."
+    )
+    missed = f"2 NOT FOUND: {hot.name} on {hot.node}, {link.name} on {link.node}. "
+    assert missed in screen.summary(5, end + 1000, good=True)
 
 
 class NoLinks:

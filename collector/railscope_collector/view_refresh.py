@@ -277,15 +277,17 @@ class ViewRefresher:
 
     def _cluster(
         self,
-        fresh_nodes: Mapping[str, fleet.FleetNode],
+        nodes: Mapping[str, fleet.FleetNode],
         fresh_from_ns: int,
         unclaimed: float | None,
     ) -> Iterator[view_cells.ViewCell]:
-        fresh = [name for name, node in fresh_nodes.items() if node.timestamp_ns >= fresh_from_ns]
-        gpus = sum(len(self.core.gpus_by_rail(name)) for name in fresh)
-        yield view_cells.ViewCell(catalog.NODES, (), len(fresh_nodes))
+        fresh = [name for name, node in nodes.items() if node.timestamp_ns >= fresh_from_ns]
+        gpus = {name: len(self.core.gpus_by_rail(name)) for name in nodes}
+        total = sum(gpus.values())
+        yield view_cells.ViewCell(catalog.NODES, (), len(nodes))
         yield view_cells.ViewCell(catalog.NODES_UP, (), len(fresh))
-        yield view_cells.ViewCell(catalog.CLUSTER_GPUS, (), gpus)
+        yield view_cells.ViewCell(catalog.CLUSTER_GPUS, (), total)
+        yield view_cells.ViewCell(catalog.STALE_GPUS, (), total - sum(gpus[name] for name in fresh))
         if unclaimed is not None:
             yield view_cells.ViewCell(catalog.UNCLAIMED_GPUS, (), unclaimed)
 

@@ -57,11 +57,8 @@ class Gpu(msgspec.Struct, frozen=True):
     unclaimed_processes: int | None = None
     """Processes that no claim covers."""
     holders: tuple[Holder, ...] = ()
-
-    @property
-    def use(self) -> str:
-        """`claimed`, `unclaimed` (used without a claim), or `idle`."""
-        return "claimed" if self.holders else "unclaimed" if self.unclaimed_processes else "idle"
+    use: str = "unknown"
+    """`claimed`, `unclaimed` (used without a claim), `idle`, or `unknown`: the node is stale, or claims are not known."""
 
 
 class GpuList(msgspec.Struct, frozen=True):
@@ -74,7 +71,7 @@ class GpuList(msgspec.Struct, frozen=True):
     states: dict[str, int] = {}
     """Number of selected GPUs in each state."""
     use: dict[str, int] = {}
-    """Number of selected GPUs that are held, used without a claim (`unclaimed`), and `idle`."""
+    """Number of selected GPUs that are `claimed`, used without a claim (`unclaimed`), `idle`, or on stale nodes (`unknown`)."""
     rails: tuple[dict[str, int], ...] = ()
     """Number of selected GPUs by rail and state; removed in the release after the next one."""
     problem: str = ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from railscope import api
+from railscope import api, figures
 
 WORST_FIRST = ("failed", "unknown", "degraded", "healthy")
+_NOUNS = {"nodes": "node", "gpus": "GPU", "incidents": "open incident", "jobs": "running job"}
+_WORDS = {"unclaimed": "used without a claim"}
 
 
 class StatusReason(msgspec.Struct, frozen=True):
@@ -25,10 +27,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[StatusReason, ...]
     age_seconds: float | None = None
     nodes: dict[str, int] | None = None
-    gpus: dict[str, float] | None = None
+    """Number of nodes in each state."""
+    gpus: dict[str, int] | None = None
+    """Number of GPUs in each use; that of GPUs on stale nodes is unknown."""
     jobs: int | None = None
     incidents: dict[str, int] | None = None
+    """Number of open incidents of each severity, without those that another incident explains."""
     open_incidents: tuple[api.IncidentDocument, ...] = ()
+    """The most urgent ones of these incidents, at most ten."""
     absent: dict[str, str] = {}
 
 
@@ -37,11 +43,27 @@ def worst(states: Iterable[str]) -> str:
     return min(states, key=WORST_FIRST.index, default="healthy")
 
 
-def use_counts(gpus: float, claimed: float, unclaimed: float | None) -> dict[str, float]:
-    """Return GPUs by their use; without the number of unclaimed ones the rest may be used or idle."""
-    counts = {"claimed": claimed}
-    if unclaimed is None:
-        counts["not_claimed"] = gpus - claimed
-    else:
-        counts |= {"unclaimed": unclaimed, "idle": max(gpus - claimed - unclaimed, 0.0)}
-    return {name: round(count, 2) for name, count in counts.items()}
+def sums(found: Status) -> dict[str, str]:
+    """Return each known figure in words, such as "32 GPUs: 24 claimed, 8 unknown"."""
+    texts = {}
+    for name, noun in _NOUNS.items():
+        value = getattr(found, name)
+        if value is None:
+            continue
+        parts: Mapping[str, int] = value if isinstance(value, dict) else {}
+        total = sum(parts.values()) if isinstance(value, dict) else value
+        detail = ", ".join(f"{n:,} {_WORDS.get(part, part)}" for part, n in parts.items() if n)
+        texts[name] = figures.count(total, noun) + (detail and f": {detail}")
+    return texts
+
+
+def headline(found: Status) -> str:
+    """Return the status in one line."""
+    return f"{found.status.upper()}: {'; '.join(sums(found).values()) or 'no figure is known'}"
+
+
+def other_reasons(found: Status) -> list[StatusReason]:
+    """Return the reasons that are not the title of an open incident, worst first."""
+    titles = {each.title for each in found.open_incidents}
+    reasons = [each for each in found.reasons if each.text not in titles]
+    return sorted(reasons, key=lambda each: WORST_FIRST.index(each.status))

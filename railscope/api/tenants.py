@@ -16,6 +16,10 @@ class Tenant(msgspec.Struct, frozen=True):
     """GPUs that its jobs hold now."""
     held_gpu_hours: float | None
     """GPU time that it has held so far."""
+    jobs: int | None = None
+    """Its running jobs."""
+    incidents: int | None = None
+    """Open incidents that affect them."""
 
 
 class TenantList(msgspec.Struct, frozen=True):

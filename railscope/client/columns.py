@@ -14,7 +14,7 @@ from railscope.catalog.gpu_health import reason_text
 from railscope.untrusted_text import printable
 
 Row: TypeAlias = Mapping[str, Any]
-STATES = ("failed", "unknown", "degraded", "healthy")
+NONE = "-"
 
 
 def show(value: Any) -> str:
@@ -41,6 +41,12 @@ def _holder(each: Row) -> str:
     return f"claimed {100 * each['held_ratio']:.0f} %"
 
 
+def _holders(gpu: Row) -> str:
+    if gpu.get("use") == "unclaimed":
+        return "used without a claim"
+    return ", ".join(map(_holder, gpu.get("holders", ())))
+
+
 def _nics(gpu: Row) -> str:
     return ", ".join(gpu.get("nics", ())) + " down" * (gpu.get("link_up") is False)
 
@@ -62,10 +68,10 @@ def _rollup(name: str) -> Callable[[Row], Any]:
 FORMS: Mapping[str, Callable[[Any], str]] = {
     "name": show,
     "text": show,
+    "sentence": show,
     "state": show,
     "event": title_of,
     "reasons": lambda value: "; ".join(map(reason_text, value)),
-    "holders": lambda value: ", ".join(map(_holder, value)),
     "time": lambda at_ns: (
         timestamps.format_timestamp(at_ns, "seconds")[5:].rstrip("Z").replace("T", " ")
     ),
@@ -79,7 +85,7 @@ FORMS: Mapping[str, Callable[[Any], str]] = {
     "hours": lambda value: f"{value:,.2f}",
     "offset": lambda seconds: f"{seconds:+.3f} s",
 }
-_WORDS = frozenset({"name", "text", "state", "event", "reasons", "holders", "time"})
+_WORDS = frozenset({"name", "text", "sentence", "state", "event", "reasons", "time"})
 """Forms of text; all others are numbers."""
 
 
@@ -93,18 +99,23 @@ class Column(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """True for a column that is aligned right, and never cut."""
+        """True for a column that is aligned right."""
         return self.form not in _WORDS
 
     @property
+    def is_whole(self) -> bool:
+        """True for a column of which each value is on one line."""
+        return self.is_number or self.form in {"state", "time"}
+
+    @property
     def is_sentence(self) -> bool:
-        """True for a column that may take several lines of its row."""
-        return self.form in {"text", "reasons"}
+        """True for a column that may follow its row, on lines of its own."""
+        return self.form in {"sentence", "reasons"}
 
     def text(self, row: Row) -> str:
         """Return the text of a value; a dash for none."""
         value = self.value(row)
-        return "-" if value is None or value in ("", []) else printable(FORMS[self.form](value))
+        return NONE if value is None or value in ("", []) else printable(FORMS[self.form](value))
 
 
 def _value(key: str, row: Row) -> Any:
@@ -146,7 +157,7 @@ LISTINGS: Mapping[str, Listing] = {
             STATE    state                                state
             AGE      railscope_node_last_frame_age_seconds  age
             GPUS     gpus                                 number
-            REASON   reason                               text
+            REASON   reason                               sentence
             CLOCK    railscope_node_clock_offset_seconds  offset  wide
             SOURCES  sources                              number  wide
             AGENT    agent_version                        text    wide
@@ -162,7 +173,7 @@ LISTINGS: Mapping[str, Listing] = {
             BUSY       utilization_ratio          ratio
             RAIL       rail                       number
             NIC        nics                       text
-            HOLDER     holders                    holders
+            HOLDER     holders                    text
             REASON     reasons                    reasons
             POWER      power_watts                watts      wide
             TEMP       temperature_celsius        celsius    wide
@@ -173,7 +184,7 @@ LISTINGS: Mapping[str, Listing] = {
             AGE        age_seconds                age        wide
             PCI        pci_address                text       wide
             UUID       gpu                        text       wide
-        """, nics=_nics),
+        """, nics=_nics, holders=_holders),
         ("node", "rail", "tenant", "state"),
         served=("node", "rail", "tenant", "state", "limit", "offset"),
     ),
@@ -186,7 +197,7 @@ LISTINGS: Mapping[str, Listing] = {
             SEVERITY  severity  state
             ONSET     onset     text
             INCIDENT  title     text
-            ACTION    action    text
+            ACTION    action    sentence
             JOBS      jobs      text
             ID        id        text
         """, jobs=lambda row: [f"{job['tenant']}/{job['workload']}" for job in row.get("jobs", ())]),
@@ -224,7 +235,7 @@ LISTINGS: Mapping[str, Listing] = {
             RUNTIME      runtime_seconds   age
             BUSY         busy              ratio
             STEP         step              age
-            REASON       reason            text
+            REASON       reason            sentence
             SLOWEST GPU  stragglers        text    wide
             POWER        power             watts   wide
             SOURCE       source            text    wide
@@ -233,10 +244,12 @@ LISTINGS: Mapping[str, Listing] = {
         ("workload", "tenant", "state"),
     ),
     "tenants": Listing(
-        "List the tenants with the GPUs that they hold now, and their GPU time so far.",
+        "List the tenants with their GPUs, jobs and open incidents now, and their GPU time so far.",
         columns("""
             TENANT     tenant          name
             GPUS       gpus            number
+            JOBS       jobs            number
+            INCIDENTS  incidents       number
             GPU-HOURS  held_gpu_hours  hours
         """),
         ("tenant",),
@@ -252,7 +265,7 @@ LISTINGS: Mapping[str, Listing] = {
             UP      ports_up     number
             LINKS   links        number
             FAULTS  faults       number
-            REASON  reason       text
+            REASON  reason       sentence
         """),
         ("switch", "state"),
     ),
@@ -263,7 +276,7 @@ LISTINGS: Mapping[str, Listing] = {
             NODE    node     name
             EVENT   name     event
             DEVICE  devices  text
-            TEXT    text     text
+            TEXT    text     sentence
         """),
         ("node",),
         rows="events",

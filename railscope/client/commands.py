@@ -23,12 +23,12 @@ import click
 import msgspec
 from rich import cells, console, table
 
-from railscope import api, figures
-from railscope.api.status import Status, StatusReason
+from railscope import api
+from railscope.api.status import WORST_FIRST, Status, StatusReason, other_reasons, sums
 from railscope.client import contexts
 from railscope.client.columns import (
     LISTINGS,
-    STATES,
+    NONE,
     Column,
     Row,
     age,
@@ -46,10 +46,12 @@ MAX_VIEW_AGE_SECONDS = 60.0
 """Age from which views are stale; a collector computes them every few seconds."""
 _RECENT_SECONDS = 30.0
 _MAX_LISTED = 5
-_WIDTH, _WIDE, _INDENT = 80, 10_000, " " * 18
+_WIDTH, _WIDE, _INDENT, _BELOW = 80, 10_000, " " * 18, " " * 4
 _FILLER = "\ue000"
 """Second column of a wide character while a text is wrapped."""
-_TITLES = {"unclaimed": "used without a claim", "not_claimed": "not claimed"}
+_MIN_SENTENCE_WIDTH = 24
+_ROW, _ROW_WIDTH = "\ue001", 3
+"""Mark of the first line of each row while a table is drawn, and the width of its column."""
 
 
 class ClientCommand(click.Command):
@@ -123,17 +125,50 @@ def terminal_width() -> int:
 
 
 def table_text(columns: Sequence[Column], rows: Sequence[Row], *, wide: bool = False) -> str:
-    """Return rows as a table; without `wide`, no line is longer than the terminal."""
-    drawn = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    """Return rows as a table; without `wide`, no line is longer than the terminal.
+
+    Nothing is cut: other texts than sentences are folded, and sentences that have no space beside them follow their row.
+    """
     shown = [column for column in columns if wide or not column.is_wide]
-    for each in shown:
+    brief = [column for column in shown if not column.is_sentence]
+    width = _WIDE if wide else terminal_width()
+    out = io.StringIO()
+    screen = console.Console(file=out, width=width, markup=False, highlight=False, emoji=False)
+    of_brief = screen.measure(_table(brief, rows)).maximum
+    if len(brief) == len(shown) or of_brief + _MIN_SENTENCE_WIDTH <= width:
+        screen.print(_table(shown, rows))
+        return _without_trailing_spaces(out.getvalue())
+    screen.width = width + _ROW_WIDTH
+    screen.print(_table(brief, rows, _ROW))
+    lines, following = [], [[], *(_sentences(shown, row) for row in rows)]
+    for line in out.getvalue().splitlines():
+        if line.startswith(_ROW):
+            lines += following.pop(0)
+        lines.append(line[_ROW_WIDTH:])
+    return _without_trailing_spaces("\n".join([*lines, *following[0]]))
+
+
+def _sentences(columns: Sequence[Column], row: Row) -> list[str]:
+    """Return the lines of the sentences of a row."""
+    texts = [column.text(row) for column in columns if column.is_sentence]
+    return [line for text in texts if text != NONE for line in wrap(_BELOW + text, _BELOW)]
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row], mark: str = "") -> table.Table:
+    """Return a table to draw; a mark is put before the first line of each row."""
+    drawn = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    if mark:
+        drawn.add_column("", width=1)
+    for each in columns:
         side: Any = "right" if each.is_number else "left"
-        drawn.add_column(each.head, justify=side, no_wrap=wide or not each.is_sentence)
+        drawn.add_column(each.head, justify=side, no_wrap=each.is_whole, overflow="fold")
     for row in rows:
-        drawn.add_row(*(column.text(row) for column in shown))
-    out, width = io.StringIO(), _WIDE if wide else terminal_width()
-    console.Console(file=out, width=width, markup=False, highlight=False, emoji=False).print(drawn)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+        drawn.add_row(*filter(None, [mark]), *(column.text(row) for column in columns))
+    return drawn
+
+
+def _without_trailing_spaces(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
 
 
 def wrap(content: str, indent: str) -> list[str]:
@@ -208,26 +243,41 @@ def read_rows(
         unknown = {"state": "unknown", "reason": f"the views are {found['stale']}"}
         rows = [row | unknown if "state" in row else row for row in rows]
     if name in {"nodes", "jobs"}:
-        rows.sort(key=lambda row: STATES.index(row["state"]) if row.get("state") in STATES else 0)
+        rows.sort(
+            key=lambda row: (
+                WORST_FIRST.index(row["state"]) if row.get("state") in WORST_FIRST else 0
+            )
+        )
     return found, rows
+
+
+def _read_list(
+    client: ReadClient, name: str, filters: Mapping[str, str], named: str
+) -> tuple[dict[str, Any], list[Row], list[Row], dict[str, str]]:
+    """Return a document, its rows, those that the filters select, and of filters that match nothing what there is.
+
+    Raises ClientError; also if `named` is one of these filters.
+    """
+    query = {key: pattern for key, pattern in filters.items() if key in LISTINGS[name].served}
+    found, rows = read_rows(client, name, query)
+    chosen, texts = rows, {}
+    for key, pattern in filters.items() - query.items():
+        texts[key] = unmatched(rows, key, pattern)
+        chosen = [row for row in chosen if not unmatched([row], key, pattern)]
+    if named in query and not rows:
+        texts[named] = unmatched(read_rows(client, "nodes", {})[1], named, query[named])
+    if texts.get(named):
+        raise ClientError(texts[named])
+    return found, rows, chosen, texts
 
 
 def print_list(
     name: str, options: Mapping[str, Any], filters: Mapping[str, str], named: str = ""
 ) -> None:
     """Print a list; `named` is the filter that must match. Raises ClientError."""
-    listing, client, as_json = LISTINGS[name], open_client(options), options.get("as_json")
+    listing, as_json = LISTINGS[name], options.get("as_json")
     try:
-        query = {key: pattern for key, pattern in filters.items() if key in listing.served}
-        found, rows = read_rows(client, name, query)
-        chosen, texts = rows, {}
-        for key, pattern in filters.items() - query.items():
-            texts[key] = unmatched(rows, key, pattern)
-            chosen = [row for row in chosen if not unmatched([row], key, pattern)]
-        if named in query and not rows:
-            texts[named] = unmatched(read_rows(client, "nodes", {})[1], named, query[named])
-        if texts.get(named):
-            raise ClientError(texts[named])
+        found, rows, chosen, texts = _read_list(open_client(options), name, filters, named)
     except ClientError as error:
         if not as_json:
             raise
@@ -321,8 +371,10 @@ def _filter_option(name: str, key: str) -> Callable[[_Command], _Command]:
         )
 
     def check(_: click.Context, option: click.Parameter, pattern: str) -> str:
-        if key == "state" and pattern and not fnmatch.filter(STATES, pattern.lower()):
-            message = f"{pattern!r}: expected one of {', '.join(STATES)}, or a pattern such as f*"
+        if key == "state" and pattern and not fnmatch.filter(WORST_FIRST, pattern.lower()):
+            message = (
+                f"{pattern!r}: expected one of {', '.join(WORST_FIRST)}, or a pattern such as f*"
+            )
             raise click.BadParameter(message, param=option)
         return pattern
 
@@ -396,32 +448,20 @@ def read_status(options: Mapping[str, Any]) -> tuple[Status, dict[str, str], int
 def status_lines(found: Status, server: Mapping[str, str], now_ns: int) -> Iterator[str]:
     """Yield a status on one screen."""
     yield f"{found.status.upper()}  {server['program']} {server['server']}"
-    titles = {one.title for one in found.open_incidents}
-    for reason in sorted(found.reasons, key=lambda each: STATES.index(each.status)):
-        if reason.text not in titles:
-            yield from wrap(f"  {reason.status}: {reason.text}", "    ")
-    yield from (
-        "",
-        f"data       age {'unknown' if found.age_seconds is None else age(found.age_seconds)}",
-    )
-    above = {reason.text for reason in found.reasons}
-    for name in ("nodes", "gpus", "incidents", "jobs"):
-        value, reason_of = getattr(found, name), found.absent.get(name, "")
-        if isinstance(value, dict):
-            known = {
-                _TITLES.get(each, each): count
-                for each, count in value.items()
-                if count or each != "unclaimed"
-            }
-            value = ", ".join(f"{figures.digits(count)} {each}" for each, count in known.items())
-        elif value is not None:
-            value = f"{value} running"
-        elif reason_of:
-            value = "unknown" + ("" if f"{name}: {reason_of}" in above else f": {reason_of}")
-        yield from wrap(f"{name:10} {value}", " " * 11) if value else ()
+    reasons = other_reasons(found)
+    for reason in reasons:
+        yield from wrap(f"  {reason.status}: {reason.text}", "    ")
+    yield ""
+    for text in sums(found).values():
+        yield from wrap(text, "  ")
+    stated = " ".join(reason.text for reason in reasons)
+    for name, text in found.absent.items():
+        yield from wrap(f"{name}: unknown" + f" ({text})" * (text not in stated), "  ")
+    if found.age_seconds is not None:
+        yield f"age of the data: {age(found.age_seconds)}"
     if found.open_incidents:
         yield from ("", *incident_lines(found.open_incidents[:_MAX_LISTED], now_ns))
-        more = len(found.open_incidents) - _MAX_LISTED
+        more = sum((found.incidents or {}).values()) - _MAX_LISTED
         yield from [f"and {more} more: railscope incidents"] if more > 0 else ()
 
 

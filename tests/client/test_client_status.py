@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from support.scripted_server import (
     scripted_server,
 )
 
-from railscope.client.columns import age
+from railscope.client.columns import LISTINGS, age
+from railscope.client.commands import table_text
 from railscope.http_server import HttpServerRequest
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
@@ -51,24 +53,23 @@ INCIDENT = {
 }  # fmt: skip
 
 
+STATUS = {
+    "status": "healthy", "reasons": [], "age_seconds": 0.5, "nodes": {"healthy": 2, "degraded": 0, "unknown": 0, "failed": 0},
+    "gpus": {"claimed": 8, "unclaimed": 1, "idle": 7, "unknown": 0}, "jobs": 1, "incidents": {"critical": 0, "warning": 0, "info": 0},
+    "open_incidents": [], "absent": {},
+}  # fmt: skip
+
+
 def documents() -> dict[str, Any]:
     """A healthy cluster of two nodes with a job."""
-    values = {
-        "railscope_cluster_gpus": 16.0,
-        "railscope_cluster_mean_gpu_claimed_ratio": 0.5,
-        "railscope_cluster_unclaimed_gpus": 1.0,
-    }
-    cluster = [{"metric": name, "labels": {}, "value": value} for name, value in values.items()]
     view = {"timestamp_ns": NOW_NS}
+    tenant = {"tenant": "vision", "gpus": 8.0, "held_gpu_hours": 1.0, "jobs": 1, "incidents": 0}
     return {
-        "/-/ready": response(b"ready\n"),
-        "/api/v1/cluster": view | {"view": "cluster", "rows": cluster},
+        "/api/v1/status": STATUS,
         "/api/v1/nodes": view | {"rows": [{"node": name, **NODE} for name in ("n1", "n2")]},
-        "/api/v1/inventory": view | {"nodes": None},
         "/api/v1/incidents": view | {"rows": [], "suppressed": 0},
         "/api/v1/jobs": view | {"rows": [JOB], "suppressed": 0},
-        "/api/v1/tenants": view
-        | {"rows": [], "tenants": [{"tenant": "vision", "gpus": 8.0, "held_gpu_hours": 1.0}]},
+        "/api/v1/tenants": view | {"rows": [], "tenants": [tenant]},
     }
 
 
@@ -79,24 +80,29 @@ def collector(changes: Mapping[str, Any]) -> Iterator[ScriptedServer]:
         yield server
 
 
-def status_of(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of `railscope status`."""
-    with collector(changes) as server:
-        outcome = run("status", "--json", "--collector", server.url)
-    content: dict[str, Any] = json.loads(outcome.stdout)
-    assert outcome.exit_code == content["exit_status"]
-    return content
-
-
 def with_incident(**changes: Any) -> dict[str, Any]:
-    return {"/api/v1/incidents": {"timestamp_ns": NOW_NS, "rows": [INCIDENT | changes]}}
+    """A list with an incident, and the status that a collector makes of it."""
+    found = INCIDENT | changes
+    reason = {"status": "failed", "text": found["title"]}
+    status = {
+        "status": "failed",
+        "reasons": [reason],
+        "open_incidents": [found],
+        "incidents": {"critical": 1, "warning": 0, "info": 0},
+    }
+    return {
+        "/api/v1/incidents": {"timestamp_ns": NOW_NS, "rows": [found]},
+        "/api/v1/status": STATUS | status,
+    }
 
 
-def with_nodes(*nodes: Mapping[str, Any], age_seconds: int = 0) -> dict[str, Any]:
+def with_nodes(*nodes: Mapping[str, Any]) -> dict[str, Any]:
     rows = [{"node": f"n{number}", **NODE, **node} for number, node in enumerate(nodes, 1)]
-    return {"/api/v1/nodes": {"timestamp_ns": NOW_NS - age_seconds * SECOND_NS, "rows": rows}}
+    return {"/api/v1/nodes": {"timestamp_ns": NOW_NS, "rows": rows}}
 
 
+GPU = {"node": "n1", "gpu": "GPU-a", "index": "0", "pci_address": "", "rail": 0, "nics": ["eth0", HOSTILE], "state": "failed", "use": "claimed",
+       "health": "failed", "reasons": ["xid"], "link_up": False, "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
 STALE = {
     "state": "unknown",
     "reason": "stale since 2026-11-22T19:00:00Z",
@@ -107,78 +113,63 @@ UNAVAILABLE = json_response({"error": "nothing has been diagnosed yet"}, "503 Se
 DENIED = json_response({"error": "access denied"}, "403 Forbidden")
 
 
-def test_the_keys_of_a_healthy_cluster():
-    found = status_of({})
-    assert list(found) == [
-        "status", "exit_status", "reasons", "server", "program", "observed", "age_seconds", "nodes", "gpus",
-        "jobs", "incidents", "open_incidents", "absent",
-    ]  # fmt: skip
-    assert (found["status"], found["exit_status"], found["reasons"]) == ("healthy", 0, [])
-    assert found["nodes"] == {"healthy": 2, "degraded": 0, "failed": 0, "unknown": 0}
-    assert found["gpus"] == {"total": 16.0, "claimed": 8.0, "unclaimed": 1.0, "idle": 7.0}
-    assert found["incidents"] == {"critical": 0, "warning": 0, "info": 0}
-    assert (found["jobs"], found["absent"]) == (1, {})
+def test_the_status_is_that_of_the_server_by_one_request():
+    with collector({}) as server:
+        outcome = run("status", "--json", "--collector", server.url)
+        text = run("status", "--collector", server.url)
+    found = json.loads(outcome.stdout)
+    assert list(found)[:6] == ["status", "exit_status", "reasons", "server", "program", "observed"]
+    assert {key: found[key] for key in STATUS} == STATUS
+    assert (outcome.exit_code, found["exit_status"], len(server.requests)) == (0, 0, 2)
+    assert text.stdout.splitlines() == [
+        f"HEALTHY  collector {server.url}",
+        "",
+        "2 nodes: 2 healthy",
+        "16 GPUs: 8 claimed, 1 used without a claim, 7 idle",
+        "0 open incidents",
+        "1 running job",
+        "age of the data: 0.5 s",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "text"),
-    [
-        (with_incident(), "failed", "link_down"),
-        (with_incident(severity="warning"), "degraded", "link_down"),
-        (with_incident(severity="unheard"), "degraded", "link_down"),
-        (with_incident(severity="info"), "healthy", ""),
-        (with_incident(explained_by="def"), "healthy", ""),
-        (with_incident(ended=format_timestamp(NOW_NS)), "healthy", ""),
-        (with_nodes({}, STALE), "degraded", "stale: n2"),
-        (with_nodes(STALE, STALE), "unknown", "no node reports"),
-        (with_nodes({}, {"state": "failed", "reason": "GPU 3 failed"}), "failed", "n2: GPU 3 failed"),
-        (with_incident(severity="warning") | with_nodes({"state": "failed", "reason": "GPU 3 failed", "incidents": ["abc"]}), "failed", "n1: GPU 3 failed"),
-        (with_nodes(), "unknown", "no node has ever reported"),
-        (with_nodes({}, age_seconds=600), "unknown", "stale: computed 10 min ago"),
-        (with_nodes({}) | with_nodes({"railscope_node_reporting": None}), "unknown", "no node reports"),
-        ({"/api/v1/incidents": UNAVAILABLE}, "unknown", "nothing has been diagnosed yet"),
-        ({"/api/v1/incidents": {"timestamp_ns": NOW_NS - 600 * SECOND_NS, "rows": []}}, "unknown", "stale"),
-        ({"/api/v1/nodes": UNAVAILABLE}, "unknown", "nodes: nothing has been diagnosed yet"),
-        ({"/api/v1/nodes": {"timestamp_ns": 0, "rows": []}}, "unknown", "not been computed"),
-        ({"/-/ready": response(b"not ready: read-only\n", "503 Service Unavailable")}, "degraded", "read-only"),
-        ({"/api/v1/inventory": {"nodes": [{"node": "n9", "state": "missing"}]}}, "degraded", "never reported: n9"),
-        ({"/api/v1/nodes": DENIED, "/api/v1/jobs": DENIED, "/api/v1/incidents": DENIED}, "unknown", "access denied"),
-        (with_incident() | with_nodes(STALE, STALE), "failed", "no node reports"),
-    ],
-)  # fmt: skip
-def test_the_status_follows_from_the_worst_reason(changes: dict[str, Any], status: str, text: str):
-    found = status_of(changes)
-    assert found["status"] == status
-    assert found["exit_status"] == ("healthy", "degraded", "failed", "unknown").index(status)
-    assert any(text in reason["text"] for reason in found["reasons"]) or not text
+    ("status", "code"), [("healthy", 0), ("degraded", 1), ("failed", 2), ("unknown", 3)]
+)
+def test_the_exit_status_is_that_of_the_status(status: str, code: int):
+    reasons = [
+        {"status": "unknown", "text": "views: stale"},
+        {"status": "failed", "text": "n2: GPU 3 failed"},
+    ]
+    absent = {"nodes": "views: stale", "gpus": "of a tenant"}
+    changes = {"status": status, "reasons": reasons, "nodes": None, "gpus": None, "absent": absent}
+    with collector({"/api/v1/status": STATUS | changes}) as server:
+        outcome = run("status", "--collector", server.url)
+    assert outcome.exit_code == code
+    lines = outcome.stdout.splitlines()
+    assert lines[1] == "  failed: n2: GPU 3 failed", "the worst one first"
+    assert lines[-3:-1] == ["nodes: unknown", "gpus: unknown (of a tenant)"], "each reason once"
 
 
-def test_the_tenant_of_a_token_sees_a_status_of_what_it_may_read():
-    denied = dict.fromkeys(("/api/v1/nodes", "/api/v1/cluster", "/api/v1/inventory"), DENIED)
-    found = status_of(denied)
-    assert found["status"] == "healthy"
-    assert found["nodes"] is None
-    assert "tenant" in found["absent"]["nodes"]
-    stale = {"/api/v1/jobs": {"timestamp_ns": NOW_NS, "rows": [JOB | {"stale_gpus": 8}]}}
-    assert status_of(denied | stale)["status"] == "degraded"
-    with collector(denied) as server:
-        assert run("jobs", "--collector", server.url).exit_code == 0
-        outcome = run("nodes", "--collector", server.url)
-    assert (outcome.exit_code, outcome.stdout) == (3, "")
-    assert "access denied; fix: use a token whose role" in outcome.stderr
-
-
-def test_a_screen_without_any_document_has_each_reason_once_within_80_columns():
+def test_a_request_that_is_denied_is_stated_within_80_columns():
     with collector(dict.fromkeys(documents(), DENIED)) as server:
         outcome = run("status", "--collector", server.url)
-        once, content = (
-            run("top", option, "--collector", server.url) for option in ("--once", "--json")
-        )
-    assert outcome.exit_code == once.exit_code == content.exit_code == 3
+        once = run("top", "--once", "--collector", server.url)
+        rows = run("nodes", "--collector", server.url)
+        content = run("nodes", "--json", "--collector", server.url)
+    assert outcome.exit_code == once.exit_code == rows.exit_code == content.exit_code == 3
     assert max(map(len, outcome.stdout.splitlines())) <= 80
-    assert outcome.stdout.count("api/v1/jobs") == 1
-    found = json.loads(content.stdout)
-    assert (found["nodes"], "access denied" in found["absence"]) == (None, True)
+    assert outcome.stdout.count("access denied; fix: use a token whose role") == 1
+    assert "access denied; fix: use a token whose role" in rows.stderr
+    assert "access denied" in json.loads(content.stdout)["absence"]
+
+
+def test_top_has_the_status_and_the_nodes_and_repeats_only_in_a_terminal():
+    with collector({}) as server:
+        outcome = run("top", "--collector", server.url)
+    assert outcome.exit_code == 0
+    lines = outcome.stdout.splitlines()
+    assert lines[0].startswith("HEALTHY")
+    assert [line.split()[0] for line in lines[-3:]] == ["NODE", "n1", "n2"]
 
 
 def test_no_answer_is_unknown_on_the_screen_and_in_json():
@@ -258,7 +249,7 @@ def test_tables_list_the_worst_first_and_filter():
         )
         assert table("incidents", "--severity", "critical") == "incidents: none of 1 matches\n"
         assert table("incidents").split("\n")[0].endswith(" link_down: NIC eth0 of n1  abc")
-        assert table("tenants").split()[7:11] == ["vision", "8", "1", "1.00"]
+        assert table("tenants").splitlines()[1].split() == ["vision", "8", "1", "0", "1.00"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +276,7 @@ def test_a_name_or_state_that_nothing_has_is_an_error_that_lists_what_there_is(
 
 
 def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
-    gpus = [{"gpu": "GPU-a", "index": "0", "rail": 0}]
+    gpus = [GPU | {"state": "unknown"}]
     evidence = [
         {"signal": "link", "device": "eth0", "value": 0.0, "threshold": None, "comparison": "", "window_seconds": 0.0}
     ]  # fmt: skip
@@ -302,10 +293,8 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
     with collector(content) as server:
         here = ("--collector", server.url)
         shown = run("nodes", "n1", *here).stdout.split("\n\n")
-        assert [part.split()[0] for part in shown] == ["NODE", "GPU"]
-        assert shown[1].splitlines()[1].split()[:2] == ["0", "unknown"]
-        assert len(json.loads(run("nodes", "n1", "--json", *here).stdout)["gpus"]) == 1
-        assert "gpus" not in json.loads(run("nodes", "n*", "--json", *here).stdout)
+        assert [part.split()[0] for part in shown] == ["NODE", "NODE"]
+        assert shown[1].splitlines()[1].split()[:3] == ["n1", "0", "unknown"]
         lines = run("incidents", "abc", *here).stdout.splitlines()
         assert lines[0] == "title           link_down: NIC eth0 of n1"
         assert "evidence 1      eth0: link 0.0" in lines
@@ -324,48 +313,39 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
     assert text.splitlines()[-1] == "    ssh n1 ethtool eth0"
 
 
-def test_a_server_of_the_other_kind_is_named_with_the_option_for_it():
-    with collector(
-        {"/metrics": response(b"# HELP a b\nrailscope_collector_schemas 1\n")}
-    ) as server:
-        outcome = run("nodes", "--agent", server.url)
-        assert outcome.exit_code == 3
-        fix = f"the server is a collector; fix: --collector {server.url}"
-        assert fix in outcome.stderr
-        assert fix in " ".join(run("status", "--agent", server.url).stdout.split())
+def test_an_agent_that_is_read_as_a_collector_is_named_with_the_option_for_it():
     agent = MetricsEndpoint("n1", lambda: (), lambda: 0, "secret")
     for headers in ({}, {"authorization": "Bearer secret"}):
         rejection = agent.respond(HttpServerRequest("/api/v1/nodes", headers))
         status = f"{rejection.status.value} {rejection.status.phrase}"
-        answer = response(rejection.body, status)
-        paths = dict.fromkeys(("/api/v1/nodes", "/api/v1/inventory"), answer)
-        with scripted_server(by_path(paths)) as server:
+        with collector({"/api/v1/nodes": response(rejection.body, status)}) as server:
             outcome = run("nodes", "--collector", server.url)
         assert outcome.exit_code == 3
         assert f"the server is an agent; fix: --agent {server.url}" in outcome.stderr
 
 
 @pytest.mark.parametrize("command", ["nodes", "jobs"])
-def test_states_are_those_of_the_collector_and_unknown_from_an_older_one(command: str):
-    old = {"stale_gpus": 1, "tenant": "vision", "workload": "7", "source": "slurm", "start_ns": 0, "node": "n1", "gpus": 8, "nodes": 1}  # fmt: skip
-    for state, reason, age, shown in (
-        ("failed", "as stated", 0, "failed as stated"),
-        ("", "", 0, f"unknown the collector does not report states of {command}; fix: upgrade it"),
-        ("healthy", "", 600, "unknown the views are stale: computed 10 min ago"),
-        ("healthy", "", None, ""),
+def test_states_are_those_of_the_server_and_unknown_if_they_are_stale(command: str):
+    (row,) = (JOB if command == "jobs" else {"node": "n1", **NODE},)
+    for seconds, shown in (
+        (0, "failed as stated"),
+        (600, "unknown the views are stale: computed 10 min ago"),
+        (None, ""),
     ):
-        at_ns = 0 if age is None else NOW_NS - age * SECOND_NS
-        rows = [old | ({"state": state, "reason": reason} if state else {})]
-        content = {"timestamp_ns": at_ns, "rows": rows if at_ns else []}
-        with collector(with_incident() | {f"/api/v1/{command}": content}) as server:
+        at_ns = 0 if seconds is None else NOW_NS - seconds * SECOND_NS
+        content = {
+            "timestamp_ns": at_ns,
+            "rows": [row | {"state": "failed", "reason": "as stated"}],
+        }
+        with collector({f"/api/v1/{command}": content}) as server:
             outcome = run(command, "--json", "--collector", server.url)
         found = json.loads(outcome.stdout)
         if not shown:
             assert (outcome.exit_code, found[command]) == (3, None), "not none"
-            assert found["absence"].startswith("it has not been computed yet; fix: ")
+            assert found["absence"].startswith(f"{command}: it has not been computed yet; fix: ")
             continue
-        (row,) = found[command]
-        assert (outcome.exit_code, f"{row['state']} {row['reason']}") == (0, shown)
+        (printed,) = found[command]
+        assert (outcome.exit_code, f"{printed['state']} {printed['reason']}") == (0, shown)
 
 
 def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
@@ -374,10 +354,6 @@ def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
         assert found.exit_code == 3
         assert json.loads(found.stdout)["incidents"] is None
         assert "nothing has been diagnosed" in json.loads(found.stdout)["absence"]
-    with collector(with_nodes({}, age_seconds=600)) as server:
-        (row,) = json.loads(run("nodes", "--json", "--collector", server.url).stdout)["nodes"]
-        assert (row["node"], row["state"]) == ("n1", "unknown")
-        assert row["reason"] == "the views are stale: computed 10 min ago"
 
 
 @pytest.mark.parametrize("command", ["status", "nodes", "jobs", "incidents", "tenants"])
@@ -387,11 +363,17 @@ def test_hostile_names_stay_text(command: str):
         row["node"] = row["agent_version"] = HOSTILE
     names = {"tenant": HOSTILE, "workload": HOSTILE}
     content["/api/v1/jobs"]["rows"] = [JOB | names]
-    content["/api/v1/incidents"]["rows"] = [
+    rows = [
         INCIDENT | {"id": HOSTILE, "title": HOSTILE, "action": HOSTILE, "jobs": [JOB_OF_INCIDENT | names],
                     "onset": HOSTILE, "severity": HOSTILE, "cause": {"kind": "node", "node": HOSTILE},
                     "victims": [{"kind": "rack", "rack": "r", "nodes": [HOSTILE]}]}
     ]  # fmt: skip
+    content["/api/v1/incidents"]["rows"] = rows
+    content["/api/v1/status"] |= {
+        "status": "degraded",
+        "open_incidents": rows,
+        "absent": {"jobs": HOSTILE},
+    }
     content["/api/v1/tenants"]["tenants"].append(
         {"tenant": HOSTILE, "gpus": None, "held_gpu_hours": None}
     )
@@ -403,74 +385,6 @@ def test_hostile_names_stay_text(command: str):
             assert outcome.exit_code in {0, 1}, outcome.output
             assert outcome.stdout.replace("\n", "").isprintable()
             assert "evil" in outcome.stdout
-
-
-# An agent ----------------------------------------------------------------------------------------
-
-METRICS = """# HELP railscope_gpu_health Verdict.
-railscope_node_info{hostname="n1",agent_version="0.2.0"} 1
-railscope_source_state{source="gpu",state="ok"} 1
-railscope_source_age_seconds{source="gpu"} 0.5
-railscope_source_age_seconds{source="gpu_verdict"} 2
-railscope_gpu_info{gpu="GPU-a",index="0",pci_address="0000:01:00.0",rail="0"} 1
-railscope_gpu_info{gpu="GPU-b",index="1",pci_address="0000:02:00.0",rail="1"} 1
-railscope_gpu_health{gpu="GPU-a",state="healthy"} 1
-railscope_gpu_health{gpu="GPU-b",state="STATE"} 1
-railscope_gpu_health_reason_active{gpu="GPU-b",reason="row \\"remap\\""} 1
-railscope_gpu_power_watts{gpu="GPU-a"} 500.5
-railscope_nic_info{interface="eth0",rail="0"} 1
-railscope_network_link_up{interface="eth0"} 1
-"""
-IPOIB = (
-    METRICS.replace("STATE", "healthy").split("railscope_nic_info")[0]
-    + """
-railscope_nic_info{interface="ib0",rail="0",rdma_device="mlx5_0"} 1
-railscope_rdma_port_up{device="mlx5_0",port="1"} PORT
-"""
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "reason"),
-    [
-        (METRICS.replace("STATE", "healthy"), "healthy", ""),
-        (METRICS.replace("STATE", "degraded"), "degraded", 'GPU 1: row "remap"'),
-        (METRICS.replace("STATE", "failed"), "failed", 'GPU 1: row "remap"'),
-        (METRICS.replace("STATE", "degraded").replace('row \\"remap\\"', "row_remap_pending"), "degraded", "GPU 1: memory row to be replaced at a reset"),
-        (METRICS.replace("STATE", "unknown"), "unknown", "GPU 1: "),
-        (METRICS.replace("STATE", "surprising"), "unknown", "GPU 1: "),
-        (METRICS.replace("STATE", "healthy").replace("} 2\n", "} 200\n"), "unknown", "stale"),
-        (METRICS.replace("STATE", "healthy").replace('="eth0"} 1\n', '="eth0"} 0\n'), "degraded", "the link of eth0 is down"),
-        (IPOIB.replace("PORT", "1"), "healthy", ""),
-        (IPOIB.replace("PORT", "0"), "degraded", "the link of ib0 is down"),
-        (METRICS.replace("STATE", "healthy").replace('state="ok"', 'state="failed"'), "degraded", "source gpu"),
-        ("railscope_node_info{} 1\n", "unknown", "no GPU"),
-        ("up 1\n", "unknown", "the server is no Railscope agent; fix: check the URL"),
-        ("\x1b[2J{}{}\n", "unknown", "the server is no Railscope agent"),
-    ],
-)  # fmt: skip
-def test_the_status_of_a_node_is_that_of_its_gpus(text: str, status: str, reason: str):
-    with scripted_server(lambda _: response(text.encode())) as server:
-        found = json.loads(run("status", "--json", "--agent", server.url).stdout)
-        table = run("nodes", "--agent", server.url)
-    assert (found["status"], found["program"]) == (status, "agent")
-    assert any(reason in one["text"] for one in found["reasons"]) or not reason
-    assert table.stdout.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999"])
-def test_a_value_that_is_not_finite_is_absent(value: str):
-    labels = '{gpu="GPU-a"}'
-    text = METRICS.replace("STATE", "healthy") + (
-        f"railscope_gpu_unclaimed_processes{labels} {value}\n"
-        f"railscope_gpu_claimed_ratio{labels} {value}\n"
-        f'railscope_source_age_seconds{{source="nic"}} {value}\n'
-    )
-    with scripted_server(lambda _: response(text.encode())) as server:
-        assert run("status", "--agent", server.url).exit_code == 0
-        found = json.loads(run("gpus", "--json", "--agent", server.url).stdout)
-    row = next(each for each in found["gpus"] if each["gpu"] == "GPU-a")
-    assert (row["unclaimed_processes"], row["holder"]) == (None, [])
 
 
 # Tables ------------------------------------------------------------------------------------------
@@ -553,10 +467,6 @@ def test_the_default_file_is_that_of_the_user(tmp_path: Path):
     assert (tmp_path / "railscope" / "context.toml").is_file()
 
 
-GPU = {"node": "n1", "gpu": "GPU-a", "index": "0", "pci_address": "", "rail": 0, "nics": ["eth0", HOSTILE], "state": "failed",
-       "health": "failed", "reasons": ["xid"], "link_up": False, "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
-
-
 def test_the_gpus_of_all_nodes_are_listed_in_parts():
     found = {
         "timestamp_ns": NOW_NS,
@@ -592,21 +502,25 @@ def test_the_gpus_of_all_nodes_are_listed_in_parts():
     assert r"evil\x1b[2J" in wide.stdout
     (row,) = content["gpus"]
     assert {key: row[key] for key in GPU} == GPU
-    assert (row["power_watts"], row["holder"]) == (None, [f"{HOSTILE}/7"])
 
 
-def test_an_older_collector_has_no_list_of_gpus():
-    with collector({}) as server:
-        outcome = run("gpus", "--collector", server.url)
-    assert outcome.exit_code == 3
-    assert "status 404" in outcome.stderr
+# Widths ------------------------------------------------------------------------------------------
+
+LARGE = {"ratio": 0.99949, "number": 123456, "age": 93_784, "watts": 123_456.0, "celsius": 100.0, "gigabits": 1.25e11,
+         "gigabytes": 192e9, "hours": 1_234_567.89, "time": NOW_NS, "state": "degraded", "reasons": ["xid_fatal"] * 9}  # fmt: skip
+"""Values of each form; others are long names."""
+NAMES = ["gpu-node-0001", "a-rather-long-name.of-a-node-in-a-cluster.example"]
 
 
-def test_the_gpus_of_an_agent_are_those_of_its_node():
-    text = (
-        'railscope_node_info{hostname="n1"} 1\nrailscope_gpu_info{gpu="GPU-a",index="0",rail="3"} 1\n'
-        'railscope_gpu_info{gpu="GPU-b",index="1",rail="4"} 1\n'
-    )
-    with scripted_server(by_path({"/metrics": response(text.encode())})) as server:
-        outcome = run("gpus", "--rail", "3", "--agent", server.url)
-    assert [line.split()[0] for line in outcome.stdout.splitlines()] == ["GPU", "0"]
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("command", LISTINGS)
+def test_numbers_are_whole_in_80_columns_and_so_is_the_name_of_a_row(command: str, name: str):
+    columns = [column for column in LISTINGS[command].columns if not column.is_wide]
+    values = [LARGE.get(column.form, name) for column in columns]
+    found = [column._replace(value=itemgetter(n)) for n, column in enumerate(columns)]
+    lines = table_text(found, [values, values]).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    for column in found:
+        if column.is_whole or (column is found[0] and name == NAMES[0]):
+            assert column.head in lines[0]
+            assert sum(column.text(values) in line for line in lines) >= 2, column.head

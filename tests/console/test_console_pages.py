@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ def fleet(
     gpus = HealthyGpus(dict(core.gpus_by_node))
     views = CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)), gpus=gpus)
     table = IncidentTable(diagnosed_ns, tuple(incidents))
-    own_metrics: Any = None
+    own_metrics: Any = SimpleNamespace(unknown_reason="")
     api = ViewApi(core, own_metrics, lambda: views, lambda: table, wall_ns=lambda: NOW_NS)
     return Fleet(FleetPages(api), page_models(api))
 
@@ -236,7 +237,8 @@ async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: P
     assert (model.nodes.found, model.nodes.states, model.nodes.gpus) == (5, states, 40)
     assert (
         model.summary
-        == "5 nodes: 1 failed, 1 unknown, 1 degraded; 3 open incidents; 1 job affected"
+        == "FAILED: 5 nodes: 2 healthy, 1 degraded, 1 unknown, 1 failed; 40 GPUs: 40 unknown; "
+        "3 open incidents: 2 critical, 1 warning"
     )
     text, model = await page_of(pages, "nodes", state="unknown")
     assert [row.node for row in model.rows] == ["e"]
@@ -428,7 +430,7 @@ async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: 
     found = fleet(tmp_path, ["n1"], [incident_at("n1", 0)], diagnosed_ns=NOW_NS - 600 * SECOND_NS)
     text, model = await page_of(found, "overview")
     assert model.nodes.states["unknown"] == 1
-    assert model.summary == f"1 node: 1 unknown; {model.problem}"
+    assert model.summary == "UNKNOWN: 1 node: 1 unknown; 8 GPUs: 8 unknown"
     assert text.count("not diagnosed since 2026-09-21T14:03:20Z") == 4
 
 
@@ -794,7 +796,7 @@ async def test_a_tenant_sees_incidents_of_its_jobs_and_no_other_events(tmp_path:
     assert [(each.tenant, each.workload) for each in model.jobs] == [("vision", "7")]
     _, model = await page_of(running, "overview", own)
     assert (model.nodes, model.grid, model.data, model.events) == (None, None, None, ())
-    assert [row.id for row in model.incidents] == ["I1"]
+    assert [row.id for row in model.status.open_incidents] == ["I1"]
     other = Credential("board", Role.TENANT, "speech")
     _, model = await page_of(running, "incidents", other)
     assert (model.rows, model.counts) == ((), {})
@@ -1066,7 +1068,7 @@ async def test_a_loss_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
 
 async def test_an_empty_collector_states_what_to_do(tmp_path: Path) -> None:
     text, model = await page_of(fleet(tmp_path, [], []), "overview")
-    assert model.summary == "No node has reported yet."
+    assert "Unknown: no node has ever reported" in text
     assert "systemctl enable --now railscope-agent" in text
     assert "all healthy" not in text
 
@@ -1074,7 +1076,7 @@ async def test_an_empty_collector_states_what_to_do(tmp_path: Path) -> None:
 async def test_the_overview_has_incidents_first_and_what_runs(tmp_path: Path) -> None:
     text, model = await page_of(fleet(tmp_path, ["a", "b"], [incident_at("a", 0)]), "overview")
     assert text.index('id="open"') < text.index('id="load"') < text.index('id="state"')
-    assert (model.load.gpus, model.load.use) == (16, {"claimed": 0, "unclaimed": 0, "idle": 16})
+    assert model.status.gpus == {"claimed": 0, "unclaimed": 0, "idle": 0, "unknown": 16}
     assert (model.load.power_watts, model.load.max_pause_ratio) == (None, None)
     assert "<b>not known</b> GPUs claimed" in text, "claims cannot be determined"
     text, _ = await page_of(fleet(tmp_path, ["a"], []), "overview")
@@ -1083,7 +1085,7 @@ async def test_the_overview_has_incidents_first_and_what_runs(tmp_path: Path) ->
 
 async def test_the_overview_has_a_curve_of_15_minutes_of_each_value(tmp_path: Path) -> None:
     api = fleet(tmp_path, ["a"], []).pages.api
-    views = replace(api.views(), load=loads())
+    views = replace(api.views(), load=loads(), jobs=RunningJobs(NOW_NS))
     api = replace(api, views=lambda: views)
     text, model = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
     assert model.load.transmit_bytes_per_second == pytest.approx(30.0)

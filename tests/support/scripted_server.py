@@ -13,12 +13,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
-import msgspec
-
-from railscope import api
 from railscope.timestamps import SECOND_NS
-from railscope_collector.http.status_api import Documents, make_status
-from railscope_collector.inventory.inventory_view import NEVER_REPORTED
 
 NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
 """Time of all responses with JSON."""
@@ -61,52 +56,12 @@ def by_path(documents: Mapping[str, Any]) -> Script:
 
     def answer(target: str) -> bytes:
         path = target.partition("?")[0]
-        if path == "/api/v1/status" and path not in documents and "/api/v1/jobs" in documents:
-            return status_of(documents)
         if path not in documents:
             return json_response({"error": "unknown path"}, "404 Not Found")
         content = documents[path]
         return content if isinstance(content, bytes) else json_response(content)
 
     return answer
-
-
-SHAPES = {
-    "cluster": api.MetricList, "nodes": api.NodeList, "incidents": api.IncidentList, "jobs": api.JobList,
-}  # fmt: skip
-
-
-def status_of(documents: Mapping[str, Any]) -> bytes:
-    """Return the status that a collector makes of these documents; bytes stand for a document that it does not have."""
-    found: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    for name, shape in SHAPES.items():
-        content = documents[f"/api/v1/{name}"]
-        if isinstance(content, bytes):
-            if content == b"lost":
-                return content
-            problems[name] = json.loads(content.rpartition(b"\r\n")[2])["error"]
-        else:
-            found[name] = msgspec.convert(content, shape)
-    inventory = documents.get("/api/v1/inventory", {})
-    expected = () if isinstance(inventory, bytes) else inventory.get("nodes") or ()
-    missing = [
-        api.Node(each["node"], state="unknown", reason=NEVER_REPORTED, reporting=0.0)
-        for each in expected
-        if each["state"] == "missing"
-    ]
-    if "nodes" in found:
-        found["nodes"] = msgspec.structs.replace(
-            found["nodes"], rows=(*found["nodes"].rows, *missing)
-        )
-    if "incidents" in found:
-        rows = tuple(one for one in found["incidents"].rows if one.ended is None)
-        found["incidents"] = msgspec.structs.replace(found["incidents"], rows=rows)
-    ready = documents.get("/-/ready", b"")
-    not_ready = ready.rpartition(b"\r\n\r\n")[2].decode().strip() if b"503" in ready else ""
-    is_tenant = "access denied" in problems.get("nodes", "") and "jobs" in found
-    made = make_status(Documents(NOW_NS, found, problems, not_ready, is_tenant))
-    return json_response(msgspec.to_builtins(made))
 
 
 @contextmanager

@@ -205,7 +205,7 @@ class MetricsEndpoint:
             from railscope_agent.endpoint.node_api import NodeApi  # noqa: PLC0415 - rarely needed
 
             self._api = NodeApi(self._node).document
-        body = self._api(request.path, self.fresh_frames(), self._statuses(), self._now_ns())
+        body = self._api(request.path, list(self._statuses()), self._now_ns())
         return HttpServerResponse(body, "application/json")
 
     def forget(self) -> None:

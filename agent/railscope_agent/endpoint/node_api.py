@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from railscope import api, figures
-from railscope.api.status import Status, StatusReason, use_counts, worst
+from railscope.api.status import Status, StatusReason, worst
 from railscope.catalog import METRICS
 from railscope.catalog.collector import NODE_STATES
 from railscope.catalog.gpu_health import reason_text
@@ -63,27 +63,33 @@ class NodeApi:
         self._counted: dict[Any, tuple[int, float]] = {}
         self._rates: dict[Any, float] = {}
 
-    def document(
-        self, path: str, frames: Sequence[Frame], statuses: Iterable[SourceState], now_ns: int
-    ) -> bytes:
-        """Return the document at a path, as JSON."""
+    def document(self, path: str, statuses: Sequence[SourceState], now_ns: int) -> bytes:
+        """Return the document at a path, as JSON; of frames that are not fresh, only the names of GPUs are used."""
+        frames = [
+            (each.frame, each.fresh_frame(now_ns) is not None) for each in statuses if each.frame
+        ]
         gpus = self._gpus(frames)
         if path.endswith("/gpus"):
-            wall_ns = max((frame.timestamp.wall_ns for frame in frames), default=0)
+            wall_ns = max((each.timestamp.wall_ns for each, _ in frames), default=0)
             return msgspec.json.encode(api.GpuList(wall_ns, tuple(gpus), len(gpus)))
-        return msgspec.json.encode(_status(gpus, list(statuses), now_ns))
+        return msgspec.json.encode(_status(gpus, statuses, now_ns))
 
-    def _gpus(self, frames: Sequence[Frame]) -> list[api.Gpu]:
+    def _gpus(self, frames: Iterable[tuple[Frame, bool]]) -> list[api.Gpu]:
         """Return the GPUs with the NICs on their rails, worst first."""
+        known: dict[str, None] = {}
         values: dict[Any, float] = {}
         facts: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)
         reasons = defaultdict[str, list[str]](list)
-        for frame in frames:
+        for frame, is_fresh in frames:
             for metric, entity, reading in frame.readings():
                 if metric not in _SHOWN:
                     continue
                 if metric.about is entity.kind and entity.facts:
                     facts[entity.kind.name][entity.key[0]] = entity.facts
+                if metric in {_HEALTH, *_GPU_VALUES.values()}:
+                    known[entity.key[0]] = None
+                if not is_fresh:
+                    continue
                 if metric is _REASON and reading == 1:
                     reasons[entity.key[0]].append(entity.key[1])
                 elif not isinstance(reading, Absent):
@@ -94,9 +100,6 @@ class NodeApi:
                         )
         nics = {
             each["rail"]: name for name, each in reversed(facts["nic"].items()) if each.get("rail")
-        }
-        known = {
-            uuid: None for metric, uuid in values if metric in {_HEALTH, *_GPU_VALUES.values()}
         }
         gpus = [self._gpu(uuid, facts, values, reasons[uuid], nics) for uuid in known]
         return sorted(
@@ -112,6 +115,10 @@ class NodeApi:
         link_up = values.get(
             (_LINK_UP, nic), values.get((_PORT_UP, facts["nic"].get(nic, {}).get("rdma_device")))
         )
+        rates = [
+            self._rates.get(key) if key in values else None
+            for key in ((_RECEIVED, nic), (_SENT, nic))
+        ]
         unclaimed, claimed = values.get((_UNCLAIMED, uuid)), values.get((_CLAIMED, uuid))
         health = _HEALTH.states.get(int(values.get((_HEALTH, uuid), 0)), "unknown")
         return api.Gpu(
@@ -127,17 +134,26 @@ class NodeApi:
             link_up=None if link_up is None else bool(link_up),
             unclaimed_processes=None if unclaimed is None else round(unclaimed),
             holders=(api.Holder("", "", "", claimed),) if claimed else (),
-            receive_bytes_per_second=self._rates.get((_RECEIVED, nic)),
-            transmit_bytes_per_second=self._rates.get((_SENT, nic)),
+            use=_use(claimed, unclaimed),
+            receive_bytes_per_second=rates[0],
+            transmit_bytes_per_second=rates[1],
             **{name: values.get((metric, uuid)) for name, metric in _GPU_VALUES.items()},
         )
 
     def _count(self, key: Any, boot_ns: int, count: float) -> None:
         """Compute the rate of a counter from two frames."""
         before_ns, before = self._counted.get(key, (boot_ns, count))
-        if boot_ns > before_ns and count >= before:
+        if count < before:  # it was reset
+            self._rates.pop(key, None)
+        elif boot_ns > before_ns:
             self._rates[key] = (count - before) / ((boot_ns - before_ns) / SECOND_NS)
         self._counted[key] = boot_ns, count
+
+
+def _use(claimed: float | None, unclaimed: float | None) -> str:
+    if claimed is None or unclaimed is None:
+        return "unknown"
+    return "claimed" if claimed else "unclaimed" if unclaimed else "idle"
 
 
 def _status(gpus: Sequence[api.Gpu], statuses: Sequence[SourceState], now_ns: int) -> Status:
@@ -150,18 +166,13 @@ def _status(gpus: Sequence[api.Gpu], statuses: Sequence[SourceState], now_ns: in
     ]
     age = max(ages, default=None)
     reasons = tuple(_reasons(gpus, statuses, age))
-    states = Counter(gpu.state for gpu in gpus)
-    counts: dict[str, float] = {"total": len(gpus)}
-    counts |= {state: states[state] for state in reversed(NODE_STATES)}
-    if any(gpu.unclaimed_processes is not None for gpu in gpus):
-        claimed = sum(gpu.holders[0].held_ratio for gpu in gpus if gpu.holders)
-        counts |= use_counts(len(gpus), claimed, sum(bool(gpu.unclaimed_processes) for gpu in gpus))
+    uses = Counter(gpu.use for gpu in gpus)
     absent = {} if ages else {"age_seconds": "the GPUs have not been read"}
     return Status(
         status=worst(each.status for each in reasons),
         reasons=reasons,
         age_seconds=age,
-        gpus=counts,
+        gpus={use: uses[use] for use in ("claimed", "unclaimed", "idle", "unknown")},
         absent=absent,
     )
 

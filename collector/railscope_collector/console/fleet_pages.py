@@ -11,7 +11,8 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from railscope import api as resources, figures
+from railscope import api as resources
+from railscope.api.status import Status, headline
 from railscope.catalog import collector as catalog
 from railscope.catalog.agent import GOVERNOR_EVENT, REPLAY_MEMORY
 from railscope.catalog.declare import Rollup
@@ -20,17 +21,15 @@ from railscope.catalog.rollup import derived_name
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector import view_refresh
-from railscope_collector.access.credentials import ANYONE
 from railscope_collector.console import curves, incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_table import IncidentTable, worst_first
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.http import gpus_api, read_api
+from railscope_collector.http import read_api, status_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.views import cluster_load
 
-MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
+MAX_WORST, MAX_EVENTS, MAX_NAMED = 20, 20, 10
 MAX_VALUES = 300
 _RECENT_NS = 5 * 60 * SECOND_NS
 _SPARK_WIDTH = 100
@@ -56,11 +55,6 @@ class DataState(msgspec.Struct, frozen=True):
 class RunningLoad(msgspec.Struct, frozen=True):
     """Present load of the cluster; null is not known."""
 
-    gpus: int
-    use: dict[str, int]
-    """GPUs that jobs hold, that are used without a claim, and idle ones."""
-    held_gpus: float | None
-    """GPUs that tenants hold; parts of a GPU count as parts."""
     mean_utilization_ratio: float | None
     power_watts: float | None
     transmit_bytes_per_second: float | None
@@ -70,7 +64,7 @@ class RunningLoad(msgspec.Struct, frozen=True):
     gpu_hours_today: float | None
     """GPU time held since midnight (UTC)."""
     curves: dict[str, curves.ThinnedCurve]
-    """Curve of the last 15 minutes of each of these values, and of `running_jobs`, by its name."""
+    """Curve of the last 15 minutes of each of these values, and of `held_gpus` and `running_jobs`, by its name."""
     period: tuple[int, int]
 
 
@@ -78,11 +72,10 @@ class OverviewModel(msgspec.Struct, frozen=True):
     """First page. What a tenant may not see is null."""
 
     timestamp_ns: int
+    status: Status
     summary: str
-    """State in one line of words."""
+    """The status in one line."""
     since_ns: int | None
-    running_jobs: int | None
-    """Null while the claims of GPUs are not known."""
     touched_jobs: int
     """Running jobs that open incidents touch."""
     ended_jobs: int
@@ -93,8 +86,8 @@ class OverviewModel(msgspec.Struct, frozen=True):
     """Time of the last evaluation of incidents; 0 for none."""
     problem: str
     """Reason why the incidents are not those of now; empty if they are."""
-    incidents: tuple[resources.IncidentDocument, ...]
     open_incidents: int
+    """Open ones that no other one explains."""
     load: RunningLoad | None = None
     nodes: resources.NodeList | None = None
     """The worst nodes, and the number of all by state."""
@@ -166,38 +159,36 @@ class FleetPages:
 
     async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
         missing = Counter(dict(self.api.core.received.missing_of_nodes()))
-        return await run_in_thread(self._make_overview, request, missing)
+        not_ready = await self.api.not_ready()
+        return await run_in_thread(self._make_overview, request, missing, not_ready)
 
     def _make_overview(
-        self, request: page_table.PageRequest, missing: Counter[str]
+        self, request: page_table.PageRequest, missing: Counter[str], not_ready: str
     ) -> OverviewModel:
+        status = status_api.read_status(self.api, request.credential, not_ready)
         views, table = self.api.views(), self.api.incidents()
         visible = visible_incidents(table, request.credential)
         roots = [each for each in visible if each.is_root]
         urgent = [each for each in roots if each.document.severity != "info"]
         touched = incident_pages.touched_jobs(visible)
         tenants = sorted({tenant for tenant, _, _ in touched if tenant})
-        jobs, ended = None, 0
-        if views.jobs.timestamp_ns:
+        ended = 0
+        # Otherwise a touched job may run without being listed.
+        if views.jobs.timestamp_ns and not views.jobs.suppressed:
             running = visible_jobs(views.jobs, request.credential)
-            jobs = len(running) + (views.jobs.suppressed if request.tenant is None else 0)
-            # Otherwise a touched job may run without being listed.
-            if not views.jobs.suppressed:
-                ended = len(touched.difference(job.key for job in running))
-        shown = incident_pages.documents_of(worst_first(roots))
+            ended = len(touched.difference(job.key for job in running))
         model = OverviewModel(
             timestamp_ns=views.timestamp_ns,
-            summary="",
+            status=status,
+            summary=headline(status),
             since_ns=min((each.onset_ns for each in urgent), default=None),
-            running_jobs=jobs,
             touched_jobs=len(touched) - ended,
             ended_jobs=ended,
             touched_tenants=tuple(tenants[:MAX_NAMED]),
             touched_tenant_count=len(tenants),
             diagnosis_ns=table.timestamp_ns,
-            problem=entity_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns()),
-            incidents=tuple(shown[:MAX_INCIDENTS]),
-            open_incidents=len(shown),
+            problem=status.absent.get("incidents", ""),
+            open_incidents=len(roots),
         )
         if request.tenant is None:
             rows = self.api.node_rows()
@@ -207,38 +198,13 @@ class FleetPages:
             events = self.api.event_writer().newest(self.api.core.events, MAX_EVENTS)
             model = msgspec.structs.replace(
                 model,
-                load=self._load(views, table),
+                load=_load(views),
                 nodes=worst,
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
                 events=events,
             )
-        return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
-
-    def _load(self, views: view_refresh.CollectorViews, table: IncidentTable) -> RunningLoad:
-        query = gpus_api.GpusQuery(limit=1)
-        gpus = self.api.gpus.select(self.api.gpus.newest(), table, ANYONE, query)
-        points = views.load or (cluster_load.ClusterLoad(views.timestamp_ns),)
-        newest = points[-1]
-        to_ns = newest.timestamp_ns
-        recent = [each for each in points if each.timestamp_ns > to_ns - _RECENT_NS]
-        traffic, pauses = (
-            [value for each in recent if (value := getattr(each, name)) is not None]
-            for name in ("transmit_bytes_per_second", "max_pause_ratio")
-        )
-        period = curves.TimeRange(to_ns - cluster_load.HISTORY_NS, to_ns)
-        return RunningLoad(
-            gpus.found,
-            gpus.use,
-            newest.held_gpus,
-            newest.mean_utilization_ratio,
-            newest.power_watts,
-            fmean(traffic) if traffic else None,
-            max(pauses, default=None),
-            newest.gpu_hours_today,
-            {name: _spark(points, name, period) for name in newest._fields[1:]},
-            period,
-        )
+        return model
 
     async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
         views = self.api.views()
@@ -293,6 +259,27 @@ class FleetPages:
         )
 
 
+def _load(views: view_refresh.CollectorViews) -> RunningLoad:
+    points = views.load or (cluster_load.ClusterLoad(views.timestamp_ns),)
+    newest = points[-1]
+    to_ns = newest.timestamp_ns
+    recent = [each for each in points if each.timestamp_ns > to_ns - _RECENT_NS]
+    traffic, pauses = (
+        [value for each in recent if (value := getattr(each, name)) is not None]
+        for name in ("transmit_bytes_per_second", "max_pause_ratio")
+    )
+    period = curves.TimeRange(to_ns - cluster_load.HISTORY_NS, to_ns)
+    return RunningLoad(
+        newest.mean_utilization_ratio,
+        newest.power_watts,
+        fmean(traffic) if traffic else None,
+        max(pauses, default=None),
+        newest.gpu_hours_today,
+        {name: _spark(points, name, period) for name in newest._fields[1:]},
+        period,
+    )
+
+
 def _spark(
     points: Sequence[cluster_load.ClusterLoad], name: str, period: curves.TimeRange
 ) -> curves.ThinnedCurve:
@@ -318,23 +305,3 @@ def _data_state(
         tuple(name for name, _ in missing.most_common(MAX_NAMED)),
         views.duration_ns / SECOND_NS,
     )
-
-
-def _summary(model: OverviewModel, urgent: int) -> str:
-    """Return the state in one line."""
-    if not model.timestamp_ns:
-        return view_refresh.NOT_COMPUTED
-    if model.nodes and not model.nodes.found:
-        return "No node has reported yet."
-    parts = []
-    if model.nodes:
-        counts = model.nodes.states
-        states = ", ".join(f"{counts[s]} {s}" for s in entity_states.STATES[:-1] if counts[s])
-        parts.append(f"{figures.count(model.nodes.found, 'node')}: {states or 'all healthy'}")
-    if model.problem:
-        parts.append(model.problem)
-    else:
-        parts.append(figures.count(urgent, "open incident") if urgent else "no open incident")
-    if model.touched_jobs:
-        parts.append(f"{figures.count(model.touched_jobs, 'job')} affected")
-    return "; ".join(parts)

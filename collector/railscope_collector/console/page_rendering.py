@@ -14,6 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from railscope import api, figures
+from railscope.api.status import other_reasons
 from railscope.catalog import event_titles, rollups
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.gpu_health import reason_text
@@ -120,6 +121,7 @@ _environment.globals |= {
     "path": page_table.page_path,
     "has_runbook": INCIDENT_RUNBOOK in RUNBOOKS,
     "static": _URLS.__getitem__,
+    "other_reasons": other_reasons,
     "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
     "short_periods": {"15 minutes": 15, "1 hour": 60},
 }

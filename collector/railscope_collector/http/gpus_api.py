@@ -39,7 +39,8 @@ MAX_RAILS = 100
 _FAILED, _UNKNOWN, *_ = range(len(STATES))
 _UNLISTED = -(1 << 20)
 """First key of failed GPUs that the node does not list; those without a rail have keys nearer to zero."""
-USES = ("claimed", "unclaimed", "idle")
+USES = ("claimed", "unclaimed", "idle", "unknown")
+"""Uses of a GPU; that of a GPU on a stale node is unknown, and so is what cannot be told while claims are not known."""
 _NIC_STREAMS = ("link", "nic", "rdma")
 _Marks = Mapping[str, entity_states.NodeMarks]
 _Pattern = list_query.SearchText
@@ -64,7 +65,7 @@ class GpusQuery(list_query.PartQuery, frozen=True, forbid_unknown_fields=True):
     """Query of the list: the part of the list, and patterns such as `gpu-*` without regard to case."""
 
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
-    use: Literal["", "claimed", "unclaimed", "idle"] = ""
+    use: Literal["", "claimed", "unclaimed", "idle", "unknown"] = ""
     sort: Literal[
         "",
         "node",
@@ -140,8 +141,11 @@ class FleetGpus:
     def uses(self) -> npt.NDArray[np.intp]:
         """Position in USES of the use of each GPU."""
         unclaimed = self.values[gpu_list.LISTED_METRICS.index("railscope_gpu_unclaimed_processes")]
-        uses = np.where(unclaimed > 0, USES.index("unclaimed"), USES.index("idle"))
+        jobs = self.views.jobs
+        rest = "idle" if jobs.timestamp_ns and not jobs.suppressed else "unknown"
+        uses = np.where(unclaimed > 0, USES.index("unclaimed"), USES.index(rest))
         uses[list(self.holders)] = USES.index("claimed")
+        uses[~self.is_fresh] = USES.index("unknown")
         return uses
 
     @cached_property
@@ -361,6 +365,7 @@ class GpusApi:
             state,
             nics=tuple(nics),
             health=STATES[gpus.verdicts[position]],
+            use=USES[gpus.uses[position]],
             reasons=tuple(reasons),
             incidents=tuple(cell.incidents),
             victim_of=tuple(cell.victim_of),

@@ -277,13 +277,16 @@ class ViewApi:
     def tenant_list(self, tenant: str | None, part: slice, sort: str = "") -> tenant_api.TenantList:
         """Return a part of the tenants, or one of them, those that hold most GPUs first. Blocking."""
         views = self.views()
-        view, account = views.tenant, views.account
+        view, account, table = views.tenant, views.account, self.incidents()
         if tenant is not None:
             view = replace(view, cells=tuple(tenant_cells(view.cells, tenant)))
-        held_now = defaultdict[str, Units](int)
+        held_now, jobs = defaultdict[str, Units](int), Counter[str]()
         for job in views.jobs.jobs:
             units = sum(place.holding.units for place in job.places)
             held_now[job.key.tenant] = exact(held_now[job.key.tenant] + units)
+            jobs[job.key.tenant] += 1
+        opened = (each.tenant_nodes for each in table.incidents if each.is_open)
+        incidents = Counter(chain.from_iterable(opened))
         sums = account.tenants() if account else {}
         names = {*sums, *held_now} - {""} if tenant is None else {tenant}
         rows = [
@@ -293,6 +296,8 @@ class ViewApi:
                 if views.jobs.timestamp_ns
                 else None,
                 held_gpu_hours(sums.get(name, {})) if account else None,
+                jobs[name] if views.jobs.timestamp_ns else None,
+                incidents[name] if table.timestamp_ns else None,
             )
             for name in sorted(names, key=lambda name: (-held_now[name], name))
         ]
@@ -303,7 +308,7 @@ class ViewApi:
 
     async def _tenants(self, request: web.Request, credential: Credential) -> web.Response:
         tenant = credential.tenant if credential.role is Role.TENANT else None
-        version = self.views().timestamp_ns, credential.tenant
+        version = self.views().timestamp_ns, self.incidents().timestamp_ns, credential.tenant
         return await json_responses.tagged_response(
             request, partial(self.tenant_list, tenant, slice(None)), *version
         )

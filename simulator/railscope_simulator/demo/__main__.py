@@ -127,7 +127,8 @@ class DemoRun:
                 f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}"
             )
             account = [account_table(self._views["account"])] if self._views else []
-            summary = self._screen.summary(len(self._cluster.node_names))
+            seconds = self._elapsed() if self._cluster.nodes else 0.0
+            summary = self._screen.summary(len(self._cluster.node_names), seconds)
             self._screen.print("\n".join([*account, stopped, summary]))
             return True
 
@@ -150,13 +151,15 @@ class DemoRun:
             await run_in_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
             screen.print(f"{cluster.addresses()}\n\n{watchers.start_commands()}\n")
             await self._show()
+            ended = self._elapsed()
             shipped = await cluster.stop_agents()
             views = await cluster.stable_views()
             good, report = verdict(cluster.node_names, shipped, views, self._compared_links())
             screen.print(f"\n{report}\n\nAUDIT LOG")
             # The check first: `and` would leave it out after another one has failed.
             good = await cluster.check_audit_log() and good
-            screen.print(f"\n{screen.summary(len(cluster.node_names), good=good)}")
+            summary = screen.summary(len(cluster.node_names), ended, good=good)
+            screen.print(f"\n{summary}")
         return good
 
     async def _show(self) -> None:
@@ -217,7 +220,8 @@ class DemoRun:
             target = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
             await run_in_thread(record.add, change, target)
             self._screen.announce(*_fault_message(change, target))
-            self._screen.faults += change.begins
+            if change.begins:
+                self._screen.faults.append(change)
             if not change.fault.scenario:
                 cluster = self._cluster
                 switch = cluster.stop_agent if change.begins else cluster.restart_agent

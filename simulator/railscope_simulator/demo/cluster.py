@@ -282,7 +282,7 @@ class DemoCluster:
 
     async def views(self) -> dict[str, Any]:
         """Return all views of the collector; without incidents before its first diagnosis."""
-        names = ("cluster", "rails", "tenants", "nodes", "account")
+        names = ("status", "cluster", "rails", "tenants", "nodes", "account")
         views = {name: await self._get(f"/api/v1/{name}") for name in names}
         try:
             views["incidents"] = await self._get("/api/v1/incidents")

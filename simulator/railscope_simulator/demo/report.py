@@ -14,11 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+import msgspec
 from rich.cells import set_cell_size
 
+from railscope import figures
+from railscope.api.status import Status, headline
 from railscope.standard_output import OutputError, check_output
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.demo import link_ends
+from railscope_simulator.demo.faults import FaultChange
 
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
@@ -40,20 +44,16 @@ def status_lines(
 ) -> list[str]:
     """Return the state of a cluster in at most MAX_STATUS_LINES lines: the console and the next fault are in `notes`."""
     place, following = notes
-    root_causes = [
-        row
-        for row in views["incidents"]["rows"]
-        if not (row["ended"] or row["explained_by"]) and row["severity"] != "info"
-    ]
-    root_causes.sort(key=lambda row: row["severity"] != "critical")  # the newest first of each
+    root_causes = [row for row in views["status"]["open_incidents"] if row["severity"] != "info"]
     shown = [f"{row['severity']:8}  {row['title']}: {row['action']}" for row in root_causes]
     more = len(shown) - _MAX_INCIDENTS
     shown[_MAX_INCIDENTS:] = [f"and {more} more in the console"] if more > 0 else []
     paused = _table(link_ends.TABLE_HEAD, links[:_MAX_LINKS]).splitlines() if links else []
     rails = _rails(views["rails"]["rows"]).splitlines()
+    status = msgspec.convert(views["status"] | {"open_incidents": ()}, Status)
     lines = [
         "",
-        f"{_cluster(views, root_causes)}  {place}",
+        f"{headline(status)}  {_load(views)}  {place}",
         f"{following}; Ctrl-C ends",
         *shown,
         *paused,
@@ -61,17 +61,13 @@ def status_lines(
     return [*lines, *rails][:MAX_STATUS_LINES]
 
 
-def _cluster(views: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> str:
+def _load(views: Mapping[str, Any]) -> str:
     values = {row["metric"]: row["value"] for row in views["cluster"]["rows"]}
-    nodes, gpus, watts, busy = (
+    watts, busy = (
         values.get(f"railscope_cluster_{name}", 0)
-        for name in ("nodes_reporting", "gpus", "sum_gpu_power_watts", "mean_gpu_utilization_ratio")
+        for name in ("sum_gpu_power_watts", "mean_gpu_utilization_ratio")
     )
-    severities = Counter(row["severity"] for row in incidents)
-    counts = ", ".join(f"{count} {severity}" for severity, count in sorted(severities.items()))
-    state = "FAILED" if severities["critical"] else "DEGRADED" if counts else "HEALTHY"
-    figures = f"{nodes:.0f} nodes  {gpus:.0f} GPUs  {100 * busy:.0f} % busy  {watts / 1000:.1f} kW"
-    return f"{figures}  {state}{counts and ': ' + counts}"
+    return f"{100 * busy:.0f} % busy  {watts / 1000:.1f} kW"
 
 
 def _rails(rows: Iterable[dict[str, Any]]) -> str:
@@ -177,24 +173,42 @@ class DemoScreen:
         self._states: dict[str, str] = {}
         self._incidents: dict[str, str] = {}
         """State of each incident that was shown."""
+        self._causes = Counter[tuple[str, str]]()
+        """Number of these incidents by class and node of the cause."""
         self.is_gone = False
-        self.faults = 0
+        self.faults: list[FaultChange] = []
         """Faults that have begun."""
 
-    def summary(self, nodes: int, *, good: bool | None = None) -> str:
-        """Return the summary of the run; after a signal, without checks."""
-        opened = len(self._incidents)
-        ended = sum(state == "ended" for state in self._incidents.values())
-        found = f"{_count(opened, 'incident')} {'were' if opened > 1 else 'was'} found"
+    def summary(self, nodes: int, seconds: float, *, good: bool | None = None) -> str:
+        """Return the summary of a run of some seconds; a run that a signal ends has no checks."""
         checks = {
-            None: "nothing was checked",
-            True: "all checks passed",
-            False: "a check FAILED: its line above has the reason",
+            None: "Stopped before the checks at the end",
+            True: "All checks passed",
+            False: "A check FAILED: its line above has the reason",
         }
-        return (
-            f"SUMMARY: {nodes} nodes ran, {_count(self.faults, 'fault')} began, {found}"
-            f"{f', {ended} of them ended' if opened else ''}; {checks[good]}."
+        number, outcomes = len(self.faults), ", ".join(self._outcomes(seconds))
+        faults = (
+            f"{figures.count(number, 'fault')} began: {outcomes}" if number else "No fault began"
         )
+        return f"SUMMARY: {nodes} nodes ran. {faults}. {checks[good]}."
+
+    def _outcomes(self, seconds: float) -> Iterator[str]:
+        """Yield what became of the faults."""
+        found, counts, missed = self._causes.copy(), Counter[str](), []
+        for change in self.faults:
+            fault, key = change.fault, (change.fault.incident, change.fault.node)
+            if found[key]:
+                found[key] -= 1
+                counts["found as incidents"] += 1
+            elif not fault.incident:
+                counts["with an alert only, by design"] += 1
+            elif change.seconds + fault.within_seconds > seconds:
+                counts["just before the end"] += 1
+            else:
+                missed.append(f"{fault.name} on {fault.node}")
+        yield from (f"{number} {text}" for text, number in counts.items())
+        if missed:
+            yield f"{len(missed)} NOT FOUND: {', '.join(missed)}"
 
     def print(self, text: str) -> None:
         """Print a text in place of the state of the cluster; after an error nothing is printed any more."""
@@ -245,13 +259,10 @@ class DemoScreen:
             state = "ended" if row["ended"] else "explained" if row["explained_by"] else "open"
             if self._incidents.get(row["id"], "ended") == state:
                 continue
+            if row["id"] not in self._incidents:
+                self._causes[row["class"], row["cause"].get("node", "")] += 1
             self._incidents[row["id"]] = state
             yield incident_text(row, state)
-
-
-def _count(number: int, noun: str) -> str:
-    """Return a number with its noun: no fault, 1 fault, 2 faults."""
-    return f"{number or 'no'} {noun}{'s' * (number > 1)}"
 
 
 def incident_text(row: Mapping[str, Any], state: str) -> str:

@@ -1,0 +1,137 @@
+"""The node as the API shows it: the list of GPUs and the status, from the frames of its sources."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from railscope import api
+from railscope.api.status import Status
+from railscope.catalog import METRICS
+from railscope.catalog.entities import GPU, GPU_REASON, NIC, RDMA_PORT
+from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.timestamps import SECOND_NS
+from railscope_agent.config import AgentSettings
+from railscope_agent.endpoint.node_api import NodeApi
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.status import FAILED, OK, SourceState
+from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
+from railscope_agent.streams.xid_matcher import XidMatcher
+
+NOW_NS = 1000 * SECOND_NS
+SOURCES = {source.name: source for source in machine_sources(AgentSettings())}
+SOURCES["gpu_verdict"] = GpuVerdictSource(dict, XidMatcher())
+UNKNOWN, HEALTHY, DEGRADED, BROKEN = range(4)
+GPUS = [
+    Entity(GPU, (f"GPU-{n}",), {"index": str(n), "pci_address": f"0000:0{n}:00.0", "rail": str(n)})
+    for n in range(2)
+]
+ETH0 = Entity(NIC, ("eth0",), {"rail": "0"})
+IB0 = Entity(NIC, ("ib0",), {"rail": "0", "rdma_device": "mlx5_0"})
+PORT = Entity(RDMA_PORT, ("mlx5_0", "1"))
+ROW_REMAP = Entity(GPU_REASON, ("GPU-1", "row_remap_pending"))
+
+
+def state_of(source: str, *readings: tuple[str, Entity, int], age: float = 0.0) -> SourceState:
+    """A source with a frame of these readings."""
+    columns = tuple((METRICS[f"railscope_{name}"], entity) for name, entity, _ in readings)
+    at = NodeTimestamp(1, NOW_NS - round(age * SECOND_NS))
+    values = array("q", [value for *_, value in readings])
+    frame = Frame(FrameOrigin("n1", "r", "b"), Schema(source, columns), 1, at, values)
+    return SourceState(SOURCES[source], state=OK, frame=frame)
+
+
+def sources(
+    verdict: int = HEALTHY, link: int = 1, age: float = 0.0, gpu_age: float = 0.0
+) -> dict[str, SourceState]:
+    """Two GPUs that are healthy except for the changes; the first one is claimed."""
+    first, second = GPUS
+    use = [("gpu_claimed_ratio", first, 420), ("gpu_unclaimed_processes", first, 0)]
+    use += [("gpu_claimed_ratio", second, 0), ("gpu_unclaimed_processes", second, 2)]
+    health = [("gpu_health", first, HEALTHY), ("gpu_health", second, verdict)]
+    reason = [("gpu_health_reason_active", ROW_REMAP, int(verdict != HEALTHY))]
+    return {
+        "gpu": state_of("gpu", ("gpu_power_watts", first, 500_500), ("gpu_power_watts", second, 1), age=gpu_age),
+        "gpu_verdict": state_of("gpu_verdict", *health, *reason, age=age),
+        "link": state_of("link", ("network_link_up", ETH0, link)),
+        "tenancy": state_of("tenancy", *use),
+    }  # fmt: skip
+
+
+def status_of(states: Mapping[str, SourceState]) -> Status:
+    found = NodeApi("n1").document("/api/v1/status", list(states.values()), NOW_NS)
+    return msgspec.json.decode(found, type=Status)
+
+
+def gpus_of(states: Mapping[str, SourceState]) -> tuple[api.Gpu, ...]:
+    found = NodeApi("n1").document("/api/v1/gpus", list(states.values()), NOW_NS)
+    return msgspec.json.decode(found, type=api.GpuList).rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "reason"),
+    [
+        ({}, "healthy", ""),
+        ({"verdict": DEGRADED}, "degraded", "GPU 1: memory row to be replaced at a reset"),
+        ({"verdict": BROKEN}, "failed", "GPU 1: "),
+        ({"verdict": UNKNOWN}, "unknown", "GPU 1: "),
+        ({"link": 0}, "degraded", "the link of eth0 is down"),
+        ({"age": 200.0}, "unknown", "stale: read 3 min 20 s ago"),
+    ],
+)  # fmt: skip
+def test_the_status_is_the_worst_of_gpus_links_and_sources(
+    changes: dict[str, Any], status: str, reason: str
+) -> None:
+    found = status_of(sources(**changes))
+    assert found.status == status
+    assert any(reason in each.text for each in found.reasons) if reason else not found.reasons
+    assert found.gpus == {"claimed": 1, "unclaimed": 1, "idle": 0, "unknown": 0}
+
+
+def test_a_source_that_fails_and_a_node_without_gpus_are_stated() -> None:
+    failed = sources()
+    failed["gpu"].state = FAILED
+    assert "source gpu cannot be read" in [each.text for each in status_of(failed).reasons]
+    empty = status_of({"link": sources()["link"]})
+    assert (empty.status, empty.reasons[0].text) == ("unknown", "the agent reports no GPU")
+
+
+def test_a_gpu_without_fresh_readings_stays_in_the_sum_as_unknown() -> None:
+    stale = sources(age=200.0, gpu_age=200.0)
+    stale["tenancy"].is_overdue = True
+    assert status_of(stale).gpus == {"claimed": 0, "unclaimed": 0, "idle": 0, "unknown": 2}
+    assert [(gpu.index, gpu.state, gpu.power_watts) for gpu in gpus_of(stale)] == [
+        ("0", "unknown", None),
+        ("1", "unknown", None),
+    ]
+
+
+@pytest.mark.parametrize(("port", "is_up"), [(1, True), (0, False)])
+def test_gpus_are_listed_worst_first_with_the_nic_of_their_rail(port: int, is_up: bool) -> None:  # noqa: FBT001 - a case
+    states = sources(verdict=DEGRADED)
+    nic = ("nic_receive_bytes_total", IB0, 0)  # without a network interface that has a link
+    states["link"] = state_of("nic", nic)
+    states["rdma"] = state_of("rdma", ("rdma_port_up", PORT, port))
+    worst, other = gpus_of(states)
+    assert (worst.index, worst.state, worst.use, worst.reasons) == (
+        "1", "degraded", "unclaimed", ("row_remap_pending",),
+    )  # fmt: skip
+    assert (other.nics, other.link_up, other.rail) == (("ib0",), is_up, 0)
+    assert (other.use, other.holders[0].held_ratio, other.power_watts) == ("claimed", 0.5, 500.5)
+
+
+def test_rates_are_those_between_two_reads() -> None:
+    served = NodeApi("n1")
+
+    def rate(count: int, age: float) -> float | None:
+        states = sources()
+        states["nic"] = state_of("nic", ("nic_receive_bytes_total", ETH0, count), age=age)
+        found = served.document("/api/v1/gpus", list(states.values()), NOW_NS)
+        return msgspec.json.decode(found, type=api.GpuList).rows[0].receive_bytes_per_second
+
+    assert [rate(1000, 4.0), rate(3000, 2.0), rate(3000, 2.0)] == [None, 1000.0, 1000.0]
+    assert rate(10, 1.0) is None, "the counter was reset"
