@@ -10,9 +10,6 @@ from pathlib import Path
 
 from railscope.settings import SettingsError
 
-_OF_EVERY_COLLECTOR = frozenset(("collector", "top"))
-"""Extras that `make install` has without EXTRAS=yes."""
-
 
 def install_command(
     extra: str,
@@ -28,7 +25,7 @@ def install_command(
     if not (prefix / "share/railscope").is_dir():
         return f"{python} -m pip install 'railscope[{extra}]'"
     if (prefix / "bin/pip").exists():
-        variable = "" if extra in _OF_EVERY_COLLECTOR else " EXTRAS=yes"
+        variable = "" if extra == "collector" else " EXTRAS=yes"
         return f"make install{variable}, as root in the checkout"
     command = (
         "apt install ./railscope-collector_*.deb"

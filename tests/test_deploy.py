@@ -452,9 +452,9 @@ def declared(*extras: str) -> Iterator[Requirement]:
 
 EXTRAS = {
     "requirements-agent.lock": (),
-    "requirements.lock": ("collector", "top"),
+    "requirements.lock": ("collector",),
     "requirements-extras.lock": (
-        "postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches", "top"
+        "postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches"
     ),
 }  # fmt: skip
 

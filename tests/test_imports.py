@@ -10,7 +10,7 @@ import pytest
 
 WATCHED = (
     "aiohttp", "asyncio", "cryptography", "google.protobuf", "grpc", "h11", "h2", "http.client", "influxdb_client", "jinja2", "numpy", "obstore",
-    "opentelemetry", "prometheus_client", "psutil", "psycopg", "pyarrow", "pynvml", "sqlalchemy", "structlog", "textual", "xml.etree",
+    "opentelemetry", "prometheus_client", "psutil", "psycopg", "pyarrow", "pynvml", "sqlalchemy", "structlog", "xml.etree",
     "railscope.capture", "railscope.catalog", "railscope.service", "railscope_agent.host.netlink", "railscope_agent.service",
     "railscope_collector.service",
 )  # fmt: skip

@@ -43,7 +43,7 @@ def _summary() -> Iterator[panels.Panel]:
     yield from (
         panels.number(101, "Nodes reporting", "Nodes with fresh frames at the collector.", query.now(collector.NODES_UP, SUM)),
         panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", _missing(collector.NODE_UP, "node"), panels.NONE_IS_GOOD),
-        panels.number(103, "GPUs", "GPUs with fresh readings at the collector.", query.now(collector.CLUSTER_GPUS, SUM)),
+        panels.number(103, "GPUs", "GPUs of all nodes, those of stale nodes too.", query.now(collector.CLUSTER_GPUS, SUM)),
         panels.number(104, "GPU utilization", "Mean of all GPUs.", query.rollup("cluster", gpu.GPU_UTILIZATION, MEAN)),
         panels.number(105, "GPU power", "Total of all GPUs.", query.rollup("cluster", gpu.GPU_POWER, SUM)),
         panels.number(106, "Hottest GPU", "The highest die temperature.", query.rollup("cluster", gpu.GPU_TEMPERATURE, MAX), panels.HOT),

@@ -33,7 +33,7 @@ def _summary() -> Iterator[Panel]:
     idle = "max by (node, gpu) (railscope_gpu_utilization_ratio) < 0.01"
     unused = build_query(f"count(({CLAIMED}) and ({idle})) or vector(0)", COUNT)
     yield from (
-        number(101, "GPUs", "GPUs with fresh readings at the collector.", build_query(GPUS)),
+        number(101, "GPUs", "GPUs of all nodes, those of stale nodes too.", build_query(GPUS)),
         number(102, "Held", "GPUs that tenants hold, as a share of all.", build_query(f"{HELD_GPUS} / {GPUS}", SHARE)),
         number(103, "Busy", "Mean share of time in which any kernel ran.", rollup("cluster", gpu.GPU_UTILIZATION, MEAN)),
         number(104, "SM activity", "Mean share of cycles; a busy GPU may do little.", rollup("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),

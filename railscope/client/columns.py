@@ -108,6 +108,11 @@ class Column(NamedTuple):
         return self.is_number or self.form in {"state", "time"}
 
     @property
+    def is_name(self) -> bool:
+        """True for a column that names the object of a row."""
+        return self.form == "name"
+
+    @property
     def is_sentence(self) -> bool:
         """True for a column that may follow its row, on lines of its own."""
         return self.form in {"sentence", "reasons"}

@@ -7,12 +7,10 @@ The server decides on states, order and words; a command prints them. Exit statu
 from __future__ import annotations
 
 import fnmatch
-import io
 import json
 import math
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -21,14 +19,12 @@ from urllib.parse import quote
 
 import click
 import msgspec
-from rich import cells, console, table
 
 from railscope import api
 from railscope.api.status import WORST_FIRST, Status, StatusReason, other_reasons, sums
-from railscope.client import contexts
+from railscope.client import contexts, text_layout
 from railscope.client.columns import (
     LISTINGS,
-    NONE,
     Column,
     Row,
     age,
@@ -36,6 +32,7 @@ from railscope.client.columns import (
     show,
 )
 from railscope.client.connection import ClientError, ReadClient
+from railscope.client.text_layout import table_lines
 from railscope.incident_victims import affected_text
 from railscope.timestamps import SECOND_NS, format_timestamp
 
@@ -46,12 +43,7 @@ MAX_VIEW_AGE_SECONDS = 60.0
 """Age from which views are stale; a collector computes them every few seconds."""
 _RECENT_SECONDS = 30.0
 _MAX_LISTED = 5
-_WIDTH, _WIDE, _INDENT, _BELOW = 80, 10_000, " " * 18, " " * 4
-_FILLER = "\ue000"
-"""Second column of a wide character while a text is wrapped."""
-_MIN_SENTENCE_WIDTH = 24
-_ROW, _ROW_WIDTH = "\ue001", 3
-"""Mark of the first line of each row while a table is drawn, and the width of its column."""
+_WIDTH, _INDENT = 80, " " * 18
 
 
 class ClientCommand(click.Command):
@@ -107,7 +99,13 @@ server_options = add_options(*(_text(name, *each) for name, each in _SERVER.item
 connection_options = add_options(
     server_options,
     _text("--context", "NAME", "Context to use; `railscope context show` lists them."),
-    click.option("--timeout-seconds", type=_SECONDS, default=10.0, help="Limit of one request."),
+    click.option(
+        "--timeout-seconds",
+        type=_SECONDS,
+        default=10.0,
+        show_default=True,
+        help="Limit of one request.",
+    ),
 )
 
 
@@ -125,59 +123,14 @@ def terminal_width() -> int:
 
 
 def table_text(columns: Sequence[Column], rows: Sequence[Row], *, wide: bool = False) -> str:
-    """Return rows as a table; without `wide`, no line is longer than the terminal.
-
-    Nothing is cut: other texts than sentences are folded, and sentences that have no space beside them follow their row.
-    """
+    """Return rows as a table; without `wide`, no line is longer than the terminal."""
     shown = [column for column in columns if wide or not column.is_wide]
-    brief = [column for column in shown if not column.is_sentence]
-    width = _WIDE if wide else terminal_width()
-    out = io.StringIO()
-    screen = console.Console(file=out, width=width, markup=False, highlight=False, emoji=False)
-    of_brief = screen.measure(_table(brief, rows)).maximum
-    if len(brief) == len(shown) or of_brief + _MIN_SENTENCE_WIDTH <= width:
-        screen.print(_table(shown, rows))
-        return _without_trailing_spaces(out.getvalue())
-    screen.width = width + _ROW_WIDTH
-    screen.print(_table(brief, rows, _ROW))
-    lines, following = [], [[], *(_sentences(shown, row) for row in rows)]
-    for line in out.getvalue().splitlines():
-        if line.startswith(_ROW):
-            lines += following.pop(0)
-        lines.append(line[_ROW_WIDTH:])
-    return _without_trailing_spaces("\n".join([*lines, *following[0]]))
-
-
-def _sentences(columns: Sequence[Column], row: Row) -> list[str]:
-    """Return the lines of the sentences of a row."""
-    texts = [column.text(row) for column in columns if column.is_sentence]
-    return [line for text in texts if text != NONE for line in wrap(_BELOW + text, _BELOW)]
-
-
-def _table(columns: Sequence[Column], rows: Sequence[Row], mark: str = "") -> table.Table:
-    """Return a table to draw; a mark is put before the first line of each row."""
-    drawn = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    if mark:
-        drawn.add_column("", width=1)
-    for each in columns:
-        side: Any = "right" if each.is_number else "left"
-        drawn.add_column(each.head, justify=side, no_wrap=each.is_whole, overflow="fold")
-    for row in rows:
-        drawn.add_row(*filter(None, [mark]), *(column.text(row) for column in columns))
-    return drawn
-
-
-def _without_trailing_spaces(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
+    return "\n".join(table_lines(shown, rows, None if wide else terminal_width()))
 
 
 def wrap(content: str, indent: str) -> list[str]:
-    """Return the lines of a text; all but the first are indented, and none is cut."""
-    shown = show(content)
-    spread = "".join(each + _FILLER * (cells.get_character_cell_size(each) - 1) for each in shown)
-    width = terminal_width() - (spread != shown)  # a break may be inside a wide character
-    lines = textwrap.wrap(spread, width, subsequent_indent=indent, break_on_hyphens=False)
-    return [line.replace(_FILLER, "") for line in lines]
+    """Return the lines of a text in the terminal; all but the first are indented, and none is cut."""
+    return text_layout.wrap(show(content), terminal_width(), indent)
 
 
 def incident_lines(incidents: Sequence[api.IncidentDocument], now_ns: int) -> Iterator[str]:
@@ -258,10 +211,13 @@ def _read_list(
 
     Raises ClientError; also if `named` is one of these filters.
     """
-    query = {key: pattern for key, pattern in filters.items() if key in LISTINGS[name].served}
+    served = () if client.address.is_agent else LISTINGS[name].served
+    query = {key: pattern for key, pattern in filters.items() if key in served}
     found, rows = read_rows(client, name, query)
     chosen, texts = rows, {}
-    for key, pattern in filters.items() - query.items():
+    for key, pattern in filters.items():
+        if key in {*query, *_PARTS}:
+            continue
         texts[key] = unmatched(rows, key, pattern)
         chosen = [row for row in chosen if not unmatched([row], key, pattern)]
     if named in query and not rows:
@@ -316,7 +272,8 @@ def _list_command(name: str) -> click.Command:
 
     def run(chosen: str, watch: float | None, **options: Any) -> None:
         selects = (*listing.options, "limit", "offset")
-        filters = {each: str(options[each]) for each in selects if options.get(each)}
+        given = {each: options.get(each) for each in selects}
+        filters = {each: str(value) for each, value in given.items() if value not in {None, ""}}
         if chosen and key in filters:
             message = f"invalid argument {chosen!r}: expected either NAME or --{key}"
             raise ClientError(message)
@@ -338,8 +295,8 @@ def _list_command(name: str) -> click.Command:
     options = [_filter_option(name, each) for each in listing.options if each != "id"]
     if "offset" in listing.served:
         options += [
-            click.option(f"--{each}", type=click.IntRange(0), help="Part of the list.")
-            for each in ("limit", "offset")
+            click.option(f"--{each}", type=click.IntRange(0), help=about)
+            for each, about in _PARTS.items()
         ]
     options += [
         json_option,
@@ -356,18 +313,34 @@ def _list_command(name: str) -> click.Command:
     return click.command(name, cls=ClientCommand, help=listing.about)(add_options(*options)(run))
 
 
+_PARTS = {
+    "limit": "Number of rows at most.",
+    "offset": "Number of rows to omit, for the next part.",
+}
+_ABOUT = {
+    "node": "Only of these nodes, such as gpu-*.",
+    "rail": "Only on this rail.",
+    "tenant": "Only of these tenants.",
+    "state": "Only in this state.",
+    "severity": "Only of this severity.",
+}
+
+
 def _filter_option(name: str, key: str) -> Callable[[_Command], _Command]:
     """Return the option that selects rows by a key."""
-    choices = {"severity": SEVERITIES} | (
-        {"state": ("open", "closed", "all")} if name == "incidents" else {}
-    )
-    if key in choices:
-        default = "open" if key == "state" else None
+    about = _ABOUT.get(key, f"Only of this {key}.")
+    if key == "rail" and key in LISTINGS[name].served:
+        return click.option(f"--{key}", type=click.IntRange(0), help=about)
+    states = {"incidents": ("open", "closed", "all"), "gpus": WORST_FIRST}
+    choices = {"severity": SEVERITIES, "state": states.get(name, ())}.get(key, ())
+    if choices:
         return click.option(
             f"--{key}",
-            type=click.Choice(choices[key]),
-            default=default,
+            type=click.Choice(choices),
+            default="open" if "open" in choices else None,
             callback=lambda *given: given[2] if given[2] != "all" else None,
+            help=about,
+            show_default="open" in choices,
         )
 
     def check(_: click.Context, option: click.Parameter, pattern: str) -> str:
@@ -378,9 +351,7 @@ def _filter_option(name: str, key: str) -> Callable[[_Command], _Command]:
             raise click.BadParameter(message, param=option)
         return pattern
 
-    return click.option(
-        f"--{key}", default="", metavar="PATTERN", callback=check, help=f"Only of this {key}."
-    )
+    return click.option(f"--{key}", default="", metavar="PATTERN", callback=check, help=about)
 
 
 def repeat(draw: Callable[[], None], seconds: float | None) -> None:
@@ -447,7 +418,8 @@ def read_status(options: Mapping[str, Any]) -> tuple[Status, dict[str, str], int
 
 def status_lines(found: Status, server: Mapping[str, str], now_ns: int) -> Iterator[str]:
     """Yield a status on one screen."""
-    yield f"{found.status.upper()}  {server['program']} {server['server']}"
+    old = "" if found.age_seconds is None else f", data {age(found.age_seconds)} old"
+    yield f"{found.status.upper()}  {server['program']} {server['server']}{old}"
     reasons = other_reasons(found)
     for reason in reasons:
         yield from wrap(f"  {reason.status}: {reason.text}", "    ")
@@ -457,8 +429,6 @@ def status_lines(found: Status, server: Mapping[str, str], now_ns: int) -> Itera
     stated = " ".join(reason.text for reason in reasons)
     for name, text in found.absent.items():
         yield from wrap(f"{name}: unknown" + f" ({text})" * (text not in stated), "  ")
-    if found.age_seconds is not None:
-        yield f"age of the data: {age(found.age_seconds)}"
     if found.open_incidents:
         yield from ("", *incident_lines(found.open_incidents[:_MAX_LISTED], now_ns))
         more = sum((found.incidents or {}).values()) - _MAX_LISTED
@@ -488,7 +458,12 @@ def status(*, as_json: bool, **options: Any) -> None:
 
 @click.command(cls=ClientCommand)
 @click.option(
-    "--interval", type=_SECONDS, default=5.0, metavar="SECONDS", help="Time between two reads."
+    "--interval",
+    type=_SECONDS,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two reads.",
 )
 @click.option("--once", is_flag=True, help="Print once, and end.")
 @connection_options

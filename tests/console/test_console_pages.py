@@ -1067,7 +1067,7 @@ async def test_a_loss_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
 
 
 async def test_an_empty_collector_states_what_to_do(tmp_path: Path) -> None:
-    text, model = await page_of(fleet(tmp_path, [], []), "overview")
+    text, _ = await page_of(fleet(tmp_path, [], []), "overview")
     assert "Unknown: no node has ever reported" in text
     assert "systemctl enable --now railscope-agent" in text
     assert "all healthy" not in text

@@ -12,11 +12,11 @@ from railscope.extras import install_command
 @pytest.mark.parametrize(
     ("files", "extra", "command"),
     [
-        (("pyproject.toml",), "top", "{prefix}/bin/python -m pip install --editable '{prefix}[top]'"),
-        ((), "top", "{prefix}/bin/python -m pip install 'railscope[top]'"),
-        (("share/railscope/x", "bin/pip"), "top", "make install, as root in the checkout"),
+        (("pyproject.toml",), "otlp", "{prefix}/bin/python -m pip install --editable '{prefix}[otlp]'"),
+        ((), "otlp", "{prefix}/bin/python -m pip install 'railscope[otlp]'"),
+        (("share/railscope/x", "bin/pip"), "collector", "make install, as root in the checkout"),
         (("share/railscope/x", "bin/pip"), "otlp", "make install EXTRAS=yes, as root in the checkout"),
-        (("share/railscope/x",), "top", "install the package railscope-collector: "),
+        (("share/railscope/x",), "collector", "install the package railscope-collector: "),
     ],
 )  # fmt: skip
 def test_the_command_is_that_of_checkout_pip_make_install_or_package(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from unicodedata import normalize
 
 import click
-from rich.cells import set_cell_size
 
 from railscope import convert_errors
 from railscope.audit import log_checkpoint, signed_note
@@ -26,6 +25,7 @@ from railscope.audit.record import (
     parse_number,
     read_record_head,
 )
+from railscope.client.text_layout import cut
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector import archive_stores
@@ -371,7 +371,7 @@ def _print_record(raw: bytes, *, as_json: bool, wide: bool) -> None:
     """Print a record as a line that fits the terminal, if there is one."""
     line = format_record(raw, as_json=as_json)
     fits = as_json or wide or not sys.stdout.isatty()
-    click.echo(line if fits else set_cell_size(line, shutil.get_terminal_size().columns).rstrip())
+    click.echo(line if fits else cut(line, shutil.get_terminal_size().columns))
 
 
 @audit.command()

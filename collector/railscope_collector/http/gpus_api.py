@@ -40,7 +40,7 @@ _FAILED, _UNKNOWN, *_ = range(len(STATES))
 _UNLISTED = -(1 << 20)
 """First key of failed GPUs that the node does not list; those without a rail have keys nearer to zero."""
 USES = ("claimed", "unclaimed", "idle", "unknown")
-"""Uses of a GPU; that of a GPU on a stale node is unknown, and so is what cannot be told while claims are not known."""
+"""Uses of a GPU; that of a GPU on a stale node is unknown, as it is without a claim while claims are not known."""
 _NIC_STREAMS = ("link", "nic", "rdma")
 _Marks = Mapping[str, entity_states.NodeMarks]
 _Pattern = list_query.SearchText

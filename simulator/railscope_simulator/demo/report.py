@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 import msgspec
-from rich.cells import set_cell_size
 
 from railscope import figures
 from railscope.api.status import Status, headline
+from railscope.client.text_layout import cut, wrap
 from railscope.standard_output import OutputError, check_output
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.demo import link_ends
@@ -53,7 +53,8 @@ def status_lines(
     status = msgspec.convert(views["status"] | {"open_incidents": ()}, Status)
     lines = [
         "",
-        f"{headline(status)}  {_load(views)}  {place}",
+        *wrap(headline(status), _NARROW, "  "),
+        f"{_load(views)}  {place}",
         f"{following}; Ctrl-C ends",
         *shown,
         *paused,
@@ -149,6 +150,7 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 _MAX_SHOWN = 8
+_NARROW = 79
 MAX_STATUS_LINES = 16
 _MAX_INCIDENTS, _MAX_LINKS = 3, 2
 _LINES_OF_EVENTS = 8
@@ -250,7 +252,7 @@ class DemoScreen:
             lines = status_lines(views, links.rows(), notes)
             lines = lines[: max(size.lines - _LINES_OF_EVENTS, 3)]
             # A line that wraps would be more lines than are replaced.
-            self.print("\n".join(set_cell_size(line, size.columns - 1).rstrip() for line in lines))
+            self.print("\n".join(cut(line, size.columns - 1) for line in lines))
             self._drawn = len(lines)
 
     def _incident_changes(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
