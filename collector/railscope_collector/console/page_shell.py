@@ -60,6 +60,7 @@ class PageShell:
             "title": title,
             "menu": list(page_table.menu(credential.role)) if credential else [],
             "here": request.path,
+            "first": page_table.first_path(credential or access.ANYONE),
             "label": credential.label if credential and credential is not access.ANYONE else "",
             "is_anonymous": credential is access.ANYONE,
             "has_session": has_session,
@@ -83,7 +84,9 @@ class PageShell:
     ) -> web.Response:
         """Return a page that states a problem."""
         shell = self.values(request, credential, status.phrase)
-        content = page_rendering.render("message.html", status=status, text=text)
+        content = page_rendering.render(
+            "message.html", status=status, text=text, first=shell["first"]
+        )
         body = page_rendering.render("shell.html", **shell, content=content)
         return web.Response(
             status=status, text=body, content_type="text/html", headers=PRIVATE_HEADERS
@@ -100,6 +103,10 @@ class PageShell:
         is_page = not request.path.startswith(_MACHINE_PATHS)
         if not is_page or "text/html" not in request.headers.get("Accept", ""):
             return None
+        overview = page_table.PAGES_BY_NAME["overview"]
+        if credential and request.path == overview.path and not overview.admits(credential.role):
+            first = page_table.first_path(credential)
+            return redirect(first) if first != overview.path else None
         if status is not HTTPStatus.UNAUTHORIZED:
             return self.message(request, status, text, credential)
         target = page_table.local_target(str(request.rel_url))

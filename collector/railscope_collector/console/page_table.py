@@ -443,13 +443,14 @@ def local_target(text: str) -> str:
     return text if is_local and is_page and "\\" not in text else ""
 
 
+_FIRST_PAGES = {Role.FINANCE: "billing", Role.AUDITOR: "audit"}
+
+
 def first_path(reader: Credential) -> str:
-    """Return the path of the page after the sign-in: of a tenant, its own page; of finance, the closed periods."""
+    """Return the path of the first page of a reader: the page after the sign-in, and the target of the brand."""
     if reader.role is Role.TENANT:
         return page_path("tenant", reader.tenant)
-    if reader.role is Role.FINANCE:
-        return page_path("billing")
-    return next(menu(reader.role)).path
+    return page_path(_FIRST_PAGES.get(reader.role, "overview"))
 
 
 def menu(role: Role) -> Iterator[Page]:

@@ -190,13 +190,15 @@ class RequestAuthorizer:
         denial: tuple[str, str],
     ) -> web.Response:
         reason, text = denial
+        page = self.browser_page(request, HTTPStatus.FORBIDDEN, text, result.credential)
+        if page and page.status == HTTPStatus.SEE_OTHER:
+            return page  # to the first page of its role: nothing is denied
         label = result.credential.label if result.credential else ""
         address = request.remote or ""
         self.trail.record_denial(
             DeniedRequest(address, _path(request), reason, label, result.credential_kind)
         )
         self.on_denial(route, reason)
-        page = self.browser_page(request, HTTPStatus.FORBIDDEN, text, result.credential)
         if page:
             return page
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
