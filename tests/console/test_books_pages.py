@@ -369,7 +369,7 @@ def unavailable() -> BillingReader:
 
 
 def drafts() -> Iterator[RecordDraft]:
-    operator, subject = RecordActor("person", "op"), RecordSubject("n1", "GPU-1")
+    operator, subject = RecordActor("person", "op"), RecordSubject("n1", "GPU-1", "GPU-1")
     for number, tenant in enumerate(("speech", "vision", "vision")):
         references = ("slurm/speech/7",) if number == 2 else ()
         yield RecordDraft(
@@ -398,9 +398,10 @@ async def test_the_audit_log_has_proofs_that_verify(tmp_path: Path) -> None:
             index = indexes[time_ns]
             (entry,) = (await twin(running, f"/audit/{index}", AUDITOR))["entries"]
             assert await proven_record(running, index, AUDITOR) == entry["record"]
-        assert "railscope audit check-proof" in await text_of(
-            running, f"/audit/{index}", Role.AUDITOR
-        )
+        text = await text_of(running, f"/audit/{index}", Role.AUDITOR)
+        assert "railscope audit check-proof" in text
+        assert "n1 GPU-1 " in text
+        assert "GPU-1 GPU-1" not in text
 
         own = await twin(running, "/audit", TENANT)
         shown = {each["index"] for each in own["entries"]}

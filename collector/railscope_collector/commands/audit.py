@@ -137,10 +137,9 @@ def format_record(raw: bytes, *, as_json: bool) -> str:
         return raw.decode()
     record = decode_shown_record(raw)
     actor = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
-    subject = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
     parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, actor)
-    return escape_line("  ".join(part for part in (*parts, subject, data) if part))
+    return escape_line("  ".join(part for part in (*parts, record.obj.text, data) if part))
 
 
 def escape_line(line: str) -> str:

@@ -166,7 +166,7 @@ def _row(entry: api.AuditEntry) -> AuditRow:
         record.type,
         f"{record.actor.kind} {record.actor.id}",
         record.out,
-        " ".join(filter(None, (record.obj.node, record.obj.gpu, record.obj.slot))),
+        record.obj.text,
         signed_entries.sole_tenant(record),
     )
 
