@@ -290,7 +290,7 @@ def test_the_catalog_as_a_table():
 def test_the_catalog_as_a_page():
     page = run("catalog", "--format", "md").stdout
     for name in (*METRICS, *EVENTS, *rollups()):
-        assert f"| `{name}` |" in page
+        assert f"- `{name}` — " in page
 
 
 def test_the_catalog_for_programs():

@@ -95,7 +95,7 @@ def test_every_metric_event_and_roll_up_is_documented():
         rollups(), pages["rollups"]
     )
     assert documented.keys() == {*METRICS, *EVENTS, *rollups()}
-    assert [name for name, page in documented.items() if f"| `{name}` |" not in page] == []
+    assert [name for name, page in documented.items() if f"- `{name}` — " not in page] == []
 
 
 def test_every_page_on_metrics_is_in_the_index():
@@ -519,7 +519,7 @@ def test_what_the_page_adds_passes_all_checks_and_its_own_tests(followed: Path):
     assert "| 157339 | Open files |" in (followed / "docs/dashboards.md").read_text()
     assert "## RailscopeOpenFiles" in (followed / "docs/alerts.md").read_text()
     assert (
-        "| `railscope_cluster_sum_open_files` |"
+        "- `railscope_cluster_sum_open_files` — "
         in (followed / "docs/metrics/rollups.md").read_text()
     )
     assert "### memory_hot" in (followed / "alerts/runbooks/RailscopeIncident.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -84,10 +85,6 @@ def _table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def pages() -> dict[str, str]:
     """Return the reference as Markdown by file name: an index, a page per subject, events, roll-ups."""
     filled = set(SUBJECT_OF.values())
@@ -107,14 +104,24 @@ def _first_line(docstring: str | None) -> str:
     return (docstring or "").partition("\n")[0]
 
 
-def _page(title: str, text: str, head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    lines = [f"# {title}", "", text, "", MADE, ""]
-    lines += [_markdown_line(head), "|---" * len(head) + "|", *map(_markdown_line, rows)]
-    return "\n".join(lines) + "\n"
+def _page(title: str, text: str, *lines: str) -> str:
+    return "\n".join([f"# {title}", "", text, "", MADE, "", *lines]) + "\n"
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(_cell, cells)) + " |"
+def _entry(name: str, meaning: str, *facts: str) -> str:
+    """Return a list item: the meaning first, the facts in a line below."""
+    return f"- `{name}` — {_plain(meaning)}\\\n  *{_plain(' · '.join(filter(None, facts)))}*"
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would read as emphasis or an element."""
+    return re.sub(r"([*<])", r"\\\1", text)
+
+
+def _named(name: str, values: Iterable[object]) -> str:
+    """Return values after their name; empty without values."""
+    text = ", ".join(map(str, values))
+    return f"{name} {text}" if text else ""
 
 
 def _index(subjects: Mapping[str, str]) -> str:
@@ -126,49 +133,74 @@ def _index(subjects: Mapping[str, str]) -> str:
     )
     counts = Counter(SUBJECT_OF.values())
     rows = [
-        *((f"[{name}]({name}.md)", str(counts[name]), about) for name, about in subjects.items()),
-        (
-            "[events](events.md)",
-            str(len(EVENTS)),
-            "Events of agents, with their severity and facts.",
-        ),
-        ("[roll-ups](rollups.md)", str(len(rollups())), "Metrics that the collector derives."),
+        *((name, counts[name], about) for name, about in subjects.items()),
+        ("events", len(EVENTS), "Events of agents, with their severity and facts."),
+        ("rollups", len(rollups()), "Metrics that the collector derives."),
     ]
-    return _page("Metrics", text, ("subject", "entries", "contents"), rows)
+    lines = (f"| [{name}]({name}.md) | {count} | {about} |" for name, count, about in rows)
+    return _page("Metrics", text, "| subject | entries | contents |", "|---|---|---|", *lines)
 
 
 def _subject_page(subject: str, about: str) -> str:
-    head = (
-        "metric",
-        "kind",
-        "detail",
-        "unit",
-        "labels",
-        "meaning",
-        "origin",
-        "since",
-        "roll-up",
-        "notes",
+    members = [metric for name, metric in METRICS.items() if SUBJECT_OF[name] == subject]
+    names_by_origin: dict[str, list[str]] = {}
+    for metric in members:
+        names_by_origin.setdefault(_origin(metric), []).append(f"`{metric.name}`")
+    origins = (
+        f"- {', '.join(names)}: {text}"
+        for text, names in names_by_origin.items()
+        if text not in {"agent", "collector"}  # the subject states that
     )
-    members = (metric for name, metric in METRICS.items() if SUBJECT_OF[name] == subject)
-    return _page(f"Metrics: {subject}", about, head, map(_markdown_row, members))
+    entries = map(_metric_entry, members)
+    return _page(
+        f"Metrics: {subject}", about, *entries, "", "## Origins and roll-ups", "", *origins
+    )
+
+
+def _metric_entry(metric: Metric) -> str:
+    states = (f"{code} {state}" for code, state in metric.states.items())
+    return _entry(
+        metric.name,
+        " ".join(filter(None, (metric.help, metric.resets))),
+        str(metric.kind),
+        str(metric.unit).replace("_", " "),
+        _named("labels", metric.about.labels),
+        f"detail {metric.detail}",
+        _named("states", states),
+    )
+
+
+def _origin(metric: Metric) -> str:
+    """Return the origin of a metric, its limits, roll-ups and other names."""
+    bits = metric.wraps_at_bits
+    width = f"{bits} bits wide in hardware, extended to 64 by the agent"
+    if metric.saturates:
+        width = f"stops at its highest value ({bits} bits), which is then a lower bound"
+    facts = (
+        metric.origin,
+        _named("since", filter(None, [metric.since])),
+        "" if bits == 64 and not metric.saturates else width,  # noqa: PLR2004 - the usual width
+        _named("roll-ups", metric.rollups),
+        *(f"{tool}: {names}" for tool, names in metric.other_names.items()),
+    )
+    return _plain(" · ".join(filter(None, facts)))
 
 
 def _events_page() -> str:
     about = (
         "Events that agents send with their frames; the collector lists them at `/api/v1/events`."
     )
-    rows = (
-        (
-            f"`{event.name}`",
-            event.severity,
-            ", ".join(event.about.labels),
+    entries = (
+        _entry(
+            event.name,
             event.help,
-            ", ".join(event.facts),
+            event.severity,
+            _named("labels", event.about.labels),
+            _named("facts", event.facts),
         )
         for event in EVENTS.values()
     )
-    return _page("Events", about, ("event", "severity", "labels", "meaning", "facts"), rows)
+    return _page("Events", about, *entries)
 
 
 def _rollups_page() -> str:
@@ -177,37 +209,13 @@ def _rollups_page() -> str:
         " answers a question about the cluster, a rail or a tenant as a whole: amount and use (sum), usual share"
         " (mean), worst one (max, min), faults (sum). GPUs are rolled up by rail in load, power and temperature."
     )
-    rows = (
-        (
-            f"`{name}`",
-            ", ".join(derived.metric.about.labels),
-            f"{derived.rollup} of `{derived.source.name}`",
+    entries = (
+        _entry(
+            name,
+            derived.title,
+            f"{derived.rollup} of {derived.source.name}",
+            _named("labels", derived.metric.about.labels),
         )
         for name, derived in rollups().items()
     )
-    return _page("Roll-ups", about, ("metric", "labels", "derived from"), rows)
-
-
-def _markdown_row(metric: Metric) -> tuple[str, ...]:
-    notes = [metric.resets] if metric.resets else []
-    if metric.saturates:
-        notes.append(
-            f"Stops at its highest value ({metric.wraps_at_bits} bits): then a lower bound."
-        )
-    elif metric.wraps_at_bits != 64:  # noqa: PLR2004 - the usual width needs no note
-        notes.append(f"{metric.wraps_at_bits} bits wide in hardware; the agent extends it to 64.")
-    if metric.states:
-        notes.append("States: " + ", ".join(metric.states.values()) + ".")
-    notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]
-    return (
-        f"`{metric.name}`",
-        str(metric.kind),
-        str(metric.detail),
-        str(metric.unit),
-        ", ".join(metric.about.labels),
-        metric.help,
-        metric.origin,
-        metric.since,
-        ", ".join(map(str, metric.rollups)),
-        " ".join(notes),
-    )
+    return _page("Roll-ups", about, *entries)
