@@ -22,6 +22,8 @@ Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
   count           of a claim without a device or a GPU in its key: number of GPUs of the node
                   that it holds, or multiple of its `share` of one
   system          `true` for health checks and the administrator's own use
+  allocated_twice `true` if another claim was given the same device, or one of the two only monitors
+                  it: a collector puts both under review
   device          part of the GPU: the GPU's UUID, that of a MIG device, the id of a share
   profile         of a MIG device
   pids            processes, if the source reports them
@@ -44,7 +46,7 @@ GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Proce
 _CLAIM_FACTS = (
     "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",
     "end_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
-    "device", "profile", "pids",
+    "allocated_twice", "device", "profile", "pids",
 )
 _CLAIM_END_FACTS = (
     "source", "level", "workload", "owner", "tenant", "end_ns", "end_boot_ns", "uncertainty_ns",

@@ -44,6 +44,8 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`n/d` of the device, or of each of `count` GPUs; only for a claim that is not exclusive."""
     count: int = 0
     system: bool = False
+    allocated_twice: bool = False
+    """True if the scheduler gave the device to another claim as well, or one of the two has admin access."""
     profile: str = ""
     pids: tuple[int, ...] = ()
     start_ns: int | None = None
@@ -130,6 +132,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "share": self.share,
             "count": str(self.count or ""),
             "system": str(self.system).lower(),
+            "allocated_twice": "true" if self.allocated_twice else "",
             "device": self.part,
             "profile": self.profile,
             "pids": " ".join(map(str, self.pids)),

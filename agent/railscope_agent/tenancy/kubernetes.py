@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -85,6 +85,10 @@ class _PodDevice:
         return devices[0].gpu == devices[1].gpu and devices[0].compute.overlaps(devices[1].compute)
 
 
+_DoubleAllocations: TypeAlias = Mapping[str, tuple[_PodDevice, _PodDevice]]
+"""Two grants of each device that is allocated twice, by device."""
+
+
 @dataclass(slots=True)
 class KubernetesProvider:
     """Pods of this node."""
@@ -99,8 +103,6 @@ class KubernetesProvider:
     _passed: passed_through_gpus.PassedThroughGpus = field(
         default_factory=passed_through_gpus.PassedThroughGpus
     )
-    _monitors: set[str] = field(default_factory=set)
-    """Resource claims with admin access; a claim never changes, so it stays one beside no tenant."""
     _allocatable: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of all devices of each resource, as of the last answer."""
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -166,18 +168,19 @@ class KubernetesProvider:
                 *_list_claimed_devices(pod, devices, unknown),
             )
         ]
-        holdings, doubles = self._without_admin_access(holdings, devices, is_complete=not unlisted)
+        holdings = [holding for holding in holdings if not self._has_admin_access(holding)]
+        doubles = _double_allocations(holdings)
         claimed = Counter(holding.text + holding.share for holding in holdings if holding.claim)
         node_claims = tuple(
             self._claim_of_holding(
                 holding,
-                alone=claimed[holding.text + holding.share] < _SEVERAL
-                and holding.device.id not in doubles,
+                doubles,
+                alone=claimed[holding.text + holding.share] < _SEVERAL,
             )
             for holding in holdings
             if holding.replica is None
         )
-        node_claims += tuple(self._replica_claims(holdings))
+        node_claims += tuple(self._replica_claims(holdings, doubles))
         node_claims = self._apply_requests(node_claims, requests, devices, unknown)
         unlisted_claims = (claim for claim in in_force if _pod_of(claim) in unlisted)
         node_claims += tuple(claim_provider.unread_claims(unlisted_claims, node_claims))
@@ -220,37 +223,12 @@ class KubernetesProvider:
     def _has_ended(self, namespace: str, name: str) -> bool:
         return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
 
-    def _without_admin_access(
-        self, holdings: list[_PodDevice], devices: NodeDevices, *, is_complete: bool
-    ) -> tuple[list[_PodDevice], dict[str, tuple[_PodDevice, _PodDevice]]]:
-        """Return the holdings without those of claims with admin access, and undecided ones by device.
+    def _has_admin_access(self, holding: _PodDevice) -> bool:
+        """True if a device is that of a resource claim with admin access, which holds nothing.
 
-        A device is allocated once, unless by share id; a second resource claim has admin access, which the
-        kubelet does not report (Kubernetes, Dynamic Resource Allocation; KEP-5018). It is the claim of a
-        system owner, or else the one that names all GPUs of the node. From an incomplete list, no earlier decision
-        is forgotten.
+        The kubelet does not report the access (KEP-5018): the configured namespaces decide.
         """
-        parts: dict[str, set[str]] = {}
-        for holding in holdings:
-            if holding.claim and not holding.share:
-                parts.setdefault(holding.claim, set()).add(holding.device.id)
-        of_system = {claim for claim in parts if claim.partition("/")[0] in self.system}
-        # Kept from earlier polls: when the tenant's claim ends, the monitor must not become the holder of the
-        # GPU.
-        if is_complete:
-            self._monitors &= parts.keys()
-        self._monitors |= of_system
-        left = [holding for holding in holdings if holding.claim not in self._monitors]
-        of_all = {claim for claim, names in parts.items() if _are_all_gpus(names, devices)}
-        self._monitors |= {
-            one.claim
-            for one, other in _double_allocations(left)
-            # Two claims on all GPUs could each be the monitor: that is reported and not decided.
-            if one.claim in of_all and other.claim not in of_all
-        }
-        left = [holding for holding in holdings if holding.claim not in self._monitors]
-        doubles = [pair for pair in _double_allocations(left) if not pair[1].share]
-        return left, {each.device.id: pair for pair in doubles for each in pair}
+        return holding.claim.partition("/")[0] in self.system
 
     def _apply_requests(
         self,
@@ -307,13 +285,18 @@ class KubernetesProvider:
                     )
         return tuple(limited)
 
-    def _claim_of_holding(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
+    def _claim_of_holding(
+        self, holding: _PodDevice, doubles: _DoubleAllocations, *, alone: bool
+    ) -> NodeClaim:
         pod, device = holding.pod, holding.device
+        is_double = device.id in doubles
         if holding.share:
             device = msgspec.structs.replace(device, id=f"{device.id}::{holding.share}")
-        exclusive = alone and not holding.share and not holding.is_slot
+        exclusive = alone and not (holding.share or holding.is_slot or is_double)
         of_pod = self._pod_claim(pod.namespace, pod.name)
-        return msgspec.structs.replace(of_pod, exclusive=exclusive).claim_on_device(device)
+        return msgspec.structs.replace(
+            of_pod, exclusive=exclusive, allocated_twice=is_double
+        ).claim_on_device(device)
 
     def _pod_claim(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""
@@ -326,7 +309,9 @@ class KubernetesProvider:
             system=namespace in self.system,
         )
 
-    def _replica_claims(self, holdings: list[_PodDevice]) -> Iterator[NodeClaim]:
+    def _replica_claims(
+        self, holdings: list[_PodDevice], doubles: _DoubleAllocations
+    ) -> Iterator[NodeClaim]:
         """Yield claims on replicas (time slicing or MPS): a pod's share of all replicas of a device."""
         groups: dict[tuple[str, str, str], list[_PodDevice]] = {}
         for holding in holdings:
@@ -343,7 +328,7 @@ class KubernetesProvider:
                 if are_known
                 else ""
             )
-            claim = self._claim_of_holding(group[0], alone=False)
+            claim = self._claim_of_holding(group[0], doubles, alone=False)
             yield msgspec.structs.replace(claim, share=share)
 
     def _list_plugin_devices(
@@ -583,24 +568,25 @@ def _list_devices_of_other_drivers(
                 )
 
 
-def _double_allocations(holdings: list[_PodDevice]) -> Iterator[tuple[_PodDevice, _PodDevice]]:
-    """Yield each device of a resource claim, not shared by id, with each other grant of the device."""
+def _double_allocations(holdings: list[_PodDevice]) -> _DoubleAllocations:
+    """Return the devices that are allocated twice, each with two of its grants.
+
+    A device is allocated once, unless by share id. Either one of the claims has admin access, or the scheduler gave
+    the device twice, as Kubernetes 1.32 to 1.35 may (kubernetes issue 136269). Nothing that an agent can read
+    distinguishes the two: a pod that holds all GPUs of its node may train on them.
+    """
     by_gpu: dict[str, list[_PodDevice]] = {}
     for holding in holdings:
         by_gpu.setdefault(holding.device.gpu, []).append(holding)
-    for same in by_gpu.values():
-        for one in (holding for holding in same if holding.claim and not holding.share):
-            yield from (
-                (one, other) for other in same if one.grant != other.grant and one.overlaps(other)
-            )
-
-
-def _are_all_gpus(names: set[str], devices: NodeDevices) -> bool:
-    """True if the names are those of all GPUs of the node, or of all MIG devices of a GPU."""
-    return all(
-        gpu.uuid in names or (gpu.parts and names.issuperset(part.uuid for part in gpu.parts))
-        for gpu in devices.present
-    )
+    return {
+        each.device.id: (one, other)
+        for same in by_gpu.values()
+        for one in same
+        if one.claim and not one.share
+        for other in same
+        if one.grant != other.grant and one.overlaps(other)
+        for each in (one, other)
+    }
 
 
 def _unlisted_findings(pods: set[tuple[str, str]]) -> Iterator[ProbeFinding]:
@@ -614,18 +600,20 @@ def _unlisted_findings(pods: set[tuple[str, str]]) -> Iterator[ProbeFinding]:
         yield ProbeFinding.absent(SUBJECT, detail, remedy)
 
 
-def _double_findings(
-    doubles: Mapping[str, tuple[_PodDevice, _PodDevice]],
-) -> Iterator[ProbeFinding]:
+def _double_findings(doubles: _DoubleAllocations) -> Iterator[ProbeFinding]:
     if doubles:
         examples = ", ".join(
             f"{device} by {' and '.join('/'.join(one.grant) for one in both)}"
             for device, both in list(doubles.items())[:_MAX_QUOTED]
         )
         detail = (
-            f"{format_count(len(doubles), 'device')} allocated twice without a share: {examples}"
+            f"{format_count(len(doubles), 'device')} allocated twice without a share: {examples}; "
+            "the claims are under review"
         )
-        remedy = "add the namespace of the claim with admin access to tenancy.system_owners"
+        remedy = (
+            "add the namespace of the claim with admin access to tenancy.system_owners, or, if none has it, "
+            "end one of the pods"
+        )
         yield ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
 
 

@@ -41,7 +41,7 @@ _UNPLACED, _LISTED = "@", "/"
 _READ = frozenset({
     "level", "source", "owner", "tenant", "workload", "start_ns", "start_boot_ns", "end_ns",
     "end_boot_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
-    "profile",
+    "allocated_twice", "profile",
 })  # fmt: skip
 
 
@@ -104,6 +104,8 @@ class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc
     """Horizon of the report: the part of the claim before it was reported late. 0 for no limit."""
     received_ns: int = 0
     """Receipt of the report by a collector, which determines the order of reports; 0 where not recorded."""
+    allocated_twice: bool = False
+    """True if the scheduler gave the device to another claim as well, or one of the two has admin access."""
 
 
 class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -168,6 +170,7 @@ def parse_claim_event(reporter: ReportingBoot, event: wire.WireEvent) -> ClaimFa
         count=_count(device, claim, facts),
         start_boot_ns=_timestamp(facts, "start_boot_ns", -1),
         end_ns=_timestamp(facts, "end_ns", 0),
+        allocated_twice=facts.get("allocated_twice") == "true",
     )
 
 

@@ -153,6 +153,8 @@ class EvidenceStore:
                 row = evidence_tables.claim_row(fact, recorded_ns)
                 if isinstance(fact, claim_events.ReportedClaim):
                     starts.append(row)
+                    if fact.allocated_twice:
+                        trust.append({"fact": row["fact"], "trusted_from_ns": FOREVER_NS})
                     continue
                 ends.append(row)
                 if fact.trusted_from_ns:

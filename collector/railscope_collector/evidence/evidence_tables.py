@@ -92,7 +92,7 @@ claim_end_trust = sa.Table(
     sa.Column("fact", sa.Text, primary_key=True),
     sa.Column("trusted_from_ns", sa.BigInteger, nullable=False),
 )
-"""Ends, and intervals with starts of boots, that were reported late, by name.
+"""Ends, and intervals with starts of boots, that were reported late, and claims on devices allocated twice, by name.
 
 The time before `trusted_from_ns` is pending review.
 """

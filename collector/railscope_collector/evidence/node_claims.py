@@ -161,7 +161,8 @@ def _divide_by_decisions(
     # A node that invents an old start could otherwise fill the review with years.
     start_ns = max(claim.start_ns, contact_ns - MAX_BEFORE_NS)
     span, contact_and_trust = (start_ns, end_ns), (contact_ns, trusted_ns)
-    for part in review_rules.divide_claim(subject, span, contact_and_trust, freed_ns):
+    reason = review_rules.ALLOCATED_TWICE if claim.allocated_twice else ""
+    for part in review_rules.divide_claim(subject, span, contact_and_trust, freed_ns, reason):
         verdict = expected.decisions.find(review_rules.ReviewKind.CLAIM, claim.node, claim.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part

@@ -125,12 +125,17 @@ def _find_candidates(
     files: gpu_evidence.AdministratorInputs,
     contacts: node_intervals.Contacts,
 ) -> set[str]:
-    """Return GPUs with claims reported late or before the GPU, in excess, or in several nodes."""
+    """Return GPUs with claims reported late or before the GPU, allocated twice, in excess, or in several nodes."""
     late = select(evidence_tables.reported_claims.c.gpu_uuid).where(
         evidence_tables.reported_claims.c.recorded_ns - evidence_tables.reported_claims.c.start_ns
         > node_intervals.LATE_NS // 60
     )
     candidates = set(connection.execute(late.distinct()).scalars())
+    twice = select(evidence_tables.reported_claims.c.gpu_uuid).join(
+        evidence_tables.claim_end_trust,
+        evidence_tables.claim_end_trust.c.fact == evidence_tables.reported_claims.c.fact,
+    )
+    candidates |= set(connection.execute(twice.distinct()).scalars())
     is_late = (
         evidence_tables.claim_end_trust.c.trusted_from_ns > evidence_tables.claim_ends.c.instant_ns
     )

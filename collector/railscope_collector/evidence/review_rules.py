@@ -1,4 +1,4 @@
-"""Evidence that is pending review: late claims, late ends, unexpected GPUs, GPUs that move.
+"""Evidence that is pending review: late claims and ends, devices allocated twice, unexpected GPUs, GPUs that move.
 
 It is held and not billed (state `review`). `accept` lets it count as reported, `reject` removes it.
 """
@@ -24,6 +24,7 @@ NEW_NS = 30 * DAY_NS
 """Expected GPUs of a node without an inventory: in total, and new ones within this time."""
 BEFORE_CONTACT = "before the first report of the GPU by its node"
 LATE_CLAIM = "claim reported late"
+ALLOCATED_TWICE = "device allocated twice"
 LATE_END = "end of a claim reported late"
 UNLISTED = "node not in the inventory"
 BEYOND_INVENTORY = "more GPUs than the inventory lists"
@@ -155,12 +156,17 @@ class ReviewedPart(NamedTuple):
 
 
 def divide_claim(
-    claim: ReviewSubject, span: tuple[int, int], contact_and_trust: tuple[int, int], freed_ns: int
+    claim: ReviewSubject,
+    span: tuple[int, int],
+    contact_and_trust: tuple[int, int],
+    freed_ns: int,
+    reason: str = "",
 ) -> Iterator[ReviewedPart]:
     """Divide a claim where it begins to be trusted and where its late end frees it.
 
     `contact_and_trust` are the times of first contact and of the trusted report; from `freed_ns` on the
-    claim continues only because its end was reported late, if the claim itself is trusted.
+    claim continues only because its end was reported late, if the claim itself is trusted. `reason` is that of a
+    review of the whole claim.
     """
     start, end = span
     contact_ns, trusted_ns = contact_and_trust
@@ -168,7 +174,7 @@ def divide_claim(
     cuts = (
         (start, min(contact_ns, freed_ns, end), BEFORE_CONTACT, claim),
         (max(start, contact_ns), min(trusted_ns, freed_ns, end), LATE_CLAIM, claim),
-        (max(start, contact_ns, trusted_ns), min(freed_ns, end), "", claim),
+        (max(start, contact_ns, trusted_ns), min(freed_ns, end), reason, claim),
         (max(start, contact_ns, trusted_ns, freed_ns), end, LATE_END, waits),
     )
     yield from (ReviewedPart(*cut) for cut in cuts if cut[0] < cut[1])

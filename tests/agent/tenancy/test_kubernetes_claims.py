@@ -201,7 +201,7 @@ def resource_claim(
 
 
 def test_resource_claims():
-    host = node(3)
+    host = node(4)
     cut(host, 2, [("1g.10gb", 0, 1), ("3g.40gb", 4, 4)])
 
     host.calls[LISTED] = [
@@ -213,7 +213,7 @@ def test_resource_claims():
             "channel", claims=[resource_claim("e", "channel-0", driver="compute-domain.nvidia.com")]
         ),
         pod("odd", claims=[resource_claim("f", "gpu-77")]),
-        pod("both-1", claims=[resource_claim("g", "gpu-0", share="s1")]),
+        pod("both-1", claims=[resource_claim("g", "gpu-3", share="s1")]),
     ]
     looked = PolledTenancy(host)
     devices = {e.facts["workload"]: e.facts["device"] for e in looked.poll()}
@@ -222,7 +222,7 @@ def test_resource_claims():
         "research/named": uuid(0),
         "research/part": mig_uuid(2, 1),
         "research/dynamic": mig_uuid(2, 0),
-        "research/both-1": f"{uuid(0)}::s1",
+        "research/both-1": f"{uuid(3)}::s1",
     }
     (broken,) = [
         finding for finding in looked.findings_about("Kubernetes") if finding[0] == "broken"
@@ -267,55 +267,81 @@ def monitor(name: str, namespace: str, gpus: int = 3) -> dict[str, Any]:
 
 
 TRAIN = pod("train", claims=[resource_claim("c", "gpu-0")])
-TRAIN_HOLDS = {("research/train", 0, True)}
+TRAIN_HOLDS = {("research/train", 0, True, False)}
 
 
 def held(looked):
     numbers = {uuid(n): n for n in range(8)}
     claims = [active.claim for active in looked.tenancy.active_claims if active.is_claim]
-    return {(c.workload, numbers[c.gpu], c.exclusive) for c in claims}
+    return {(c.workload, numbers[c.gpu], c.exclusive, c.allocated_twice) for c in claims}
+
+
+@pytest.mark.parametrize("others", [[], [TRAIN], [pod("train", uuid(0))]])
+def test_claims_of_the_configured_namespaces_have_admin_access_and_hold_nothing(others):
+    host = node(3)
+    host.calls[LISTED] = [
+        *others,
+        monitor("dcgm", "gpu-operator"),
+        monitor("one", "kube-system", 1),
+    ]
+    looked = PolledTenancy(host)
+    looked.poll()
+    assert held(looked) == (TRAIN_HOLDS if others else set())
+    assert {verdict for verdict, _, _ in looked.findings_about("Kubernetes")} == {"supported"}
 
 
 @pytest.mark.parametrize(
-    ("pods", "expected", "is_decided"),
+    "pods",
     [
-        ([TRAIN, monitor("dcgm", "gpu-operator")], TRAIN_HOLDS, True),
-        ([TRAIN, monitor("dcgm", "watch")], TRAIN_HOLDS, True),
-        ([monitor("one", "watch"), TRAIN, monitor("two", "look")], TRAIN_HOLDS, True),
-        ([pod("train", uuid(0)), monitor("dcgm", "watch")], TRAIN_HOLDS, True),
-        ([monitor("dcgm", "gpu-operator")], set(), True),
-        ([monitor("dcgm", "watch", 1), TRAIN], {("watch/dcgm", 0, False), ("research/train", 0, False)}, False),
-        (
-            [pod(name, claims=[resource_claim(name, "gpu-0", share=name)]) for name in "ab"],
-            {("research/a", 0, False), ("research/b", 0, False)}, True,
-        ),
-        (
-            [pod(name, claims=[resource_claim("c", "gpu-0")]) for name in "ab"],
-            {("research/a", 0, False), ("research/b", 0, False)}, True,
-        ),
+        [monitor("all", "watch"), TRAIN],
+        [monitor("all", "watch"), pod("train", uuid(0))],
+        [monitor("all", "watch"), pod("train", claims=[resource_claim("c", "gpu-0", share="s")])],
+        [monitor("all", "watch"), TRAIN, monitor("dcgm", "gpu-operator")],
     ],
-)  # fmt: skip
-def test_a_claim_with_admin_access_holds_nothing(pods, expected, is_decided):
+)
+def test_a_device_allocated_twice_is_reported_and_both_claims_stay(pods):
     host = node(3)
     host.calls[LISTED] = pods
     looked = PolledTenancy(host)
     looked.poll()
-    assert held(looked) == expected
-    verdicts = {verdict for verdict, _, _ in looked.findings_about("Kubernetes")}
-    assert ("broken" not in verdicts) == is_decided
+    assert held(looked) == {
+        ("watch/all", 0, False, True),
+        ("research/train", 0, False, True),
+        ("watch/all", 1, True, False),
+        ("watch/all", 2, True, False),
+    }
+    (broken,) = [each for each in looked.findings_about("Kubernetes") if each[0] == "broken"]
+    assert uuid(0) in broken[1]
+    host.calls[LISTED] = [monitor("all", "watch")]
+    looked.poll()
+    assert held(looked) == {("watch/all", number, True, False) for number in range(3)}
 
 
-def test_a_monitor_stays_one_when_the_tenant_ends():
+def test_a_mig_device_and_its_gpu_given_to_two_claims_are_both_reported():
+    host = node(2)
+    cut(host, 1, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    host.calls[LISTED] = [
+        pod("whole", claims=[resource_claim("a", "gpu-1")]),
+        pod("part", claims=[resource_claim("b", "gpu-1-mig-9-4-4")]),
+    ]
+    events = PolledTenancy(host).poll()
+    assert {(e.facts["workload"], e.facts["allocated_twice"]) for e in events} == {
+        ("research/whole", "true"),
+        ("research/part", "true"),
+    }
+
+
+def test_two_pods_share_a_device_by_its_share_ids():
     host = node(3)
-    host.calls[LISTED] = [monitor("dcgm", "watch")]
+    host.calls[LISTED] = [
+        pod(name, claims=[resource_claim(name, "gpu-0", share=name)]) for name in "ab"
+    ]
     looked = PolledTenancy(host)
     looked.poll()
-    host.calls[LISTED] = [monitor("dcgm", "watch"), TRAIN]
-    looked.poll()
-    assert held(looked) == TRAIN_HOLDS
-    host.calls[LISTED] = [monitor("dcgm", "watch")]
-    looked.poll()
-    assert held(looked) == set()
+    assert held(looked) == {
+        ("research/a", 0, False, False),
+        ("research/b", 0, False, False),
+    }
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from support.story import (
 )
 
 from railscope.audit.record import RecordActor
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Event
 from railscope_collector.commands.bill_decisions import (
     accept_command,
@@ -45,6 +46,7 @@ from railscope_collector.evidence.review_decisions import (
     record_decision,
 )
 from railscope_collector.evidence.review_rules import (
+    ALLOCATED_TWICE,
     BEFORE_CONTACT,
     BEYOND_INVENTORY,
     LATE_CLAIM,
@@ -297,7 +299,8 @@ def ledger_hours(site: FinalizingCollector) -> dict:
     for entry in site.stores.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0"):
         if entry.tiling.value == "compute":
             key = (entry.state.value, entry.tenant)
-            found[key] = found.get(key, 0) + (entry.t1_ns - entry.t0_ns) / SECOND / HOUR
+            hours = entry.quantity / GPU_CAPACITY / SECOND / HOUR
+            found[key] = found.get(key, 0) + hours
     return found
 
 
@@ -344,6 +347,39 @@ async def test_a_decision_is_recorded_and_makes_a_revision(
         ).all()
     assert len(records) == 1
     assert f'"verdict":"{"accept" if accepted else "reject"}"' in records[0].data
+
+
+@pytest.mark.parametrize(
+    ("accepted", "rejected", "expected"),
+    [
+        ((), (), {("review", "alice"): 5, ("review", "bob"): 5, ("idle", ""): 14}),
+        (("a",), ("b",), {("observed", "alice"): 10, ("idle", ""): 14}),
+        (("a", "b"), (), {("observed", "alice"): 5, ("observed", "bob"): 5, ("idle", ""): 14}),
+    ],
+)
+async def test_claims_on_a_device_allocated_twice_wait_for_a_decision_as_equal_shares(
+    site: FinalizingCollector, accepted, rejected, expected
+):
+    twice = {"exclusive": "false", "allocated_twice": "true"}
+    tenants = {"a": ALICE, "b": {"tenant": "bob"}}
+    events = {
+        2 * HOUR: [claim_started("GPU-0", n, 2 * HOUR, **of, **twice) for n, of in tenants.items()],
+        12 * HOUR: [claim_ended("GPU-0", name, 12 * HOUR) for name in tenants],
+    }
+    accept(site.core, reports_of(until=24 * HOUR, events=events))
+    now = 26 * HOUR
+    await site.round(now, everything=True)
+    pending = everything(site, now)
+    assert [(one.subject.name, one.reasons) for one in pending] == [
+        (name, (ALLOCATED_TWICE,)) for name in tenants
+    ]
+    for one in pending:
+        if one.subject.name in (*accepted, *rejected):
+            actor = RecordActor("operator", "ann")
+            decision = ReviewDecision(one.subject.name in accepted, actor, at(now + 60), "checked")
+            record_decision(site.stores.ledger.database, [one], decision)
+    await site.round(now + 120)
+    assert ledger_hours(site) == pytest.approx(expected)
 
 
 async def test_time_before_first_contact_is_in_the_ledger_as_review(site: FinalizingCollector):
