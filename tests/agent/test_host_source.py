@@ -142,6 +142,21 @@ def test_a_disk_that_vanished_is_gone() -> None:
     }
 
 
+@pytest.mark.parametrize(("own", "expected"), [(0, 7), (6, 6)])
+def test_an_nvme_drive_that_counts_nothing_has_the_sum_of_its_paths(
+    own: int, expected: int
+) -> None:
+    host = FakeHost()
+    host.calls["psutil.disk_io_counters()"] = {
+        "nvme0n1": {"read_bytes": own},
+        "nvme0c0n1": {"read_bytes": 5},
+        "nvme0c1n1": {"read_bytes": 2},
+        "nvme0c0n12": {"read_bytes": 1},
+    }
+    found = readings(SourceReader(HostSource(), host, ORIGIN).run().frame)
+    assert found == {("railscope_disk_read_bytes_total", ("nvme0n1",)): expected}
+
+
 def test_a_function_that_fails_costs_its_own_columns_only() -> None:
     host = FakeHost()
     host.calls["psutil.boot_time()"] = 1_418_183_276.0

@@ -52,6 +52,7 @@ _NO_DRIVE = re.compile(
 Memory, images, removable media, volumes on drives (LVM, RAID, caches, mirrors), and paths to an NVMe
 drive that is listed itself.
 """
+_NVME_PATH = re.compile(r"(nvme\d+)c\d+(n\d+)")
 _PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
 
 
@@ -115,7 +116,7 @@ class HostSource(source.SourceWithoutResources):
             for key, metric in _DISK:
                 if key in disks[disk] and self.selects(metric):
                     column = columns.add(metric, Entity(entities.DISK, (disk,)))
-                    self._answers.append((column, "disk_io_counters", _nested_member(disk, key)))
+                    self._answers.append((column, "disk_io_counters", _drive_counter(disk, key)))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
             for key, metric in filter(lambda row: self.selects(row[1]), _NETWORK):
                 column = columns.add(metric, Entity(entities.INTERFACE, (interface,)))
@@ -179,6 +180,27 @@ def _scaled_member(key: str, steps: int) -> Callable[[Json], Reading]:
 
 def _nested_member(entry: str, key: str) -> Callable[[Json], Reading]:
     return lambda answer: int(answer[entry][key]) if entry in answer else Absent.GONE
+
+
+def _drive_counter(drive: str, key: str) -> Callable[[Json], Reading]:
+    """Return a function that picks a counter of a drive; of one that counts nothing, the sum of its paths.
+
+    With native multipath of NVMe, older kernels count at the paths only (torvalds/linux, drivers/nvme/host/multipath.c).
+    """
+    # Paths are busy at the same time: a sum could exceed the time that has passed.
+    combine = max if key == "busy_time" else sum
+
+    def pick(answer: Json) -> Reading:
+        if drive not in answer:
+            return Absent.GONE
+        counters = [answer[drive]]
+        if not any(answer[drive].values()):
+            counters += [
+                of for name, of in answer.items() if _NVME_PATH.sub(r"\1\2", name) == drive
+            ]
+        return combine(int(of[key]) for of in counters)
+
+    return pick
 
 
 def _load(position: int) -> Callable[[bytes], Reading]:
