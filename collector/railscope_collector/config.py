@@ -185,8 +185,8 @@ class RemoteWriteSettings(Struct, frozen=True, kw_only=True):
     """Export of the collector's metrics by Prometheus remote write, VictoriaMetrics's import or OTLP."""
 
     url: str = ""
-    """URL that samples are written to, such as http://HOST:9090/api/v1/write. Empty: nothing is
-    written.
+    """URL that samples are written to, such as http://HOST:9090/api/v1/write, directly: http_proxy
+    and https_proxy are not used. Empty: nothing is written.
     """
     format: Literal["remote_write", "victoriametrics", "otlp"] = "remote_write"
     """remote_write: Prometheus remote write 1.0, for which the extra remote-write is required.
