@@ -69,6 +69,7 @@ GPU_ACTION = _NVML.state("railscope_gpu_recommended_action", "Recommended action
 REASONS = {
     "gpu_lost": "GPU lost",
     "reset_required": "reset required",
+    "driver_unsuitable": "driver or firmware does not fit it",
     "not_initialized": "the driver cannot start it",
     "driver_unresponsive": "no current readings",
     "recovery_action": "the driver requires a reset or reboot",

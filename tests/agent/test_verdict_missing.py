@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.gpus import of_gpu
-from support.judging import HEALTH, REASON, VerdictSources, plug, verdict_sources
+from support.judging import ACTION, HEALTH, REASON, VerdictSources, plug, verdict_sources
 from support.reading import readings
 
 from railscope.catalog import gpu_health as h
@@ -117,6 +117,56 @@ def test_a_gpu_whose_probe_failed_has_failed_until_the_driver_starts_it(lines: l
     run.step(61)
     run.step()
     assert states_of(run) == {"GPU-0": "healthy", "GPU-1": "healthy"}
+
+
+NVIDIA_GPU = r"NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:1db5)\x0aNVRM: installed in this system is not supported by"
+
+
+@pytest.mark.parametrize(
+    ("line", "failure", "fix"),
+    [
+        (rf"{NVIDIA_GPU} open\x0aNVRM: nvidia.ko because it", PROBE, "proprietary kernel modules"),
+        (rf"{NVIDIA_GPU} the\x0aNVRM: NVIDIA 595.71.05 driver release.", PROBE, "driver branch"),
+        ("NVRM: RmFetchGspRmImages: No firmware image found", RM_INIT, "install the GSP firmware"),
+        (
+            "nvidia 0000:02:00.0: Direct firmware load for nvidia/595.71.05/gsp_ga10x.bin failed with error -2",
+            RM_INIT,
+            "install the GSP firmware",
+        ),
+        (
+            "NVRM: _kgspFwContainerVerifyVersion: GSP firmware image version mismatch: got version 570.172.08, expected version 570.190",
+            RM_INIT,
+            "firmware of the same version",
+        ),
+    ],
+)
+def test_a_reason_of_the_driver_is_stated_with_its_line_and_decides_on_the_action(
+    line: str, failure: str, fix: str
+) -> None:
+    run = verdict_sources(2)
+    for call in of_gpu(run.host, 1):
+        del run.host.calls[call]
+    run.host.calls[COUNT] = 1
+    unbind(run, "0000:02:00.0")
+    run.log(1, line)
+    run.log(2, failure)
+    run.step()
+    gpu = ("0000:02:00.0",)
+    found = readings(run.frame)
+    assert h.GPU_HEALTH.states[found[HEALTH, gpu]] == "failed"
+    assert h.GPU_ACTION.states[found[ACTION, gpu]] == "inspect"
+    assert found[REASON, (*gpu, "driver_unsuitable")] == 1
+    assert found[REASON, (*gpu, "not_initialized")] == 0
+    (detail,) = [
+        finding.detail for finding in run.read("gpu_verdict").findings if finding.device == gpu[0]
+    ]
+    assert line[-20:].rstrip(".") in detail
+    assert fix in detail
+    # A later failure of the same GPU for which the driver states no reason.
+    run.host.clock.advance(60)
+    run.log(3, PROBE)
+    run.step()
+    assert readings(run.frame)[REASON, (*gpu, "not_initialized")] == 1
 
 
 def test_a_gpu_whose_probe_failed_may_be_given_to_a_virtual_machine() -> None:

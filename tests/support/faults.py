@@ -75,6 +75,7 @@ FAULTS: list[tuple[str, HealthFault]] = [
         HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, others={"device_state": Absent.GONE}),
     ),
     ("reset_required", HealthFault(others={"needs_reset": True})),
+    ("driver_unsuitable", HealthFault(others={"init_failure": "RmFetchGspRmImages: No firmware image found"})),
     ("not_initialized", HealthFault(others={"init_failure": "RmInitAdapter failed!"})),
     ("driver_unresponsive", HealthFault(absent_sources={"gpu": Absent.TIMEOUT})),
     ("driver_unresponsive", HealthFault(absent_sources={"gpu_health": Absent.ERROR})),

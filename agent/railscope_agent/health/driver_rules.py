@@ -12,6 +12,7 @@ from railscope.catalog import declare, gpu as c, gpu_health as h
 from railscope.catalog.xids import recovery_action, xid
 from railscope.reading import Absent
 from railscope_agent.health import health_facts, rule
+from railscope_agent.streams.start_reasons import find_remedy
 from railscope_agent.streams.xid_matcher import ActionableXid
 
 PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
@@ -86,6 +87,14 @@ def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
     return False
 
 
+def _has_start_reason(facts: health_facts.HealthFacts) -> bool:
+    return bool(find_remedy(facts.init_failure))
+
+
+def _describe_start_reason(facts: health_facts.HealthFacts) -> str:
+    return f"{facts.init_failure.rstrip('.')}; fix: {find_remedy(facts.init_failure)}"
+
+
 def _recovery_test(*, may_finish: bool) -> rule.FaultTest:
     def test(facts: health_facts.HealthFacts) -> bool:
         value = facts.number(h.GPU_RECOVERY_ACTION)
@@ -155,7 +164,12 @@ DRIVER_RULES = (
         "NVML reports that the GPU, or one of its MIG devices, must be reset before it can be used again",
         "nvml.h, NVML_ERROR_RESET_REQUIRED",
         actions=rule.RequiredActions(("drain", "reset_gpu"), ("RESET_GPU",)), sources=()),
-    rule.HealthRule("not_initialized", rule.FAILED, lambda facts: bool(facts.init_failure),
+    rule.HealthRule("driver_unsuitable", rule.FAILED, _has_start_reason,
+        "the driver states why it does not start the GPU: its modules or its branch do not support the GPU, or the GSP "
+        "firmware is missing or of another version",
+        "kernel log, NVRM: ... not supported by / No firmware image found / firmware image version mismatch",
+        describe=_describe_start_reason, sources=()),
+    rule.HealthRule("not_initialized", rule.FAILED, lambda facts: bool(facts.init_failure) and not _has_start_reason(facts),
         "the driver failed to start the GPU, and no reading of it has succeeded since",
         "kernel log, NVRM: ... RmInitAdapter failed / probe of ... failed; action as for Xid 143",
         actions=rule.RequiredActions(_NOT_INITIALIZED.actions, (_NOT_INITIALIZED.immediate,)), sources=()),

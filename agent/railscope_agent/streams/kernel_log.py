@@ -261,7 +261,7 @@ class KernelLogStream(source.PeriodicSource):
             judged = judge(number, text)
             self._xids.record_judgement(address, ActionableXid(number, boot_ns, judged, line))
         is_start = message.event_class is c.GPU_INIT_FAILED_EVENT or _AT_START in line
-        if is_start and address != UNNAMED_GPU:
+        if is_start:
             self._xids.record_init_failure(address, InitFailure(boot_ns, line))
         return self._is_repeated(message, boot_ns)
 

@@ -18,6 +18,7 @@ from railscope.catalog import declare, entities, kernel as c
 from railscope.frame import Entity
 from railscope_agent.sampling.fact_readers import nonempty_facts
 from railscope_agent.streams import device_failures
+from railscope_agent.streams.start_reasons import START_REASON
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
@@ -60,7 +61,7 @@ _DRIVER_LINE = re.compile(
     rf"(?:NVRM|nvidia[\w-]*)(?::| (?={_PCI}\.[0-7]: )) *"
     r"(?P<message>.*?(?P<failure>"
     r"(?P<lost>fallen off the bus|GPU lost from the bus|NV_ERR_GPU_IS_LOST|GPU is lost)"
-    r"|(?P<init>RmInitAdapter failed|probe of \S+ failed|probe with driver nvidia failed)"
+    rf"|(?P<init>RmInitAdapter failed|probe of \S+ failed|probe with driver nvidia failed|{START_REASON})"
     r"|(?P<reset>(?<!no )(?:reset|reboot)(?: is)? required|NV_ERR_RESET_REQUIRED"
     r"|(?:requir(?:es|ing)|needs?|must|should|please)(?: an?| to| be| the| gpu| node| system| os)* re(?:set|boot)))"
     r".*)",

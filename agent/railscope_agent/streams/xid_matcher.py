@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, sxids, xid, xids
 from railscope_agent.host import MAX_GPUS
+from railscope_agent.streams.start_reasons import find_remedy
 
 SAME_NS = 3_000_000_000
 """Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
+START_NS = 10_000_000_000
+"""Maximum time from the reason for a failed start to the line about the failure; they are one call of the driver."""
 MAX_WAITING = 1000
 MAX_REMEMBERED = 64
 """Maximum number of different Xids of one GPU."""
@@ -173,8 +176,21 @@ class XidMatcher:
                 del unnamed[kind]
 
     def record_init_failure(self, pci_address: str, failure: InitFailure) -> None:
-        """Record that the driver failed to start a GPU; a load of the driver does not clear that."""
+        """Record that the driver failed to start a GPU; a load of the driver does not clear that.
+
+        A reason comes first, in some lines without the name of the GPU; the lines that follow state the failure only.
+        """
         with self._lock:
+            if not find_remedy(failure.line):
+                for address in (pci_address, UNNAMED_GPU):
+                    before = self._init_failures.get(address)
+                    if (
+                        before
+                        and failure.boot_ns - before.boot_ns <= START_NS
+                        and find_remedy(before.line)
+                    ):
+                        failure = replace(failure, line=before.line)
+                        break
             if pci_address in self._init_failures or len(self._init_failures) < MAX_GPUS:
                 self._init_failures[pci_address] = failure
 
