@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import runbook_pages
 import yaml
 
 from railscope.timestamps import SECOND_NS
@@ -22,7 +23,6 @@ from railscope_collector.diagnosis import (
     switch_queues,
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES, IncidentClass
-from railscope_collector.diagnosis.incident_commands import general_commands
 from railscope_collector.diagnosis.incident_report import incident_schema
 from railscope_collector.diagnosis.node_detectors import NODE_CLASSES
 from railscope_collector.diagnosis.quantities import QUANTITIES
@@ -235,8 +235,8 @@ def runbook() -> str:
 
 def _action(kind: IncidentClass) -> Iterator[str]:
     yield f"Action: {kind.action}."
-    if commands := general_commands(kind.name):
-        yield from ("", "```sh", *commands, "```")
+    if lines := list(runbook_pages.commands(kind.name)):
+        yield from ("", "```sh", *lines, "```")
     explained = {
         name
         for source, target, _ in _inhibitions()

@@ -7,25 +7,21 @@ with generated commands, if they are those of its text: of a class of incidents 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from railscope.api import JobDocument, NicDocument
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
-from railscope_collector.diagnosis.incident_commands import (
-    general_commands,
-    general_remedy,
-)
+from railscope_collector.diagnosis.incident_commands import commands_of
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RULES = _ROOT / "alerts/rules"
 DIRECTORY = "alerts/runbooks"
-_COMMANDS = (
-    "The commands, in order; of Slurm and Kubernetes, type the lines of the one that you run:"
-)
+_COMMANDS = "The commands in steps; where they differ, type those of your scheduler:"
 _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
 _ONLY_CRITICAL = "Only if the alert is critical. "
 """Alerts with warnings too: a warning ends no job."""
@@ -35,7 +31,7 @@ _EITHER = re.compile(
 )
 _LABEL = re.compile(r"\{\{ (?:or )?\$labels\.(?P<label>\w+)(?: \$labels\.\w+)* \}\}")
 
-_SAME_REMEDY: Mapping[str, str] = {
+_REMEDIES: Mapping[str, str] = {
     "RailscopeFecErrors": "transceiver_degraded",
     "RailscopeGpuDriverStuck": "gpu_unresponsive",
     "RailscopeGpuEccUncorrected": "ecc_uncorrectable",
@@ -50,10 +46,6 @@ _SAME_REMEDY: Mapping[str, str] = {
     "RailscopePcieAer": "nic_lost",
     "RailscopePcieDeviceGone": "nic_lost",
     "RailscopePfcStorm": "pfc_storm",
-}
-"""Class of incidents with the same commands, by the alert that pages."""
-
-_REMEDY: Mapping[str, str] = {
     "RailscopeBondDegraded": "repair",
     "RailscopeDriveFailing": "repair",
     "RailscopeGpuPowerBrake": "repair",
@@ -64,7 +56,7 @@ _REMEDY: Mapping[str, str] = {
     "RailscopeNvlinkFabric": "restart_fabric",
     "RailscopeRdmaPortMissing": "load_rdma_module",
 }
-"""Remedy that no class of incidents has, by the alert that pages."""
+"""Class of incidents with the same commands, or a remedy that none has, by the alert that pages."""
 
 
 @cache
@@ -146,6 +138,27 @@ def _severities(same: list[dict[str, Any]]) -> str:
 def _commands(alert: str, same: list[dict[str, Any]]) -> list[str]:
     if all(rule["labels"]["severity"] != "critical" for rule in same):
         return []
-    if alert in _REMEDY:
-        return general_remedy(_REMEDY[alert])
-    return general_commands(_SAME_REMEDY[alert]) if alert in _SAME_REMEDY else []
+    return list(commands(_REMEDIES[alert])) if alert in _REMEDIES else []
+
+
+_NODE = NicDocument("NODE", "INTERFACE", "", "PCI_ADDRESS", None, "", "")
+_CAUSES = {
+    "Slurm": (_NODE, JobDocument("", "slurm", "JOB")),
+    "Kubernetes": (_NODE, JobDocument("", "kubernetes", "NAMESPACE/POD")),
+}
+
+
+def commands(remedy: str) -> Iterator[str]:
+    """Yield the lines of a block with the commands of a remedy, of both schedulers, with NODE and JOB in place of names."""
+    found: dict[str, dict[tuple[str, ...], list[str]]] = {}
+    for scheduler, (node, job) in _CAUSES.items():
+        cause = job if remedy == "nccl_hang" else node
+        for step in commands_of(remedy, "INCIDENT", cause, scheduler.lower()):
+            comment = f": {step.comment}" if step.comment else ""
+            reason = f"'railscope {remedy} INCIDENT'"
+            lines = comment, *(line.replace(reason, "REASON") for line in step.commands)
+            found.setdefault(step.step, {}).setdefault(lines, []).append(scheduler)
+    for step, variants in found.items():
+        for (comment, *lines), schedulers in variants.items():
+            yield f"# {step}{f' ({schedulers[0]})' if len(variants) > 1 else ''}{comment}"
+            yield from lines

@@ -97,6 +97,12 @@ def format_timestamp(timestamp_ns: int, timespec: str = "auto") -> str:
     return format_datetime(to_datetime(timestamp_ns), timespec)
 
 
+def utc_text(timestamp_ns: int) -> str:
+    """Return a time for people, to the second, such as 2026-11-04 00:00:00 UTC."""
+    text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
+    return f"{text.replace('T', ' ').removesuffix('Z')} UTC"
+
+
 def format_datetime(moment: datetime, timespec: str = "auto") -> str:
     """Format a datetime with an offset as RFC 3339 in UTC."""
     return moment.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")

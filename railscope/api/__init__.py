@@ -426,6 +426,16 @@ class GainDocument(msgspec.Struct, frozen=True):
     derivation: str
 
 
+class CommandStep(msgspec.Struct, frozen=True):
+    """A step of the action on an incident: check, drain, record, act, verify or resume."""
+
+    step: str
+    commands: tuple[str, ...]
+    """Lines for a shell; none of what is done by hand."""
+    comment: str = ""
+    """What to know before the commands are typed, or what to do by hand."""
+
+
 class IncidentDocument(msgspec.Struct, frozen=True):
     """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
 
@@ -464,8 +474,9 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     explained_by: str | None
     gain: GainDocument | None = None
     """Only of advice."""
-    commands: tuple[str, ...] = ()
-    """Commands for the action, with the names of the cause, for Slurm and for Kubernetes; none for a tenant."""
+    commands: tuple[CommandStep, ...] = ()
+    """Steps of the action, with the names of the cause, for the scheduler of the affected job, otherwise for that of most jobs; none
+    for a tenant."""
     lost_gpu_time_seconds: int | None = None
     """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""
     last_evidence: Timestamp | None = None

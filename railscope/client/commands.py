@@ -34,7 +34,7 @@ from railscope.client.columns import (
 from railscope.client.connection import ClientError, ReadClient
 from railscope.client.text_layout import table_lines
 from railscope.incident_victims import affected_text
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp, utc_text
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 EXIT = {"healthy": 0, "degraded": 1, "failed": 2, "unknown": 3}
@@ -384,8 +384,10 @@ def _print_incident(incident_id: str, options: Mapping[str, Any]) -> None:
         click.echo(json.dumps({"incidents": [msgspec.to_builtins(one)]}, indent=1))
         return
     lost = one.lost_gpu_time_seconds
-    names = ("title", "text", "action", "severity", "onset", "ended")
+    names = ("title", "text", "action", "severity")
     facts = {name: getattr(one, name) for name in names} | {
+        "onset": utc_text(parse_timestamp(one.onset)),
+        "ended": one.ended and utc_text(parse_timestamp(one.ended)),
         "jobs": ", ".join(f"{job.tenant}/{job.workload}" for job in one.jobs),
         "affected": affected_text(one),
         "lost GPU-hours": "not known" if lost is None else f"{lost / 3600:,.2f}",
@@ -396,8 +398,11 @@ def _print_incident(incident_id: str, options: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if value:
             click.echo("\n".join(wrap(f"{name:14}  {value}", " " * 16)))
-    for command in one.commands:  # not wrapped, so that each line can be copied
-        click.echo(f"    {show(command)}")
+    for number, step in enumerate(one.commands, 1):
+        head = f"{number} {step.step:6}  {step.comment}".rstrip()
+        click.echo("\n".join(wrap(head, " " * 10)))
+        for command in step.commands:  # not wrapped, so that each line can be copied
+            click.echo(f"    {show(command)}")
 
 
 # Status ------------------------------------------------------------------------------------------

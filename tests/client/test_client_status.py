@@ -286,7 +286,10 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
         | {
             "lost_gpu_seconds": 0,
             "lost_gpu_time_seconds": None,
-            "commands": ["ssh n1 ethtool eth0"],
+            "commands": [
+                {"step": "check", "commands": ["ssh n1 ethtool eth0"]},
+                {"step": "act", "commands": [], "comment": "Replace the cable."},
+            ],
         },
     }
     with collector(content) as server:
@@ -309,7 +312,11 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
         )
         text = run("incidents", "def", *here).stdout
     assert "lost GPU-hours  not known\n" in text
-    assert text.splitlines()[-1] == "    ssh n1 ethtool eth0"
+    assert text.splitlines()[-3:] == [
+        "1 check",
+        "    ssh n1 ethtool eth0",
+        "2 act     Replace the cable.",
+    ]
 
 
 def test_an_agent_that_is_read_as_a_collector_is_named_with_the_option_for_it():

@@ -193,8 +193,7 @@ def plain_decimal(value: Fraction, places: int) -> str:
 
 def show_time(timestamp_ns: int) -> str:
     """Return a time for readers to the second, without seconds that are zero."""
-    text = timestamps.format_timestamp(timestamp_ns, "seconds").removesuffix("Z")
-    return f"{text.removesuffix(':00').replace('T', ' ')} UTC"
+    return timestamps.utc_text(timestamp_ns).replace(":00 UTC", " UTC")
 
 
 def show_quantity(value: Fraction, places: int) -> str:

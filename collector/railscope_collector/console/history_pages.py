@@ -223,9 +223,9 @@ def _missing_period(oldest_ns: int, period: ShownPeriod) -> str:
     """Return the part of a period that the frame log lacks, by its oldest record; empty for none."""
     if 0 < oldest_ns <= period.from_ns:
         return ""
-    since = timestamps.format_timestamp(oldest_ns, "seconds") if oldest_ns else ""
-    since = since.replace("T", " ").removesuffix("Z")
-    return f"stored since {since}" if since else "no frame of this period is stored"
+    if not oldest_ns:
+        return "no frame of this period is stored"
+    return f"stored since {timestamps.utc_text(oldest_ns)}"
 
 
 @dataclass(slots=True)

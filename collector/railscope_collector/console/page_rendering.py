@@ -20,7 +20,7 @@ from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.gpu_health import reason_text
 from railscope.incident_victims import affected_text
 from railscope.shipped_files import shipped_files
-from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp, utc_text
 from railscope_collector.console import curves, page_table
 from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.evidence_words import evidence_text, worst_text
@@ -86,11 +86,12 @@ def time_element(timestamp: int | str | None, now_ns: int = 0) -> Markup | str:
         return figures.NONE
     timestamp_ns = parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp
     text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
-    shown = exact = text.replace("T", " ").removesuffix("Z")
+    exact = utc_text(timestamp_ns)
+    shown = exact.removesuffix(" UTC")
     if now_ns:
         seconds = (now_ns - timestamp_ns) / SECOND_NS
         shown = f"{figures.age(seconds)} ago" if seconds > 0 else "now"
-        pattern = '<time datetime="{}" title="{} UTC">{}</time>'
+        pattern = '<time datetime="{}" title="{}">{}</time>'
         return Markup(pattern).format(text, exact, shown)  # noqa: S704 - format escapes
     return Markup('<time datetime="{}">{}</time>').format(text, shown)
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from railscope import figures
 from railscope.api import EvidenceDocument
 from railscope.catalog import METRICS, xids
-from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
+from railscope.timestamps import parse_timestamp, utc_text
 from railscope_collector.diagnosis import findings, rank_events
 from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.signals import SIGNALS
@@ -87,9 +87,7 @@ def dated_text(evidence: EvidenceDocument) -> str:
     worst, text = worst_text(evidence), evidence_text(evidence)
     if not worst or evidence.worst_at is None:
         return text
-    seconds = parse_timestamp(evidence.worst_at) // SECOND_NS * SECOND_NS
-    time = format_timestamp(seconds, "seconds").replace("T", " ").removesuffix("Z")
-    return f"{text}; worst: {worst} at {time} UTC"
+    return f"{text}; worst: {worst} at {utc_text(parse_timestamp(evidence.worst_at))}"
 
 
 def quantity_text(signal: str) -> str:

@@ -1,66 +1,56 @@
-"""Commands for an incident: drain, remedy, verify and return to service, with the names of its cause.
+"""Commands for an incident in steps, of one scheduler, with the names of its cause.
 
-Classes without an entry have no command that is the same at every site: their action is advice.
+Classes without a row have no command that is the same at every site: their action is advice.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
-from railscope.api import EntityDocument, GpuDocument, JobDocument, NicDocument, NodeDocument
+from railscope.api import CommandStep, EntityDocument, JobDocument
+from railscope_collector.workloads.job_holdings import KUBERNETES, SLURM
+
+_Lines: TypeAlias = tuple[str, ...]
+"""Commands of a step with names in braces; lines that begin with # are its comment."""
+_Step: TypeAlias = _Lines | Mapping[str, _Lines]
+"""Lines, or those of each scheduler; the empty scheduler is one that no claim names."""
 
 _DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
-_CORDON = "kubectl cordon {node}"
+_QUEUE = "squeue --nodelist={node}"
 _EVICT = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
+_PODS = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}"
 # A drain of Slurm lets jobs run, also those that hang: scontrol(1). An error of one GPU or NIC leaves the jobs of others alive,
 # and a hung job of several nodes would end on all of them: which to end is a decision by job, never by node.
-_LET_JOBS_END = (
-    _DRAIN,
-    "squeue --nodelist={node}  # continue when it is empty; end a job that hangs: scancel JOBID",
-    _CORDON,
-    "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left",
-    f"{_EVICT}  # evicts what is left",
-)
+_LET_JOBS_END = {
+    SLURM: (_DRAIN, _QUEUE, "# Go on when squeue lists no job. End a job that hangs: scancel JOBID."),
+    KUBERNETES: ("kubectl cordon {node}", _PODS, _EVICT, "# Type kubectl drain when no job is in the list: it evicts what is left."),
+    "": ("# Drain {node} in its scheduler, which no claim names. Go on when its jobs have ended.",),
+}  # fmt: skip
 # A fault that spreads costs other jobs more than those of its node. `kubectl drain` cordons first: kubectl(1).
-_END_JOBS = (
-    _DRAIN,
-    "squeue --nodelist={node}  # the fault spreads: end each job, do not wait: scancel JOBID",
-    f"{_EVICT}  # the fault spreads: evicts the jobs at once; delete pods that it refuses",
-)
-_RETURN = (
-    "railscope nodes {node}  # continue when it reports and is healthy",
-    "scontrol update nodename={node} state=resume",
-    "kubectl uncordon {node}",
-)
-_REPAIR = "# repair {node}, start it again, then verify and return it to service"
-_REPAIR_LINK = "# clean, reseat or replace cable and transceivers; continue when the link is up"
-_REPLACE = "# replace the GPU; only then verify {node} and return it to service"
-# nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others. It resets no GPU that a
-# process has open, as the agent, DCGM and nvidia-persistenced have: nvidia-smi(1).
-_RESET_GPU = (
-    "# reset of {pci_address}; on Kubernetes, pods of DaemonSets keep it open: reboot the node in place of the next three lines",
-    "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced",
-    "ssh {node} sudo nvidia-smi --gpu-reset -i {pci_address}",
-    "ssh {node} sudo systemctl start nvidia-persistenced nvidia-dcgm railscope-agent",
-)
-# All GPUs and NVSwitches at once, both ends of each link among them; without -i, nvidia-smi resets all: nvidia-smi(1).
-_RESET_ALL_GPUS = (
-    "# reset of all GPUs; on Kubernetes, pods of DaemonSets keep them open: reboot the node in place of the next three lines",
-    "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced nvidia-fabricmanager",
-    "ssh {node} sudo nvidia-smi --gpu-reset",
-    "ssh {node} sudo systemctl start nvidia-fabricmanager nvidia-persistenced nvidia-dcgm railscope-agent",
-)
-# Reloads the driver of the device alone: devlink-dev(8).
-_RELOAD_NIC = "ssh {node} sudo devlink dev reload pci/{pci_address}"
-_REBOOT = "ssh {node} sudo systemctl reboot"
-_SHOW_PCIE = "ssh {node} sudo lspci -vvs {pci_address}"
-_SHOW_SENSORS = "ssh {node} sudo ipmitool sdr elist"
-_SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
+_END_JOBS = {
+    SLURM: (_DRAIN, _QUEUE, "# The fault spreads: do not wait, end each job that squeue lists: scancel JOBID."),
+    KUBERNETES: (_EVICT, "# The fault spreads: this evicts the jobs at once. Delete pods that it refuses."),
+    "": ("# The fault spreads: drain {node} in its scheduler, which no claim names, and end its jobs.",),
+}  # fmt: skip
+# The pods of a node that does not answer stay in deletion: a drain would wait for them.
+_EXCLUDE = {
+    SLURM: (_DRAIN,),
+    KUBERNETES: ("kubectl cordon {node}",),
+    "": ("# Drain {node} in its scheduler, which no claim names.",),
+}
+_RESUME = {
+    SLURM: ("scontrol update nodename={node} state=resume",),
+    KUBERNETES: ("kubectl uncordon {node}",),
+    "": ("# Return {node} to service in its scheduler.",),
+}
+_VERIFY = ("railscope nodes {node}", "# Go on when it reports and is healthy.")
 # Each record has a directory of its own, also when the fault returns.
 _RECORD = (
     "ssh {node} sudo railscope agent record --redact railscope-{node}-$(date +%FT%H%M)",
-    "scp -r {node}:railscope-{node}-\\* .  # attach it when the device is returned to its vendor",
+    "scp -r {node}:railscope-{node}-\\* .",
+    "# Attach the copies when the device is returned to its vendor.",
 )
 # Vendors ask for the state before the reset. The script may wait for a driver that hangs; --safe-mode leaves out the parts that do.
 _RECORD_GPU = (
@@ -68,176 +58,186 @@ _RECORD_GPU = (
     "scp {node}:nvidia-bug-report.log.gz .",
     *_RECORD,
 )
-_REMOTE = "ssh {node} "
+_REPAIR = ("# Repair {node}, and start it again.",)
+_REPAIR_LINK = ("# Clean, reseat or replace cable and transceivers. Go on when the link is up.",)
+_REBOOT = ("ssh {node} sudo systemctl reboot",)
+# Reloads the driver of the device alone: devlink-dev(8).
+_RELOAD_NIC = ("ssh {node} sudo devlink dev reload pci/{pci_address}",)
+_SHOW_PCIE = ("ssh {node} sudo lspci -vvs {pci_address}",)
+_SHOW_PORT = ("ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {interface}")
+_SHOW_SENSORS = "ssh {node} sudo ipmitool sdr elist"
+_POWER = "ipmitool -I lanplus -H BMC -U USER -a chassis power"
+
+
+def _reset(target: str, *services: str) -> _Step:
+    """Return the reset of GPUs that no process may have open, as these services have: nvidia-smi(1)."""
+    commands = (
+        f"ssh {{node}} sudo systemctl stop {' '.join(services)}",
+        f"ssh {{node}} sudo nvidia-smi --gpu-reset{target}",
+        f"ssh {{node}} sudo systemctl start {' '.join(reversed(services))}",
+    )
+    with_node = (*_REBOOT, "# Pods of DaemonSets keep GPUs open: they are reset with their node.")
+    other = "# If another process keeps a GPU open, reboot {node} instead."
+    return {SLURM: commands, KUBERNETES: with_node, "": (*commands, other)}
+
+
+_SERVICES = "railscope-agent", "nvidia-dcgm", "nvidia-persistenced"
+# nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others.
+_RESET_GPU = _reset(" -i {pci_address}", *_SERVICES)
+# All GPUs and NVSwitches at once, both ends of each link among them; without -i, nvidia-smi resets all: nvidia-smi(1).
+_RESET_ALL_GPUS = _reset("", *_SERVICES, "nvidia-fabricmanager")
+
+
+def _on_node(
+    act: _Step, *, check: _Lines = (), drain: _Step = _LET_JOBS_END, record: _Lines = ()
+) -> Mapping[str, _Step]:
+    return {"check": check, "drain": drain, "record": record, "act": act, "verify": _VERIFY, "resume": _RESUME}  # fmt: skip
+
+
 # Reads collectives.flight_recorder_directory of the agents at its default. The name of the job is no word of the remote
 # command, which the shell of the node would parse again.
 _COLLECT_DUMPS = (
-    'for node in $(scontrol show hostnames "$(squeue --noheader --format=%N --jobs={job})"); do '
-    'ssh "$node" sudo tar --create --directory=/run/railscope flight-recorder > flight-recorder-{job}-"$node".tar; done'
+    'for node in $(scontrol show hostnames "$(squeue --noheader --format=%N --jobs={workload})"); do '
+    'ssh "$node" sudo tar --create --directory=/run/railscope flight-recorder > flight-recorder-{workload}-"$node".tar; done'
 )
 _COLLECT_DUMPS_OF_POD = (
     "kubectl --namespace {namespace} cp {pod}:/run/railscope/flight-recorder flight-recorder-{pod}"
 )
-
-_COMMANDS: Mapping[str, Sequence[str]] = {
-    "gpu_lost": (*_LET_JOBS_END, *_RECORD_GPU, _REBOOT, *_RETURN),
-    "gpu_unresponsive": (*_LET_JOBS_END, *_RECORD_GPU, _REBOOT, *_RETURN),
-    "ecc_uncorrectable": (*_LET_JOBS_END, *_RECORD_GPU, *_RESET_GPU, *_RETURN),
-    "gpu_memory_failed": (*_LET_JOBS_END, *_RECORD_GPU, _REPLACE, *_RETURN),
-    "row_remap": (*_LET_JOBS_END, *_RESET_GPU, *_RETURN),
-    "nvlink_errors": (
-        "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_LET_JOBS_END, *_RECORD_GPU, *_RESET_GPU, *_RETURN,
-    ),
-    "xid_event": (
-        "ssh {node} sudo railscope health", "# the rest is for the action reset_gpu of {node}; take any other action in its place",
-        *_LET_JOBS_END, *_RECORD_GPU, *_RESET_GPU, *_RETURN,
-    ),
-    "thermal_straggler": (
-        "ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
-        *_LET_JOBS_END, _REPAIR, *_RETURN,
-    ),
-    "hw_slowdown": (
-        "ssh {node} nvidia-smi -q -d POWER,PERFORMANCE -i {pci_address}", _SHOW_SENSORS,
-        *_LET_JOBS_END, _REPAIR, *_RETURN,
-    ),
-    "gpu_straggler": (
-        "ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE -i {pci_address}", *_LET_JOBS_END,
-        "ssh {node} sudo dcgmi diag --run 3", "# if a test fails, repair {node}; then verify and return it to service", *_RETURN,
-    ),
-    "nic_lost": (
-        *_LET_JOBS_END, *_RECORD, _REBOOT,
-        "ssh {node} lspci -s {pci_address}  # no line: reseat or replace the NIC, then start {node} again", *_RETURN,
-    ),
-    "pfc_storm": (*_END_JOBS, *_RECORD, _RELOAD_NIC, *_RETURN),
-    "slow_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _RELOAD_NIC, *_RETURN),
-    "pcie_bound_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _REPAIR, *_RETURN),
-    "pcie_degraded": (_SHOW_PCIE, *_LET_JOBS_END, _REPAIR, *_RETURN),
-    **dict.fromkeys(
-        ("link_down", "link_flap", "link_speed_low", "transceiver_degraded"),
-        (
-            "ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {interface}",
-            *_LET_JOBS_END, _REPAIR_LINK, *_RETURN,
+_RESTART_JOB: Mapping[str, _Step] = {
+    "check": {SLURM: ("scontrol show job {workload}",), KUBERNETES: ("kubectl --namespace {namespace} describe pod {pod}",)},
+    "record": {
+        SLURM: (_COLLECT_DUMPS,),
+        KUBERNETES: (_COLLECT_DUMPS_OF_POD,),
+        "": ("# Copy /run/railscope/flight-recorder from the nodes of {workload}.",),
+    },
+    "act": {
+        SLURM: ("scontrol requeue {workload}",),
+        KUBERNETES: (
+            "kubectl --namespace {namespace} delete pod {pod}",
+            '# Only if its description has "Controlled By": no other pod is started again.',
         ),
-    ),
-    # The claim of a pod is NAMESPACE/POD, that of a Slurm job its number.
-    "nccl_hang": (
-        "scontrol show job {job}", _COLLECT_DUMPS, "scontrol requeue {job}", "squeue --jobs={job}  # it runs again",
-        "kubectl --namespace {namespace} describe pod {pod}", _COLLECT_DUMPS_OF_POD,
-        'kubectl --namespace {namespace} delete pod {pod}  # only if its description has "Controlled By": no other pod is started again',
-        "kubectl --namespace {namespace} get pods  # its controller has started it again",
-        "# copy /run/railscope/flight-recorder from the nodes of {workload}, then restart it",
-    ),
-    # The pods of a node that does not answer stay in deletion: a drain would wait for them.
-    "node_down": (
-        "ping -c 3 {node}", "ssh {node} uptime  # if it answers, only its agent is cut off: stop here", _DRAIN, _CORDON,
-        "ipmitool -I lanplus -H BMC -U USER -a chassis power status  # BMC and USER of the management controller of {node}",
-        "ipmitool -I lanplus -H BMC -U USER -a chassis power cycle  # ends what still runs on {node}", *_RETURN,
-    ),
-    "agent_partition": ("ssh {node} systemctl status railscope-agent", _SHOW_AGENT),
-    "clock_skew": ("ssh {node} timedatectl", "ssh {node} chronyc tracking"),
+        "": ("# Restart {workload}.",),
+    },
+    "verify": {
+        SLURM: ("squeue --jobs={workload}", "# It runs again."),
+        KUBERNETES: ("kubectl --namespace {namespace} get pods", "# Its controller has started it again."),
+    },
 }  # fmt: skip
 
-
-_OF_JOBS = frozenset({"job", "namespace", "pod", "workload"})
-"""Names of a job: each scheduler has its own commands, and those of others are left out."""
+REMEDIES: Mapping[str, Mapping[str, _Step]] = {
+    "gpu_lost": _on_node(_REBOOT, record=_RECORD_GPU),
+    "gpu_unresponsive": _on_node(_REBOOT, record=_RECORD_GPU),
+    "ecc_uncorrectable": _on_node(_RESET_GPU, record=_RECORD_GPU),
+    "gpu_memory_failed": _on_node(("# Replace the GPU, and start {node} again.",), record=_RECORD_GPU),
+    "row_remap": _on_node(_RESET_GPU),
+    "nvlink_errors": _on_node(_RESET_GPU, record=_RECORD_GPU, check=("ssh {node} nvidia-smi nvlink -e -i {pci_address}",)),
+    "xid_event": _on_node(
+        _RESET_GPU, record=_RECORD_GPU,
+        check=("ssh {node} sudo railscope health", "# The rest is for a reset of the GPU: take any other action in its place."),
+    ),
+    "thermal_straggler": _on_node(
+        _REPAIR, check=("ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {pci_address}", _SHOW_SENSORS),
+    ),
+    "hw_slowdown": _on_node(_REPAIR, check=("ssh {node} nvidia-smi -q -d POWER,PERFORMANCE -i {pci_address}", _SHOW_SENSORS)),
+    "gpu_straggler": _on_node(
+        ("ssh {node} sudo dcgmi diag --run 3", "# If a test fails, repair {node}."),
+        check=("ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE,POWER,TEMPERATURE -i {pci_address}",),
+    ),
+    "nic_lost": _on_node(
+        (*_REBOOT, "ssh {node} lspci -s {pci_address}", "# If lspci prints nothing, reseat or replace the NIC, and start {node} again."),
+        record=_RECORD,
+    ),
+    "pfc_storm": _on_node(_RELOAD_NIC, drain=_END_JOBS, record=_RECORD),
+    "slow_receiver": _on_node(_RELOAD_NIC, check=_SHOW_PCIE),
+    "pcie_bound_receiver": _on_node(_REPAIR, check=_SHOW_PCIE),
+    "pcie_degraded": _on_node(_REPAIR, check=_SHOW_PCIE),
+    **dict.fromkeys(("link_down", "link_flap", "link_speed_low", "transceiver_degraded"), _on_node(_REPAIR_LINK, check=_SHOW_PORT)),
+    "nccl_hang": _RESTART_JOB,
+    "node_down": _on_node(
+        (
+            f"{_POWER} status", f"{_POWER} cycle",
+            "# BMC and USER are those of the management controller of {node}. A power cycle ends what still runs on it.",
+        ),
+        check=("ping -c 3 {node}", "ssh {node} uptime", "# If it answers, only its agent is cut off: stop here."), drain=_EXCLUDE,
+    ),
+    "agent_partition": {"check": ("ssh {node} systemctl status railscope-agent", "ssh {node} sudo journalctl -u railscope-agent -n 50")},
+    "clock_skew": {"check": ("ssh {node} timedatectl", "ssh {node} chronyc tracking")},
+    # Of alerts whose remedy no class has.
+    "repair": _on_node(_REPAIR),
+    "reset_all_gpus": _on_node(_RESET_ALL_GPUS, check=("ssh {node} nvidia-smi nvlink -e",)),
+    "restart_fabric": _on_node(
+        _RESET_ALL_GPUS,
+        check=("ssh {node} sudo systemctl start nvidia-fabricmanager", "# Go on only while {node} has the fault."),
+    ),
+    "load_rdma_module": _on_node(
+        _REPAIR,
+        check=(
+            "ssh {node} lspci -s {pci_address}", "ssh {node} sudo modprobe mlx5_ib",
+            "# mlx5_ib is for NVIDIA, bnxt_re for Broadcom, irdma for Intel. Go on only while {node} lacks the port.",
+        ),
+    ),
+}  # fmt: skip
+"""Steps in their order, by class of incidents."""
+_ENDED: Mapping[str, _Step] = {
+    "verify": ("# The fault has ended. If {node} is still drained:", *_VERIFY),
+    "resume": _RESUME,
+}
 
 
 def commands_of(
-    incident_class: str, incident_id: str, cause: EntityDocument, *, has_ended: bool = False
-) -> Iterator[str]:
-    """Yield the commands to type, in their order; of an incident that has ended, those that return its node to service.
+    incident_class: str, incident_id: str, cause: EntityDocument, scheduler: str, *, has_ended: bool = False
+) -> Iterator[CommandStep]:  # fmt: skip
+    """Yield the steps of an incident, in their order; of one that has ended, those that return its node to service.
 
-    Before the drain, commands only look: one whose name is not known is left out. After it, so are all that follow: a node
-    does not return to service without its remedy.
+    A check whose name is not known is left out. With any other step, so are all that follow: a node does not return to service
+    without its remedy.
     Names come from agents: each is quoted for the shell, and once more in a command that ssh passes to the shell of the node.
     A name that a program would take for an option has no command.
     """
-    names = {"reason": f"railscope {incident_class} {incident_id}"}
-    if isinstance(cause, NicDocument | GpuDocument):
-        names |= {"node": cause.node, "pci_address": cause.pci_address}
-    if isinstance(cause, NicDocument):
-        names["interface"] = cause.interface
-    if isinstance(cause, NodeDocument):
-        names["node"] = cause.node
-    if isinstance(cause, JobDocument):
-        names |= _job_names(cause)
-    known = {
+    known = {"reason": shlex.quote(f"railscope {incident_class} {incident_id}")} | {
         name: shlex.quote(text)
-        for name, text in names.items()
+        for name, text in _names_of(cause).items()
         if text and text.isprintable() and not text.startswith("-")
     }
-    commands = _COMMANDS.get(incident_class, ())
+    steps = REMEDIES.get(incident_class, {})
     if has_ended:
-        is_drained = _DRAIN in commands and "node" in known
-        commands = (
-            ("# the fault has ended; if {node} is still drained:", *_RETURN) if is_drained else ()
-        )
-    is_before_drain = True
-    for command in commands:
-        is_before_drain = is_before_drain and command != _DRAIN
-        try:
-            yield _filled(command, known)
-        except KeyError as error:
-            name = error.args[0]
-            if name in _OF_JOBS or is_before_drain:
-                continue
-            if name in _WORDS and "node" in known:
-                yield f"# {_WORDS[name]} is not known: find it before you go on"
+        steps = _ENDED if "drain" in steps else {}
+    for name, step in steps.items():
+        lines = step.get(scheduler, ()) if isinstance(step, Mapping) else step
+        if name == "check":
+            lines = tuple(line for line in lines if not _lack_name([line], known))
+        if _lack_name(lines, known):
+            if any("{pci_address}" in line for line in lines):
+                yield CommandStep(name, (), _UNKNOWN)
             return
+        filled = [_filled(line, known) for line in lines]
+        commands = tuple(line for line in filled if not line.startswith("# "))
+        comment = " ".join(line[2:] for line in filled if line.startswith("# "))
+        if commands or (comment and name != "check"):
+            yield CommandStep(name, commands, comment)
 
 
-_WORDS = {"pci_address": "the PCI address", "interface": "the name of the interface"}
+_NAMES = ("node", "pci_address", "interface", "workload", "namespace", "pod")
+_UNKNOWN = "The PCI address of the device is not known: find it before you go on."
 
 
-def _job_names(job: JobDocument) -> dict[str, str]:
-    if job.source == "slurm":
-        return {"job": job.workload}
-    namespace, _, pod = job.workload.partition("/")
-    if job.source == "kubernetes":
-        return {"namespace": namespace, "pod": pod}
-    return {"workload": job.workload}
+def _names_of(cause: EntityDocument) -> Mapping[str, str]:
+    if isinstance(cause, JobDocument):
+        namespace, _, pod = cause.workload.partition("/")
+        return {"workload": cause.workload, "namespace": namespace, "pod": pod}
+    return {name: getattr(cause, name, "") for name in ("node", "pci_address", "interface")}
 
 
-_NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod", "workload")
+def _lack_name(lines: Iterable[str], known: Mapping[str, str]) -> bool:
+    """True if lines need a name that is not known."""
+    unknown = (f"{{{name}}}" for name in _NAMES if name not in known)
+    return any(name in line for name in unknown for line in lines)
 
 
-def general_commands(incident_class: str) -> list[str]:
-    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE, POD and WORKLOAD in place of names."""
-    return _general(_COMMANDS.get(incident_class, ()))
+_REMOTE = "ssh {node} "
 
 
-_REMEDIES: Mapping[str, Sequence[str]] = {
-    "repair": (*_LET_JOBS_END, _REPAIR, *_RETURN),
-    "reset_all_gpus": ("ssh {node} nvidia-smi nvlink -e", *_LET_JOBS_END, *_RESET_ALL_GPUS, *_RETURN),
-    "restart_fabric": (
-        "ssh {node} sudo systemctl start nvidia-fabricmanager", "# continue only while {node} has the fault",
-        *_LET_JOBS_END, *_RESET_ALL_GPUS, *_RETURN,
-    ),
-    "load_rdma_module": (
-        "ssh {node} lspci -s {pci_address}", "# mlx5_ib for NVIDIA, bnxt_re for Broadcom, irdma for Intel", "ssh {node} sudo modprobe mlx5_ib",
-        "# continue only while {node} lacks the port", *_LET_JOBS_END, _REPAIR, *_RETURN,
-    ),
-}  # fmt: skip
-"""Commands of alerts whose remedy no class of incidents has."""
-
-
-def general_remedy(name: str) -> list[str]:
-    """Return the commands of a remedy that no class of incidents has, with names as those of a class."""
-    return _general(_REMEDIES[name])
-
-
-def _general(commands: Sequence[str]) -> list[str]:
-    names = {name: name.upper() for name in _NAMES}
-    return [_filled(command, names) for command in commands]
-
-
-def _filled(command: str, names: Mapping[str, str]) -> str:
-    """Return a command with names, which are quoted already. Raises KeyError without one."""
-    if not command.startswith(_REMOTE):
-        return command.format_map(names)
-    remote, note, text = command.removeprefix(_REMOTE).partition("  # ")
-    return (
-        _REMOTE.format_map(names)
-        + shlex.quote(remote.format_map(names))
-        + (note + text).format_map(names)
-    )
+def _filled(line: str, names: Mapping[str, str]) -> str:
+    """Return a line with names, which are quoted already."""
+    filled = line.removeprefix(_REMOTE).format_map(names)
+    return _REMOTE.format_map(names) + shlex.quote(filled) if line.startswith(_REMOTE) else filled

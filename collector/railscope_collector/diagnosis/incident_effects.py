@@ -7,6 +7,7 @@ with the highest confidence. The loss begins at the onset.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 
 import numpy as np
@@ -26,6 +27,7 @@ from railscope_collector.diagnosis.jobs import ActiveJob, EndedJob
 from railscope_collector.diagnosis.network_detectors import victims
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import median_known
+from railscope_collector.workloads.job_holdings import SCHEDULERS
 from railscope_collector.workloads.job_roster import JobKey
 
 MAX_JOBS = 1000
@@ -48,6 +50,7 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
         _update_speeds(view, incident)
         touched[incident.incident_id] = _touched_jobs(view, incident)
         _add_ended(view, incident, touched[incident.incident_id])
+        incident.scheduler = _scheduler(view, incident) or incident.scheduler
     causes = [incident for incident in found if not incident.explained_by]
     for key, cause in _main_causes(causes, touched, view.states.keys()).items():
         for other in causes:
@@ -57,6 +60,17 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
             _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
     for incident in found:
         _add_tenants(view, incident, touched)
+
+
+def _scheduler(view: DiagnosisView, incident: Incident) -> str:
+    """Return the scheduler of an incident. In a cluster with two of them, an idle node may be one of the other."""
+    if incident.cause.job:
+        sources = [incident.cause.job.source]
+    else:
+        jobs = (*sorted(incident.holders), *sorted(incident.job_speeds))
+        of_cluster = Counter(job.key.source for job in view.jobs).most_common()
+        sources = [*(job.source for job in jobs), *(source for source, _ in of_cluster)]
+    return next((source for source in sources if source in SCHEDULERS), "")
 
 
 def _add_ended(view: DiagnosisView, incident: Incident, touched: AbstractSet[JobKey]) -> None:

@@ -137,7 +137,13 @@ def incident_document(
         ),
         action=kind.action,
         commands=tuple(
-            commands_of(kind.name, incident.incident_id, entity, has_ended=bool(incident.ended_ns))
+            commands_of(
+                kind.name,
+                incident.incident_id,
+                entity,
+                incident.scheduler,
+                has_ended=bool(incident.ended_ns),
+            )
         ),
         runbook=kind.runbook,
         detail=incident.detail,

@@ -82,6 +82,8 @@ class Incident:
     """Touched jobs that ended since the fault may have begun, with the latest time at which they can have ended."""
     holders: set[JobKey] = field(default_factory=set)
     """Jobs that have held the device that is the cause."""
+    scheduler: str = ""
+    """Scheduler of the job that is or holds the cause, or that loses time, otherwise of most jobs; empty if no claim names one."""
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
     """Nodes of the jobs that the incident touches, by tenant."""
     last_slot: int = 0

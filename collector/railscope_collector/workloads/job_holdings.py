@@ -17,8 +17,8 @@ from railscope_collector.metering.evidence import Evidence, MeteredClaim
 from railscope_collector.metering.units import Tiling, Units, exact
 from railscope_collector.workloads.job_roster import JobHolding, JobKey
 
-KUBERNETES = "kubernetes"
-SCHEDULERS = frozenset({"slurm", KUBERNETES})
+SLURM, KUBERNETES = "slurm", "kubernetes"
+SCHEDULERS = frozenset({SLURM, KUBERNETES})
 _BY_HAND = frozenset({"command", "file"})
 """Sources with workloads that may name a scheduler's: `slurm:123` is Slurm's 123."""
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.api import (
+    CommandStep,
     EntityDocument,
     GpuDocument,
     JobDocument,
@@ -20,7 +21,7 @@ from railscope.api import (
 )
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_collector.diagnosis.incident_classes import AREAS, CLASSES
-from railscope_collector.diagnosis.incident_commands import commands_of, general_commands
+from railscope_collector.diagnosis.incident_commands import REMEDIES, commands_of
 from railscope_simulator import NodeSpec, simulate
 
 GPU = GpuDocument("gpu-node-1", 4, "GPU-1b98b982", "0000:9d:00.0")
@@ -30,11 +31,25 @@ JOBS = (
     JobDocument("language", "slurm", "60937"),
     JobDocument("vision", "kubernetes", "research/train-0"),
 )
+OTHER_JOB = JobDocument("language", "file", "train")
+SCHEDULERS = ("slurm", "kubernetes", "")
 PAGING = sorted(
     {name for name, each in CLASSES.items() if each.severity == "critical"}
     | {name for name, area in AREAS.items() if area == "gpu"}
 )
 """Those of GPUs all page: a warning becomes critical when the GPU has failed."""
+
+
+def lines_of(name: str, cause: EntityDocument, scheduler: str = "slurm") -> list[str]:
+    """Commands of all steps."""
+    return [line for step in commands_of(name, "a", cause, scheduler) for line in step.commands]
+
+
+def steps_of(name: str, scheduler: str) -> dict[str, CommandStep]:
+    """Steps of a class with all names known."""
+    job = next((job for job in JOBS if job.source == scheduler), OTHER_JOB)
+    cause = job if AREAS.get(name) == "job" else NIC
+    return {step.step: step for step in commands_of(name, "a", cause, scheduler)}
 
 
 class SimulatedNames:
@@ -75,9 +90,9 @@ def names() -> SimulatedNames:
 
 def checked_programs(command: str, names: SimulatedNames) -> set[str]:
     """Programs of a command, after its subject was compared with the node and its jobs."""
-    if command.startswith(("# ", "for ")):
+    if command.startswith("for "):
         return set()
-    words = shlex.split(command.replace("-$(date +%FT%H%M)", ""), comments=True)
+    words = shlex.split(command.replace("-$(date +%FT%H%M)", ""))
     program, *words = [word for word in words if word != "sudo"]
     if program == "ssh":
         assert words[0] == "gpu-node-1"
@@ -110,26 +125,40 @@ SCRIPTS = {"dcgmi", "ipmitool", "nvidia-bug-report.sh", "systemctl", "uptime"}
 """Programs without a name of a device."""
 
 
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
 @pytest.mark.parametrize("name", PAGING)
 def test_commands_of_a_class_that_pages_are_valid_on_a_simulated_node(
-    name: str, names: SimulatedNames
+    name: str, scheduler: str, names: SimulatedNames
 ) -> None:
     for cause in names.causes[AREAS.get(name, "network")]:
+        of_cause = cause.source if isinstance(cause, JobDocument) else scheduler
         used: set[str] = set()
-        for command in commands_of(name, "b1d0ed7ec447", cause):
+        for command in lines_of(name, cause, of_cause):
             assert "{" not in command
             used |= checked_programs(command, names)
-        assert used & {"scontrol", "kubectl pod", "ethtool"}
+        other = {"scontrol", "squeue"} if of_cause == "kubernetes" else {"kubectl", "kubectl pod"}
+        assert used
+        assert not used & other, "commands of one scheduler"
 
 
 def test_commands_name_the_device_and_the_incident() -> None:
-    found = list(commands_of("ecc_uncorrectable", "b1d0ed7ec447", GPU))
-    assert found[0] == (
+    drain, *_, act, verify, resume = commands_of("ecc_uncorrectable", "b1d0ed7ec447", GPU, "slurm")
+    assert drain.commands[0] == (
         "scontrol update nodename=gpu-node-1 state=drain reason='railscope ecc_uncorrectable b1d0ed7ec447'"
     )
-    assert "ssh gpu-node-1 'sudo nvidia-smi --gpu-reset -i 0000:9d:00.0'" in found
-    assert found[-1] == "kubectl uncordon gpu-node-1"
-    assert "ssh gpu-node-1 'sudo ethtool -m ens4f0np0'" in list(commands_of("link_down", "a", NIC))
+    assert "ssh gpu-node-1 'sudo nvidia-smi --gpu-reset -i 0000:9d:00.0'" in act.commands
+    assert verify.comment == "Go on when it reports and is healthy."
+    assert resume.commands == ("scontrol update nodename=gpu-node-1 state=resume",)
+    assert "ssh gpu-node-1 'sudo ethtool -m ens4f0np0'" in lines_of("link_down", NIC)
+
+
+@pytest.mark.parametrize("name", sorted(REMEDIES))
+def test_without_a_scheduler_the_steps_say_what_to_do(name: str) -> None:
+    steps = steps_of(name, "")
+    used = " ".join(line for step in steps.values() for line in step.commands)
+    assert not re.search("scontrol|squeue|kubectl", used)
+    for step in {"drain", "resume"} & steps.keys():
+        assert "in its scheduler" in steps[step].comment
 
 
 @pytest.mark.parametrize("cause", [NODE, LeafDocument("leaf-3", 0, 3), GpuDocument("", 4, "", "")])
@@ -137,111 +166,94 @@ def test_commands_name_the_device_and_the_incident() -> None:
 def test_without_the_names_of_its_remedy_no_node_returns_and_no_service_stays_stopped(
     name: str, cause: EntityDocument
 ) -> None:
-    found = " ".join(commands_of(name, "a", cause))
-    complete = " ".join(general_commands(name))
+    steps = list(commands_of(name, "a", cause, "slurm"))
     remedies = ("gpu-reset", "devlink dev reload", "lspci -s")
+    complete = " ".join(line for step in steps_of(name, "slurm").values() for line in step.commands)
     if any(remedy in complete for remedy in remedies):
-        assert not any(text in found for text in (*remedies, "uncordon", "state=resume"))
-        assert "systemctl stop" not in found
-        assert found.endswith("find it before you go on") is isinstance(cause, NodeDocument)
-    assert bool(found) is (isinstance(cause, NodeDocument) and "NODE" in complete)
+        found = " ".join(line for step in steps for line in step.commands)
+        assert not any(text in found for text in (*remedies, "state=resume", "systemctl stop"))
+        if isinstance(cause, NodeDocument):
+            assert steps[-1].comment.endswith("find it before you go on.")
+    assert bool(steps) is (isinstance(cause, NodeDocument) and "gpu-node-1" in complete)
 
 
 def test_an_incident_that_has_ended_has_commands_of_return_only() -> None:
-    found = list(commands_of("ecc_uncorrectable", "a", GPU, has_ended=True))
-    assert found == [
-        "# the fault has ended; if gpu-node-1 is still drained:",
-        *list(commands_of("ecc_uncorrectable", "a", GPU))[-3:],
-    ]
-    assert not list(commands_of("nccl_hang", "a", JOBS[0], has_ended=True))
-    assert not list(commands_of("gpu_lost", "a", GpuDocument("", 4, "", ""), has_ended=True))
-
-
-def test_a_hung_job_of_another_source_has_advice() -> None:
-    (found,) = commands_of("nccl_hang", "a", JobDocument("language", "file", "train"))
-    assert found.startswith("# copy /run/railscope/flight-recorder from the nodes of train,")
+    verify, resume = commands_of("ecc_uncorrectable", "a", GPU, "slurm", has_ended=True)
+    assert verify.comment.startswith("The fault has ended. If gpu-node-1 is still drained:")
+    assert resume.commands == ("scontrol update nodename=gpu-node-1 state=resume",)
+    assert not list(commands_of("nccl_hang", "a", JOBS[0], "slurm", has_ended=True))
+    unnamed = GpuDocument("", 4, "", "")
+    assert not list(commands_of("gpu_lost", "a", unnamed, "slurm", has_ended=True))
 
 
 @given(st.text(max_size=20))
 def test_a_hostile_name_is_one_word_of_a_command_or_none(name: str) -> None:
     nic = NicDocument("n", name, "", "", None, "", "")
-    for command in commands_of("link_down", "a", nic):
-        *_, remote = shlex.split(command, comments=True) or [""]
-        if "ethtool" not in command:
-            continue
-        assert shlex.split(remote)[-1] == name, "the shell of the node parses it again"
-        assert not name.startswith("-")
+    for command in lines_of("link_down", nic):
+        if "ethtool" in command:
+            *_, remote = shlex.split(command)
+            assert shlex.split(remote)[-1] == name, "the shell of the node parses it again"
+            assert not name.startswith("-")
 
 
-def test_the_state_before_a_reset_is_recorded_anew_each_time() -> None:
-    found = list(commands_of("ecc_uncorrectable", "b1d0ed7ec447", GPU))
-    recorded = next(i for i, each in enumerate(found) if "agent record" in each)
-    assert recorded < next(i for i, each in enumerate(found) if "--gpu-reset" in each)
-    script = f'ssh() {{ shift; bash -c "sudo() {{ echo \\$*; }}; $*"; }}\n{found[recorded]}'
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("name", sorted(REMEDIES))
+def test_a_node_is_recorded_before_its_remedy_and_verified_before_it_returns(
+    name: str, scheduler: str
+) -> None:
+    steps = steps_of(name, scheduler)
+    order = ["check", "drain", "record", "act", "verify", "resume"]
+    assert [*steps] == [each for each in order if each in steps]
+    if "drain" in steps:
+        assert steps.keys() >= {"act", "verify", "resume"}
+        assert steps["act"].commands or steps["act"].comment, "it would return with its fault"
+
+
+def test_a_record_has_a_directory_of_its_own_and_is_copied_off_the_node() -> None:
+    recorded = steps_of("ecc_uncorrectable", "slurm")["record"].commands
+    assert [line.split()[0] for line in recorded] == ["ssh", "scp", "ssh", "scp"]
+    script = f'ssh() {{ shift; bash -c "sudo() {{ echo \\$*; }}; $*"; }}\n{recorded[2]}'
     shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert re.fullmatch(
         r"railscope agent record --redact railscope-gpu-node-1-[0-9-]{10}T[0-9]{4}\n", shown.stdout
     )
 
 
-VERIFY = "railscope nodes NODE  # continue when it reports and is healthy"
-DRAINED = [name for name in CLASSES if VERIFY in general_commands(name)]
-"""Classes whose node is drained and returned to service."""
-
-
-@pytest.mark.parametrize("name", DRAINED)
-def test_a_node_returns_only_after_a_remedy(name: str) -> None:
-    commands = general_commands(name)
-    verified = commands.index(VERIFY)
-    idle = max(
-        i for i, each in enumerate(commands[:verified]) if each.startswith(("squeue ", "kubectl "))
-    )
-    assert commands[idle + 1 : verified], "it would return with its fault"
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_no_command_ends_jobs_of_a_node_that_still_compute(name: str) -> None:
-    commands = general_commands(name)
-    assert not any(re.match(r"scancel|kubectl delete pod", command) for command in commands)
-    if evicts := [i for i, command in enumerate(commands) if command.startswith("kubectl drain")]:
-        waits = commands[evicts[0] - 1].endswith("# continue when no job is left")
-        assert waits is (name not in SPREADING)
-
-
 SPREADING = {"pfc_storm"}
 """Classes whose fault costs other jobs more than those of its node."""
 
 
-@pytest.mark.parametrize("name", sorted(SPREADING))
-def test_a_fault_that_spreads_waits_for_no_job(name: str) -> None:
-    commands = general_commands(name)
-    before_remedy = commands[: commands.index(VERIFY)]
-    assert not any("continue when" in command for command in before_remedy)
-    ends = [command for command in before_remedy if re.match(r"squeue |kubectl ", command)]
-    assert [command.split()[:2] for command in ends] == [
-        ["squeue", "--nodelist=NODE"],
-        ["kubectl", "drain"],
-    ]
-    assert ends[0].endswith("do not wait: scancel JOBID")
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("name", sorted(REMEDIES))
+def test_no_command_ends_jobs_of_a_node_that_still_compute(name: str, scheduler: str) -> None:
+    steps = steps_of(name, scheduler)
+    lines = [line for step in steps.values() for line in step.commands]
+    assert not any(line.startswith("scancel") for line in lines), (
+        "which to end is a decision by job"
+    )
+    evicts = any(line.startswith("kubectl drain") for line in lines)
+    if name in SPREADING:
+        assert "not wait" in steps["drain"].comment or "at once" in steps["drain"].comment
+    elif evicts:
+        assert "when no job is in the list" in steps["drain"].comment
 
 
 def test_a_pod_is_deleted_only_if_a_controller_starts_it_again() -> None:
-    commands = general_commands("nccl_hang")
-    (deleted,) = (i for i, command in enumerate(commands) if " delete pod " in command)
-    assert 'only if its description has "Controlled By"' in commands[deleted]
-    assert any(" describe pod " in command for command in commands[:deleted])
+    steps = steps_of("nccl_hang", "kubernetes")
+    assert "delete pod" in steps["act"].commands[0]
+    assert 'Only if its description has "Controlled By"' in steps["act"].comment
+    assert "describe pod" in steps["check"].commands[0]
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_a_hung_job_is_restarted_after_its_dumps_were_copied(job: JobDocument) -> None:
-    commands = list(commands_of("nccl_hang", "a", job))
-    (copied,) = (i for i, each in enumerate(commands) if "flight-recorder" in each)
-    (restarted,) = (i for i, each in enumerate(commands) if {"requeue", "delete"} & {*each.split()})
-    assert copied < restarted
-    directory = PurePath(CollectiveSettings().flight_recorder_directory)
-    assert str(directory) in commands[copied].replace(
-        f"{directory.parent} ", f"{directory.parent}/"
+def test_dumps_are_copied_from_the_directory_of_the_agents() -> None:
+    directory = CollectiveSettings().flight_recorder_directory
+    (of_pod,) = steps_of("nccl_hang", "kubernetes")["record"].commands
+    (of_job,) = steps_of("nccl_hang", "slurm")["record"].commands
+    assert directory in of_pod
+    assert directory in of_job.replace(
+        f"{PurePath(directory).parent} ", f"{PurePath(directory).parent}/"
     )
+    assert directory in steps_of("nccl_hang", "")["record"].comment
 
 
 SLURM = """\
@@ -257,7 +269,7 @@ def test_dumps_of_each_node_are_copied_whatever_the_name_of_the_job(
     number: str, tmp_path: Path
 ) -> None:
     job = JobDocument("language", "slurm", number)
-    (command,) = (each for each in commands_of("nccl_hang", "a", job) if each.startswith("for "))
+    (command,) = (each for each in lines_of("nccl_hang", job) if each.startswith("for "))
     subprocess.run(["bash", "-c", SLURM + command], cwd=tmp_path, check=True, timeout=30)
     assert (tmp_path / "squeue.txt").read_text() == f"--jobs={number}\n"
     for node in ("gpu-node-1", "gpu-node-2"):
