@@ -83,7 +83,10 @@ def incidents() -> IncidentTable:
             victims=["n2"],
             severity="critical",
             text=HOSTILE,
-            commands=COMMANDS,
+            commands=[
+                {"step": "check", "commands": COMMANDS[:1]},
+                {"step": "resume", "commands": COMMANDS[1:], "comment": HOSTILE},
+            ],
         ),
         incident_at(HOSTILE, 1, number="I2", action=HOSTILE),
     ]

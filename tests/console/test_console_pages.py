@@ -1053,7 +1053,7 @@ async def test_an_incident_shows_its_worst_evidence_and_that_it_recovers(tmp_pat
     recovering = replace(found, recovering_slots=4)
     for name, parts in (("incident", {"incident": "I1"}), ("overview", {})):
         text, _ = await page_of(fleet(tmp_path, ["a"], [recovering]), name, **parts)
-        assert "20 % (limit: 10 %); worst: 60 % <time" in text, name
+        assert "20 % of the time (limit: 10 %); worst: 60 % <time" in text, name
         assert ("Last evidence" in text) == (name == "incident")
     assert "recovering: no evidence for 40 s" in text
 

@@ -55,6 +55,10 @@ _REMARK = re.compile(r"\s*\[[^\]]*\]|[;:].*|\.$")
 _FLAG, _FLAG_WORDS, _STATE = "1 or 0", "1 if ", "state"
 _FLAGS = {"link_up": ("link", "down", "up"), "port_up": ("switch port", "down", "up")}
 """Flags that are states: subject, and words for 0 and 1."""
+_OF_TIME, _OF_WHOLE = "time in which ", ", relative to "
+"""Meanings of ratios: a statement on the device and its share of time, or a quantity and what it is a part of."""
+_NORMAL = re.compile(r"(peers|other \w+( of the job)?|baseline|its past)( and (baseline|past))?")
+"""Comparisons with what is normal: with other devices, or with the device's own past."""
 _RELATIVE = frozenset({findings.CHANGE, findings.OWN_PAST})
 """Comparisons of which the value is a quotient."""
 
@@ -109,14 +113,20 @@ def _statement(evidence: EvidenceDocument) -> str:
     if signal not in MEANINGS and not evidence.window_seconds:
         return comparison  # of a setting or a cable: names what the peers have
     unit, meaning = MEANINGS.get(signal, ("", signal))
-    words = _lower(_words(meaning))
+    words = _lower(_words(meaning)).removeprefix("share of ")
     words = _FLAGS[signal][0] if signal in _FLAGS else words
     if value is None:
         return f"{words}: no value ({comparison})"
     if comparison in _RELATIVE:
-        return f"{words}: {figures.percent(value)} of what is usual"
-    separator = " " if signal in _FLAGS else ": "
-    return f"{words}{separator}{_value_text(signal, unit, value)}{_compared(evidence, unit)}"
+        return f"{words.partition(_OF_WHOLE)[0]}: {figures.percent(value)} of what is normal"
+    shown = _value_text(signal, unit, value)
+    if words.startswith(_OF_TIME):
+        shown = f"{words.removeprefix(_OF_TIME).removeprefix('the NIC ')} {shown} of the time"
+    elif unit == "ratio" and _OF_WHOLE in words:
+        shown = f"{words.replace(_OF_WHOLE, f': {shown} of ')}"
+    else:
+        shown = f"{words}{' ' if signal in _FLAGS else ': '}{shown}"
+    return shown + _compared(evidence, unit)
 
 
 def _event_text(signal: str) -> str:
@@ -139,11 +149,12 @@ def _value_text(signal: str, unit: str, value: float) -> str:
 
 def _compared(evidence: EvidenceDocument, unit: str) -> str:
     """Return what a value is compared with, in brackets; nothing for a limit of zero."""
-    comparison, limit = evidence.comparison.replace("baseline", "its past"), evidence.threshold
+    comparison, limit = evidence.comparison, evidence.threshold
     if limit is None or (not limit and comparison == "limit"):
         return ""
     if comparison == findings.TIMES_PAST:
         return f" ({figures.digits(limit)} times its past)"
+    comparison = "normal" if _NORMAL.fullmatch(comparison) else comparison
     return f" ({comparison}: {_value_text(evidence.signal, unit, limit)})"
 
 

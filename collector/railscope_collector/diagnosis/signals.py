@@ -186,7 +186,7 @@ _PACKETS = ("roce_received_packets", "port_received_packets", "udp_received_pack
 _NIC = [
     ("receive", "ratio", "Received RDMA bytes, relative to the line rate [Rr].", lambda w: divide(_rdma_rate(w, "received"), w.line_rate)),
     ("send", "ratio", "Sent RDMA bytes, relative to the line rate [Rt].", lambda w: divide(_rdma_rate(w, "sent"), w.line_rate)),
-    ("pausing_share", "ratio", "Share of time in which the NIC pauses its switch port [Pt].", lambda w: _pause_share(w, "pausing", "sent")),
+    ("pausing_share", "ratio", "Share of time in which the NIC pauses its switch [Pt].", lambda w: _pause_share(w, "pausing", "sent")),
     ("paused_share", "ratio", "Share of time in which the switch pauses the NIC [Pr].", lambda w: _pause_share(w, "paused", "received")),
     ("pause_frames", "per second", "Pause frames sent and received [Ft + Fr].", lambda w: _pause_frames(w, "sent") + _pause_frames(w, "received")),
     ("pausing_frames", "ratio", "Pause frames sent, relative to the rate that stops a priority completely [Ft].", lambda w: _full_stop(w, _pause_frames(w, "sent"))),
@@ -213,14 +213,14 @@ _NIC = [
 ]  # fmt: skip
 
 _GPU = [
-    ("utilization", "ratio", "Share of time in which any kernel runs, waiting ones included [u]; of the whole interval (GPM) rather than of its last moments.", lambda w: w.rate("graphics_activity", "utilization")),
+    ("utilization", "ratio", "Share of time in which any kernel runs [u]; also one that waits; of the whole interval (GPM) rather than of its last moments.", lambda w: w.rate("graphics_activity", "utilization")),
     ("activity", "ratio", "Share of multiprocessors with work [a].", lambda w: w.rate("sm_activity")),
     ("tensor", "ratio", "Share of time in which tensor cores work [τ].", lambda w: w.rate("tensor_activity")),
     ("power", "watts", "Power [w].", lambda w: w.rate("energy", "power")),
     ("clock", "hertz", "Clock of the multiprocessors [f].", lambda w: w.rate("clock")),
     ("temperature", "celsius", "Temperature [θ].", lambda w: w.rate("temperature")),
     ("thermal_share", "ratio", "Share of time in which heat limits the clock.", lambda w: np.minimum(np.fmax(_counted_heat(w), w.rate("thermal_active")), 1.0)),
-    ("thermal_counted", "ratio", "Share of time in which heat limits the clock, as the driver counts it rather than at moments.", _counted_heat),
+    ("thermal_counted", "ratio", "Share of time in which heat limits the clock; as the driver counts it rather than at moments.", _counted_heat),
     ("slowdown_share", "ratio", "Share of time in which hardware limits the clock.", lambda w: np.minimum(w.rate("hardware_slowdown_active"), 1.0)),
     ("power_brake_share", "ratio", "Share of time in which the power brake limits the clock.", lambda w: np.minimum(np.fmax(w.rate("power_brake_seconds"), w.rate("power_brake_active")), 1.0)),
     ("nvlink", "bytes per second", "Sent over NVLink [V].", lambda w: w.rate("nvlink_bytes", "nvlink_rate")),

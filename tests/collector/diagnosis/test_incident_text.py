@@ -22,27 +22,25 @@ GONE = {
     "signal": "utilization", "device": "n1 GPU 3", "value": None, "threshold": None, "comparison": "gone",
     "window_seconds": 30.0,
 }  # fmt: skip
-GONE_TEXT = (
-    "n1 GPU 3: share of time in which any kernel runs, waiting ones included: no value (gone)"
-)
+GONE_TEXT = "n1 GPU 3: time in which any kernel runs: no value (gone)"
 
 
 @pytest.mark.parametrize(
     ("signal", "value", "threshold", "comparison", "text"),
     [
-        ("pausing_share", 0.9, 0.003, "peers and baseline", "share of time in which the NIC pauses its switch port: 90 % (peers and its past: 0.3 %)"),
-        ("activity", None, None, "gone", "share of multiprocessors with work: no value (gone)"),
+        ("pausing_share", 0.9, 0.003, "peers and baseline", "pauses its switch 90 % of the time (normal: 0.3 %)"),
+        ("activity", None, None, "gone", "multiprocessors with work: no value (gone)"),
         ("link_up", 0.0, 1.0, "before", "link down (before: up)"),
         ("link_up", None, 1.0, "before", "link: no value (before)"),
-        ("link_speed", 25e9, 50e9, "peers and past", "speed of the link: 200 Gb/s (peers and past: 400 Gb/s)"),
+        ("link_speed", 25e9, 50e9, "peers and past", "speed of the link: 200 Gb/s (normal: 400 Gb/s)"),
         ("link_downs", 2.0, 0.0, "limit", "times that the link went down: 2"),
         ("device_state", 4.0, 0.0, "limit", "owner of the device: missing"),
         ("read_latency", 0.0123, 4.2, "times its past", "mean duration of a read: 12.3 ms (4.2 times its past)"),
-        ("activity", 1.12, 1.05, "change of peers", "share of multiprocessors with work: 112 % of what is usual"),
+        ("activity", 1.12, 1.05, "change of peers", "multiprocessors with work: 112 % of what is normal"),
         ("xid 79", 1.0, 0.0, "event", "Xid 79, the GPU cannot be reached over PCIe"),
         ("collective_late", 3.0, 0.0, "collectives behind other ranks", "has not entered"),
         ("trust", 8.0, 40.0, "trust pcp, 40 peers have dscp", "trust pcp, 40 peers have dscp"),
-        ("marked_share", 0.25, None, "jobs in one pod", "marked packets, relative to those received: 25 %"),
+        ("marked_share", 0.25, None, "jobs in one pod", "marked packets: 25 % of those received"),
     ],
 )  # fmt: skip
 def test_text_of_evidence(
@@ -56,9 +54,9 @@ def test_text_of_evidence(
 @pytest.mark.parametrize(
     ("value", "worst", "text"),
     [
-        (0.2, 0.6, ": 20 % (limit: 10 %); worst: 60 % at 2026-01-01 00:01:40 UTC"),
-        (0.201, 0.202, ": 20 % (limit: 10 %)"),
-        (0.2, None, ": 20 % (limit: 10 %)"),
+        (0.2, 0.6, " 20 % of the time (limit: 10 %); worst: 60 % at 2026-01-01 00:01:40 UTC"),
+        (0.201, 0.202, " 20 % of the time (limit: 10 %)"),
+        (0.2, None, " 20 % of the time (limit: 10 %)"),
     ],
 )
 def test_evidence_names_the_worst_value_and_its_time_unless_it_reads_the_same(
@@ -67,7 +65,7 @@ def test_evidence_names_the_worst_value_and_its_time_unless_it_reads_the_same(
     given = EvidenceDocument(
         "write_stall", "n1 eth1", value, 0.1, "limit", 30.0, "", worst, "2026-01-01T00:01:40.5Z"
     )
-    assert dated_text(given) == f"n1 eth1: share of time in which PCIe writes stall{text}"
+    assert dated_text(given) == f"n1 eth1: PCIe writes stall{text}"
 
 
 def test_a_reason_names_a_fault_that_recovers_while_data_of_the_device_are_fresh() -> None:

@@ -165,7 +165,7 @@ async def test_a_tenant_does_not_read_what_its_job_is_compared_with_in_other_job
     )
     own = await read(found, "red")
     assert (own["evidence"][0]["value"], own["evidence"][0]["threshold"]) == (1.0, None)
-    assert own["evidence"][0]["text"] == "7: sent RDMA bytes, relative to the line rate: 100 %"
+    assert own["evidence"][0]["text"] == "7: sent RDMA bytes: 100 % of the line rate"
     assert (own["detail"], own["gain"]) == ("", None)
     assert "25 %" in found.document.evidence[0].text
     assert not re.search(r"25(\.0+)? ?%", json.dumps(own))
