@@ -43,14 +43,18 @@ class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pci_address: str = ""
     rail: str = ""
     reasons: tuple[str, ...] = ()
-    """Reasons of the rules whose fault is present, those of the state first; for an unknown device the absent facts."""
+    """Reasons of the rules whose fault is present, causes before their consequences; for an unknown device the absent facts."""
     action: str = ""
     """Most severe recommended action."""
+    fault: str = ""
+    """First reason in words."""
+    advice: str = ""
+    """Action in words."""
 
     def describe(self) -> str:
-        """Name the first reason and the device: `gpu_lost GPU 3 0000:4b:00.0`."""
-        names = [*self.reasons[:1], self.kind, self.index or self.name, self.pci_address]
-        return " ".join(filter(None, names))
+        """Name the device and its fault: `GPU 3: GPU lost`."""
+        name = f"{self.kind} {self.index or self.name or self.pci_address}".rstrip()
+        return f"{name}: {self.fault or next(iter(self.reasons), 'no reading')}"
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +98,8 @@ def node_verdict(
     action = max(actions, key=actions_by_severity.index, default="")
     if worst:
         more = f" +{len(worst) - 1} more" if len(worst) > 1 else ""
-        advice = f": {action}" if action else ""
+        words = next((each.advice for each in worst if each.action == action), "")
+        advice = f"; {words or action}" if action else ""
         reason = limit_reason(f"{worst[0].describe()}{more}{advice}")
     elif named:
         reason = limit_reason(f"healthy GPUs: {numbers['GPU']}, healthy NICs: {numbers['NIC']}")
@@ -142,9 +147,9 @@ def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:
     lines = [f"{verdict.state}: {summary}"]
     alike: dict[tuple[str, ...], list[DeviceVerdict]] = {}
     for device in verdict.devices:
-        reasons = ", ".join(device.reasons) or "no reading"
-        advice = f"; action: {device.action}" if device.action else ""
-        key = device.kind, f"{device.state}: {reasons}{advice}"
+        fault = device.fault or next(iter(device.reasons), "no reading")
+        advice = f"; {device.advice or device.action}" if device.action else ""
+        key = device.kind, f"{device.state}: {fault}{advice}"
         alike.setdefault(key, []).append(device)
     for (kind, found), devices in alike.items():
         first = devices[0]

@@ -31,12 +31,16 @@ class Gpu(msgspec.Struct, frozen=True):
     rail: int | None = None
     node: str = ""
     state: str = ""
-    """Worst of the GPU, of its NICs and of their links; a victim of an incident elsewhere has no worse state."""
+    """State of the GPU alone; a victim of an incident elsewhere has no worse state."""
     nics: tuple[str, ...] = ()
+    nic_state: str = ""
+    """Worst state of these NICs; empty without any."""
     health: str = "unknown"
-    """Verdict of the agent on the GPU alone."""
+    """Verdict of the agent on the GPU."""
+    reason: str = ""
+    """The first of the reasons, in words."""
     reasons: tuple[str, ...] = ()
-    """Reasons of the state, in words."""
+    """Reasons of both states, those of the GPU first and causes before their consequences."""
     incidents: tuple[str, ...] = ()
     """Open incidents whose cause is here."""
     victim_of: tuple[str, ...] = ()

@@ -11,12 +11,14 @@ _TITLES = {
 _WORDS = {
     "aer": "AER",
     "ecc": "ECC",
+    "fec": "FEC",
     "gpu": "GPU",
     "mig": "MIG",
     "nccl": "NCCL",
     "nic": "NIC",
     "nvlink": "NVLink",
     "pcie": "PCIe",
+    "rdma": "RDMA",
     "sxid": "SXid",
     "xid": "Xid",
 }

@@ -5,6 +5,7 @@ The verdict is computed from the other metrics: see `agent/railscope_agent/healt
 
 # fmt: off
 import re
+from collections.abc import Iterable
 
 from railscope.catalog import declare, entities, gpu
 
@@ -68,43 +69,53 @@ GPU_HEALTH_REASON = _NVML.flag("railscope_gpu_health_reason_active", "1 if this 
 GPU_ACTION = _NVML.state("railscope_gpu_recommended_action", "Recommended action for the GPU: the most severe action of all active reasons.", "Xid catalogue, recovery action of the driver, memory repair policy", states={0: "none", 1: "ignore", 2: "restart_app", 3: "drain", 4: "reset_gpu", 5: "reboot", 6: "rma", 7: "inspect"}, detail=declare.BASIC)
 REASONS = {
     "gpu_lost": "GPU lost",
-    "reset_required": "reset required",
     "driver_unsuitable": "driver or firmware does not fit it",
     "not_initialized": "the driver cannot start it",
-    "driver_unresponsive": "no current readings",
-    "recovery_action": "the driver requires a reset or reboot",
-    "recovery_drain": "the driver requires a drain",
-    "xid_fatal": "fatal Xid",
-    "xid_action": "Xid that requires an action",
     "ecc_uncorrected_volatile": "uncorrectable memory error",
-    "ecc_corrected_rate": "many corrected memory errors",
-    "row_remap_failed": "memory row not replaced",
-    "row_remap_pending": "memory row to be replaced at a reset",
-    "remapped_rows_exhausted": "no spare memory rows",
-    "retired_pages_pending": "memory page to be retired at a reboot",
-    "retired_pages_exhausted": "too many retired memory pages",
-    "sram_threshold": "too many errors of on-chip memory",
     "unrepairable_memory": "memory that cannot be repaired",
-    "repair_pending": "repair to be done at a reset",
+    "row_remap_failed": "memory row not replaced",
+    "sram_threshold": "too many errors of on-chip memory",
+    "retired_pages_exhausted": "too many retired memory pages",
     "fabric_not_joined": "not in its NVLink fabric",
     "fabric_unhealthy": "NVLink fabric unhealthy",
-    "fabric_limited": "NVLink fabric with limited capacity",
-    "fabric_condition": "fault of the NVLink fabric",
     "nvlink_down": "NVLink down",
     "nvlink_recovering": "NVLink replay or recovery",
-    "nvlink_crc": "NVLink errors",
     "nvlink_crc_rate": "high rate of NVLink errors",
     "nvlink_bit_errors": "high NVLink bit error ratio",
+    "xid_fatal": "fatal Xid",
+    "reset_required": "reset required",
+    "recovery_action": "the driver requires a reset or reboot",
+    "driver_unresponsive": "no current readings",
+    "remapped_rows_exhausted": "no spare memory rows",
+    "row_remap_pending": "memory row to be replaced at a reset",
+    "retired_pages_pending": "memory page to be retired at a reboot",
+    "repair_pending": "repair to be done at a reset",
+    "ecc_corrected_rate": "many corrected memory errors",
+    "fabric_limited": "NVLink fabric with limited capacity",
+    "fabric_condition": "fault of the NVLink fabric",
+    "nvlink_crc": "NVLink errors",
     "pcie_width": "fewer PCIe lanes than expected",
     "pcie_generation": "slower PCIe link than expected",
-    "pcie_replays": "many PCIe replays",
     "pcie_errors": "PCIe errors",
+    "pcie_replays": "many PCIe replays",
+    "power_brake": "slowed down by the power supply",
     "thermal_hardware": "slowed down by heat (hardware)",
     "thermal_software": "slowed down by heat (driver)",
-    "power_brake": "slowed down by the power supply",
     "temperature_margin": "temperature at its limit",
+    "xid_action": "Xid that requires an action",
+    "recovery_drain": "the driver requires a drain",
 }
-"""Reasons of the verdict on a GPU, in words."""
+"""Reasons of the verdict on a GPU, in words: failures first, and a cause before what the driver says or demands because of it."""
+_RANKS = {reason: rank for rank, reason in enumerate(REASONS)}
+ACTIONS = {
+    "restart_app": "restart the application",
+    "drain": "drain the node",
+    "reset_gpu": "reset the GPU",
+    "reboot": "reboot the node",
+    "rma": "replace the GPU",
+    "inspect": "inspect the device",
+}
+"""Recommended actions in words."""
 GPU_CHANGE_EVENT = declare.EventClass("gpu_inventory", entities.GPU_ADDRESS, "warning", "A GPU was added or removed, or one of its settings changed.", "nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode, nvmlDeviceGetEccMode, nvmlDeviceGetComputeMode, nvmlDeviceGetPowerManagementLimit", ("change", "gpu", "before", "after"), audited=True)
 GPU_HEALTH_EVENT = declare.EventClass("gpu_health", entities.GPU, "error", "The verdict on a GPU changed.", "railscope_gpu_health", ("before", "after", "reasons", "action", "nvidia_action"))
 GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning", "The driver reported an event of a GPU other than an Xid.", "nvmlEventSetWait_v2", ("gpu_instance", "compute_instance", "data"))
@@ -113,6 +124,11 @@ GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning"
 def reason_text(reason: str) -> str:
     """Return a reason in words; the name of one that a newer agent reports, or any other text, as it is."""
     return REASONS.get(reason, reason)
+
+
+def by_cause(reasons: Iterable[str]) -> list[str]:
+    """Return reasons in the order of `REASONS`: the first one explains the others, and is all that a list shows."""
+    return sorted(reasons, key=lambda reason: _RANKS.get(reason, len(_RANKS)))
 
 
 _UNREAD = {

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from railscope import figures, timestamps
 from railscope.catalog.event_titles import title_of
-from railscope.catalog.gpu_health import reason_text
 from railscope.untrusted_text import printable
 
 Row: TypeAlias = Mapping[str, Any]
@@ -48,7 +47,9 @@ def _holders(gpu: Row) -> str:
 
 
 def _nics(gpu: Row) -> str:
-    return ", ".join(gpu.get("nics", ())) + " down" * (gpu.get("link_up") is False)
+    state = "down" if gpu.get("link_up") is False else gpu.get("nic_state", "")
+    suffix = f" {state}" if state in {"down", "failed", "degraded"} else ""
+    return ", ".join(gpu.get("nics", ())) + suffix
 
 
 def _straggler(job: Row) -> str:
@@ -71,7 +72,6 @@ FORMS: Mapping[str, Callable[[Any], str]] = {
     "sentence": show,
     "state": show,
     "event": title_of,
-    "reasons": lambda value: "; ".join(map(reason_text, value)),
     "time": lambda at_ns: (
         timestamps.format_timestamp(at_ns, "seconds")[5:].rstrip("Z").replace("T", " ")
     ),
@@ -85,7 +85,7 @@ FORMS: Mapping[str, Callable[[Any], str]] = {
     "hours": lambda value: f"{value:,.2f}",
     "offset": lambda seconds: f"{seconds:+.3f} s",
 }
-_WORDS = frozenset({"name", "text", "sentence", "state", "event", "reasons", "time"})
+_WORDS = frozenset({"name", "text", "sentence", "state", "event", "time"})
 """Forms of text; all others are numbers."""
 
 
@@ -115,7 +115,7 @@ class Column(NamedTuple):
     @property
     def is_sentence(self) -> bool:
         """True for a column that may follow its row, on lines of its own."""
-        return self.form in {"sentence", "reasons"}
+        return self.form == "sentence"
 
     def text(self, row: Row) -> str:
         """Return the text of a value; a dash for none."""
@@ -179,7 +179,7 @@ LISTINGS: Mapping[str, Listing] = {
             RAIL       rail                       number
             NIC        nics                       text
             HOLDER     holders                    text
-            REASON     reasons                    reasons
+            REASON     reason                     sentence
             POWER      power_watts                watts      wide
             TEMP       temperature_celsius        celsius    wide
             IN Gb/s    receive_bytes_per_second   gigabits   wide

@@ -43,12 +43,12 @@ def _failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadCapture]:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        ((), 2, "failed: gpu_lost GPU 3 0000:61:00.0: reboot\n"),
-        (("--format", "npd"), 1, "railscope: gpu_lost GPU 3 0000:61:00.0: reboot\n"),
-        (("--format", "nagios"), 2, "RAILSCOPE CRITICAL - railscope: gpu_lost GPU 3"),
+        ((), 2, "failed: GPU 3: GPU lost; reboot the node\n"),
+        (("--format", "npd"), 1, "railscope: GPU 3: GPU lost; reboot the node\n"),
+        (("--format", "nagios"), 2, "RAILSCOPE CRITICAL - railscope: GPU 3: GPU lost"),
         (("--job", "7"), 0, "healthy: healthy GPUs: 1, healthy NICs: 0\n"),
         (("--job", "slurm:9"), 0, "healthy: healthy GPUs: 1, healthy NICs: 0\n"),
-        (("--job", "slurm:8"), 2, "failed: gpu_lost GPU 3 0000:61:00.0: reboot\n"),
+        (("--job", "slurm:8"), 2, "failed: GPU 3: GPU lost; reboot the node\n"),
         (("--job", "10"), 3, "unknown: no claim of job 10 on this node\n"),
         (("--job", "kubernetes:8"), 3, "unknown: no claim of job kubernetes:8 on this node\n"),
         (("--job", "$(reboot)"), 3, "unknown: invalid job '$(reboot)': expected an ID"),
@@ -68,7 +68,7 @@ def test_the_answer_of_an_agent_with_a_failed_gpu(
     ("gpus", "status", "text"),
     [
         ("0,1", 0, "healthy: healthy GPUs: 2"),
-        ("3", 2, "failed: gpu_lost GPU 3"),
+        ("3", 2, "failed: GPU 3: GPU lost"),
         ("", 0, "healthy: no GPU and no NIC to judge"),
         ("0,63", 3, "unknown: the GPUs of job slurm:7 are not known"),
         ("0;reboot", 3, "unknown: invalid SLURM_JOB_GPUS"),
@@ -242,7 +242,7 @@ def test_scripts_of_the_schedulers(failed: ReadCapture, tmp_path: Path):
     found = script(npd)
     assert (found.returncode, found.stdout) == (
         1,
-        "railscope: gpu_lost GPU 3 0000:61:00.0: reboot\n",
+        "railscope: GPU 3: GPU lost; reboot the node\n",
     )
     for program in ("exit 1", "exit 2", "echo failed: >&2; exit 2", "kill -9 $$"):
         (tmp_path / "opt/bin/railscope").write_text(f"#!/bin/sh\n{program}\n")

@@ -20,11 +20,11 @@ from railscope_agent.service import Agent
 
 VERDICTS = {
     "hgx-h100-idle": ("healthy", "healthy GPUs: 1, healthy NICs: 0"),
-    "lost-gpu": ("failed", "gpu_lost GPU 3 0000:61:00.0: reboot"),
-    "hung-gpu": ("failed", "xid_fatal GPU 3 0000:61:00.0: reboot"),
-    "pending-row-remap": ("degraded", "recovery_drain GPU 0 0000:1b:00.0: reset_gpu"),
-    "nic-lost": ("failed", "nic_lost NIC ens4f0np0 0000:5e:00.0 +5 more: reboot"),
-    "hgx-h100-roce-idle": ("unknown", "no_verdict (error) GPU all +8 more"),
+    "lost-gpu": ("failed", "GPU 3: GPU lost; reboot the node"),
+    "hung-gpu": ("failed", "GPU 3: fatal Xid; reboot the node"),
+    "pending-row-remap": ("degraded", "GPU 0: memory row to be replaced at a reset; reset the GPU"),
+    "nic-lost": ("failed", "NIC ens4f0np0: NIC lost +5 more; reboot the node"),
+    "hgx-h100-roce-idle": ("unknown", "GPU all: no verdict (error) +8 more"),
     "h200-mig": ("healthy", "healthy GPUs: 1, healthy NICs: 0"),
 }
 
@@ -58,7 +58,7 @@ def test_readings_that_are_too_old_are_unknown(tmp_path: Path):
 def test_an_agent_without_readings_is_unknown():
     walk = CaptureWalk(read_capture(CASES / "hgx-h100-idle"))
     agent = Agent(AgentSettings(), walk.host, walk.host.node)
-    assert agent.health.judge(0, None, "").reason == "railscope: no_verdict (not_due) GPU all"
+    assert agent.health.judge(0, None, "").reason == "railscope: GPU all: no verdict (not due)"
     assert NodeHealth(dict).judge(0, None, "").reason == "railscope: no GPU and no NIC to judge"
 
 
@@ -84,9 +84,12 @@ def test_a_job_is_judged_by_its_gpus_and_the_nics_of_their_rails(tmp_path: Path)
             return served.agent.health.judge(now_ns, {gpus[i] for i in indices}, "j")
 
         assert (judge("0").state, judge("0").gpus) == ("healthy", 1)
-        assert judge("0", "3").reason == "railscope: gpu_lost GPU 3 0000:61:00.0: reboot"
+        assert judge("0", "3").reason == "railscope: GPU 3: GPU lost; reboot the node"
         away = served.agent.health.judge(now_ns, {"GPU-away", gpus["0"]}, "j")
-        assert (away.state, away.reason) == ("unknown", "railscope: no_verdict (gone) GPU GPU-away")
+        assert (away.state, away.reason) == (
+            "unknown",
+            "railscope: GPU GPU-away: no verdict (gone)",
+        )
 
 
 def test_nics_of_other_rails_do_not_concern_a_job(tmp_path: Path):

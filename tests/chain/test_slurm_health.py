@@ -97,7 +97,9 @@ def test_a_job_with_a_failed_gpu_is_rejected_and_the_node_drained(cluster: Check
     wait_until(lambda: cluster.slurm.state()[0] == "drained", "the node is not drained")
     assert cluster.slurm.state() == ("drained", "Prolog error")
     assert cluster.slurm.output(job) == ""
-    line = f"-t railscope-prolog -p daemon.err -- job {job}: failed: gpu_lost GPU 3 0000:61:00.0: reboot"
+    line = (
+        f"-t railscope-prolog -p daemon.err -- job {job}: failed: GPU 3: GPU lost; reboot the node"
+    )
     assert line in cluster.log()
     cluster.slurm.run("scancel", job)
     cluster.use("healthy")
@@ -106,7 +108,7 @@ def test_a_job_with_a_failed_gpu_is_rejected_and_the_node_drained(cluster: Check
 
 def test_the_health_check_logs_failed_devices_and_drains_nothing(cluster: CheckedCluster):
     cluster.use("failed")
-    line = "-t railscope-health -p daemon.err -- failed: gpu_lost GPU 3 0000:61:00.0: reboot"
+    line = "-t railscope-health -p daemon.err -- failed: GPU 3: GPU lost; reboot the node"
     wait_until(lambda: line in cluster.log(), "the health check does not run")
     assert cluster.slurm.state()[0] == "idle"
     cluster.use("healthy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from railscope.frame import Column, Entity, Schema
 from railscope.reading import Absent
 from railscope.wire import to_wire_schema
 from railscope_collector.access.credentials import ANYONE, Credential, Role, digest_token
+from railscope_collector.diagnosis.entity_states import node_rows
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.fleet.fleet import Fleet, NodeUpdate
 from railscope_collector.fleet.schemas import StoredSchemas, make_layout
@@ -41,12 +43,12 @@ def gpus_of(node: str, count: int) -> dict[int, str]:
     return {rail: f"GPU-{node}-{rail}" for rail in range(count)}
 
 
-def verdict_schema(node: str, count: int) -> Schema:
-    """The verdict on each GPU, and one reason for it."""
+def verdict_schema(node: str, count: int, codes: Sequence[str]) -> Schema:
+    """The verdict on each GPU, and reasons for it."""
     gpus = [
         Entity(GPU, (uuid,), {"rail": str(rail)}) for rail, uuid in gpus_of(node, count).items()
     ]
-    reasons = [Entity(GPU_REASON, (gpu.key[0], "xid")) for gpu in gpus]
+    reasons = [Entity(GPU_REASON, (gpu.key[0], code)) for code in codes for gpu in gpus]
     columns: list[Column] = [(METRICS["railscope_gpu_health"], gpu) for gpu in gpus]
     columns += [(METRICS["railscope_gpu_health_reason_active"], reason) for reason in reasons]
     return Schema("gpu_verdict", tuple(columns))
@@ -62,7 +64,9 @@ def nic_schema(count: int) -> Schema:
 class SmallFleet:
     """A fleet without a server: nodes with verdicts, jobs and incidents."""
 
-    def __init__(self, directory: Path, nodes: int, gpus: int = 2) -> None:
+    def __init__(
+        self, directory: Path, nodes: int, gpus: int = 2, codes: Sequence[str] = ("xid",)
+    ) -> None:
         self.names = [f"n{number:04}" for number in range(nodes)]
         self.core = CollectorState(StoredSchemas(directory))
         self.core.gpus_by_node = {name: gpus_of(name, gpus) for name in self.names}
@@ -71,7 +75,8 @@ class SmallFleet:
         self.jobs: list[RunningJob] = []
         self.verdicts: dict[tuple[str, int], int] = {}
         self.diagnosed_ns = NOW_NS
-        self.verdict_layout = make_layout(to_wire_schema(verdict_schema("n", gpus)))
+        self.codes = codes
+        self.verdict_layout = make_layout(to_wire_schema(verdict_schema("n", gpus, codes)))
         self.nic_layout = make_layout(to_wire_schema(nic_schema(gpus)))
 
     def hold(self, tenant: str, node: str, rail: int, *, alone: bool = True) -> None:
@@ -84,7 +89,7 @@ class SmallFleet:
         fleet, read = Fleet(), ListedReadings(dict(self.core.gpus_by_node))
         for name in self.names:
             codes = [self.verdicts.get((name, rail), HEALTHY) for rail in range(self.gpus)]
-            row = [*codes, *(int(code > HEALTHY) for code in codes)]
+            row = [*codes, *(int(code > HEALTHY) for code in codes * len(self.codes))]
             ports = self.gpus + 1
             traffic = [[*[1] * ports, *[number * 1000] * ports] for number in (0, 2)]
             for layout, rows in ((self.verdict_layout, [row, row]), (self.nic_layout, traffic)):
@@ -130,24 +135,25 @@ def test_the_worst_come_first_with_their_reasons(tmp_path: Path) -> None:
         ),
     ]
     found = fleet.read()
-    assert places(found) == [
-        ("n0000", 0, "failed"), ("n0002", 1, "failed"),
-        ("n0001", 0, "unknown"), ("n0003", 0, "unknown"), ("n0003", 1, "unknown"),
-        ("n0000", 1, "degraded"), ("n0002", 0, "degraded"),
-        ("n0001", 1, "healthy"),
+    # The worst of both first; at equal ones a GPU comes before a NIC.
+    assert [(*place, row["nic_state"]) for place, row in zip(places(found), found["rows"], strict=True)] == [
+        ("n0002", 1, "failed", ""), ("n0000", 0, "healthy", "failed"),
+        ("n0001", 0, "unknown", ""), ("n0003", 0, "unknown", ""), ("n0003", 1, "unknown", ""),
+        ("n0000", 1, "healthy", "degraded"), ("n0002", 0, "healthy", "degraded"),
+        ("n0001", 1, "healthy", ""),
     ]  # fmt: skip
     rows = found["rows"]
-    assert found["states"] == {"failed": 2, "unknown": 3, "degraded": 2, "healthy": 1}
+    assert found["states"] == {"failed": 1, "unknown": 3, "degraded": 0, "healthy": 4}
     assert found["rails"] == [
-        {"rail": 0, "failed": 1, "unknown": 2, "degraded": 1, "healthy": 0},
-        {"rail": 1, "failed": 1, "unknown": 1, "degraded": 1, "healthy": 1},
+        {"rail": 0, "failed": 0, "unknown": 2, "degraded": 0, "healthy": 2},
+        {"rail": 1, "failed": 1, "unknown": 1, "degraded": 0, "healthy": 2},
     ]
     assert [row["reasons"] for row in rows[:6]] == [
-        ["NIC lost"], ["xid"], ["the agent has no verdict on the GPU"],
+        ["xid"], ["NIC lost"], ["the agent has no verdict on the GPU"],
         ["no frame is received", "silent NIC"], ["no frame is received"], ["slow NIC"],
     ]  # fmt: skip
     assert (rows[5]["health"], rows[5]["incidents"]) == ("healthy", ["I1"])
-    assert rows[0]["receive_bytes_per_second"] == 2000, "both ports of the rail"
+    assert rows[1]["receive_bytes_per_second"] == 2000, "both ports of the rail"
     assert rows[5]["receive_bytes_per_second"] == 1000
     assert rows[5]["link_up"] is True
     assert rows[3]["link_up"] is rows[3]["power_watts"] is None
@@ -155,6 +161,28 @@ def test_the_worst_come_first_with_their_reasons(tmp_path: Path) -> None:
     found = fleet.read()
     assert found["states"] == {"failed": 1, "unknown": 7, "degraded": 0, "healthy": 0}
     assert "nothing has been diagnosed" in found["problem"]
+
+
+def test_one_fault_has_one_reason_in_a_list_and_in_the_row_of_its_node(tmp_path: Path) -> None:
+    fleet = SmallFleet(
+        tmp_path, 1, codes=("recovery_drain", "ecc_uncorrected_volatile", "xid_fatal")
+    )
+    fleet.verdicts = {("n0000", 1): FAILED}
+    cause = {"kind": "gpu", "node": "n0000", "index": 1, "uuid": "GPU-n0000-1", "pci_address": ""}
+    fleet.incidents = [
+        incident("I1", cause=cause, severity="critical", title="Uncorrectable memory error: GPU 1")
+    ]
+    row = fleet.read()["rows"][0]
+    assert row["reason"] == "uncorrectable memory error"
+    assert row["reasons"] == [
+        "ecc_uncorrected_volatile",
+        "xid_fatal",
+        "recovery_drain",
+        "Uncorrectable memory error: GPU 1",
+    ]
+    table = IncidentTable(NOW_NS, tuple(fleet.incidents))
+    (node,) = node_rows(FleetGpus(fleet.views()).node_facts(fleet.core), table, NOW_NS)
+    assert (node.state, node.reason) == ("failed", "GPU GPU-n0000-1: uncorrectable memory error")
 
 
 def test_a_part_is_selected_by_state_rail_node_tenant_and_position(tmp_path: Path) -> None:
@@ -212,7 +240,7 @@ def test_a_response_is_bounded_whatever_the_size_of_the_fleet(tmp_path: Path) ->
     ]
     found = fleet.read(limit=1000)
     assert (found["found"], len(found["rows"])) == (32_000, 1000)
-    assert found["states"]["degraded"] == 200
+    assert sum(row["nic_state"] == "degraded" for row in found["rows"]) == 200
     assert len(msgspec.json.encode(found)) < 1_000_000
 
 

@@ -23,6 +23,7 @@ from railscope.health_verdict import (
 )
 
 ACTIONS = ("restart_app", "inspect", "drain", "reset_gpu", "reboot", "rma")
+ADVICE = {"reset_gpu": "reset the GPU", "reboot": "reboot the node"}
 
 
 def gpu(index: int, state: HealthState, *reasons: str, action: str = "") -> DeviceVerdict:
@@ -30,13 +31,15 @@ def gpu(index: int, state: HealthState, *reasons: str, action: str = "") -> Devi
     return DeviceVerdict(
         kind="GPU", name=f"GPU-{index}", state=state, index=str(index), pci_address=address,
         rail=str(index), reasons=reasons, action=action,
+        fault=" ".join(reasons[:1]).replace("_", " "), advice=ADVICE.get(action, ""),
     )  # fmt: skip
 
 
 def nic(name: str, state: HealthState, *reasons: str) -> DeviceVerdict:
     return DeviceVerdict(
-        kind="NIC", name=name, state=state, pci_address="0000:5e:00.0", reasons=reasons
-    )
+        kind="NIC", name=name, state=state, pci_address="0000:5e:00.0", reasons=reasons,
+        fault=" ".join(reasons[:1]).replace("_", " "),
+    )  # fmt: skip
 
 
 NODES = {
@@ -56,24 +59,24 @@ TEXTS = {
     ),
     (HEALTHY, "npd"): ("railscope: healthy GPUs: 1, healthy NICs: 1", 0),
     (DEGRADED, "text"): (
-        ("degraded: row_remap_pending GPU 3 0000:03:00.0: reset_gpu\n"
-        "  GPU 3 GPU-3 0000:03:00.0 on rail 3: degraded: row_remap_pending; action: reset_gpu"), 1,
+        ("degraded: GPU 3: row remap pending; reset the GPU\n"
+        "  GPU 3 GPU-3 0000:03:00.0 on rail 3: degraded: row remap pending; reset the GPU"), 1,
     ),
     (DEGRADED, "nagios"): (
-        ("RAILSCOPE WARNING - railscope: row_remap_pending GPU 3 0000:03:00.0: reset_gpu"
+        ("RAILSCOPE WARNING - railscope: GPU 3: row remap pending; reset the GPU"
         " | gpus=2 nics=0 failed=0 unknown=0 degraded=1"), 1,
     ),
-    (DEGRADED, "npd"): ("railscope: row_remap_pending GPU 3 0000:03:00.0: reset_gpu", 0),
+    (DEGRADED, "npd"): ("railscope: GPU 3: row remap pending; reset the GPU", 0),
     (FAILED, "text"): (
-        ("failed: gpu_lost GPU 3 0000:03:00.0 +1 more: reboot\n"
-        "  GPU 3 GPU-3 0000:03:00.0 on rail 3: failed: gpu_lost, xid_fatal; action: reboot\n"
-        "  NIC rail0 0000:5e:00.0: degraded: link_flap"), 2,
+        ("failed: GPU 3: gpu lost +1 more; reboot the node\n"
+        "  GPU 3 GPU-3 0000:03:00.0 on rail 3: failed: gpu lost; reboot the node\n"
+        "  NIC rail0 0000:5e:00.0: degraded: link flap"), 2,
     ),
     (FAILED, "nagios"): (
-        ("RAILSCOPE CRITICAL - railscope: gpu_lost GPU 3 0000:03:00.0 +1 more: reboot"
+        ("RAILSCOPE CRITICAL - railscope: GPU 3: gpu lost +1 more; reboot the node"
         " | gpus=2 nics=1 failed=1 unknown=0 degraded=1"), 2,
     ),
-    (FAILED, "npd"): ("railscope: gpu_lost GPU 3 0000:03:00.0 +1 more: reboot", 1),
+    (FAILED, "npd"): ("railscope: GPU 3: gpu lost +1 more; reboot the node", 1),
     (UNKNOWN, "text"): ("unknown: no answer from the agent within 2 s", 3),
     (UNKNOWN, "nagios"): (
         ("RAILSCOPE UNKNOWN - railscope: unknown: no answer from the agent within 2 s"
@@ -143,6 +146,6 @@ def test_devices_with_the_same_verdict_are_one_line():
         node_verdict([*devices, gpu(3, FAILED, "gpu_lost")], ACTIONS), FORMATS[0]
     )
     lines = text.splitlines()[1:]
-    assert lines[0].startswith("  GPU 0, 1, 2: failed: fabric_not_joined")
+    assert lines[0].startswith("  GPU 0, 1, 2: failed: fabric not joined")
     assert lines[1].startswith("  GPU 3 GPU-3 ")
     assert len(lines) == 2

@@ -12,7 +12,7 @@ from railscope import api, figures
 from railscope.api.status import Status, StatusReason, worst
 from railscope.catalog import METRICS
 from railscope.catalog.collector import NODE_STATES
-from railscope.catalog.gpu_health import reason_text
+from railscope.catalog.gpu_health import by_cause, reason_text
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
@@ -101,7 +101,7 @@ class NodeApi:
         nics = {
             each["rail"]: name for name, each in reversed(facts["nic"].items()) if each.get("rail")
         }
-        gpus = [self._gpu(uuid, facts, values, reasons[uuid], nics) for uuid in known]
+        gpus = [self._gpu(uuid, facts, values, by_cause(reasons[uuid]), nics) for uuid in known]
         return sorted(
             gpus, key=lambda gpu: (NODE_STATES.index(gpu.state), len(gpu.index), gpu.index)
         )
@@ -129,8 +129,9 @@ class NodeApi:
             self._node,
             health,
             (nic,) if nic else (),
-            health,
-            tuple(reasons),
+            health=health,
+            reason=reason_text(next(iter(reasons), "")),
+            reasons=tuple(reasons),
             link_up=None if link_up is None else bool(link_up),
             unclaimed_processes=None if unclaimed is None else round(unclaimed),
             holders=(api.Holder("", "", "", claimed),) if claimed else (),
@@ -184,7 +185,7 @@ def _reasons(
         yield StatusReason("unknown", "the agent reports no GPU")
     for gpu in gpus:
         if gpu.state != "healthy":
-            text = ", ".join(map(reason_text, gpu.reasons)) or "no reason is reported"
+            text = gpu.reason or "no reason is reported"
             yield StatusReason(gpu.state, f"GPU {gpu.index or gpu.gpu}: {text}")
         if gpu.link_up is False:
             yield StatusReason(

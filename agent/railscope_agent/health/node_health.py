@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from railscope import health_verdict as verdicts
 from railscope.catalog import entities, gpu_health as h
+from railscope.catalog.event_titles import in_words
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
@@ -83,6 +84,9 @@ class NodeHealth:
             verdict = judge(facts, NIC_RULES)
             state = _state_name(verdict.state)
             absences = (f"{reason} ({why.label})" for reason, why in verdict.missing.items())
+            reasons = _sort_reasons(verdict.reasons, {each.reason: each for each in NIC_RULES})
+            reasons += absences if state == verdicts.UNKNOWN else ()
+            action = verdict.actions[-1] if verdict.actions else ""
             found.append(
                 verdicts.DeviceVerdict(
                     kind="NIC",
@@ -90,11 +94,10 @@ class NodeHealth:
                     state=state,
                     pci_address=facts.labels.get("pci_address", ""),
                     rail=facts.labels.get("rail", ""),
-                    reasons=(
-                        *_sort_reasons(verdict.reasons, {each.reason: each for each in NIC_RULES}),
-                        *(absences if state == verdicts.UNKNOWN else ()),
-                    ),
-                    action=verdict.actions[-1] if verdict.actions else "",
+                    reasons=tuple(reasons),
+                    action=action,
+                    fault=in_words(next(iter(reasons), "")),
+                    advice=h.ACTIONS.get(action, ""),
                 )
             )
         return found
@@ -119,7 +122,7 @@ def _judge_gpu(gpu: Entity, readings: Mapping[str, Reading]) -> verdicts.DeviceV
     health, action = readings[h.GPU_HEALTH.name], readings[h.GPU_ACTION.name]
     state = verdicts.UNKNOWN if isinstance(health, Absent) else _state_name(health)
     active = [name for name in _RULES if readings.get(name) == 1]
-    reasons = _sort_reasons(active, _RULES)
+    reasons = h.by_cause(active)
     if state == verdicts.UNKNOWN and not reasons:
         reasons = [
             f"{name} ({reading.label})"
@@ -128,6 +131,7 @@ def _judge_gpu(gpu: Entity, readings: Mapping[str, Reading]) -> verdicts.DeviceV
             and isinstance(reading := readings.get(name), Absent)
             and reading is not Absent.UNSUPPORTED
         ]
+    name = "" if isinstance(action, Absent) else _ACTIONS[action].replace("none", "")
     return verdicts.DeviceVerdict(
         kind="GPU",
         name=gpu.key[0],
@@ -136,7 +140,9 @@ def _judge_gpu(gpu: Entity, readings: Mapping[str, Reading]) -> verdicts.DeviceV
         pci_address=gpu.facts.get("pci_address", ""),
         rail=gpu.facts.get("rail", ""),
         reasons=tuple(reasons),
-        action="" if isinstance(action, Absent) else _ACTIONS[action].replace("none", ""),
+        action=name,
+        fault=h.event_reasons_text(next(iter(reasons), "")),
+        advice=h.ACTIONS.get(name, ""),
     )
 
 
@@ -163,6 +169,7 @@ def _unjudged_gpu(
         index=index,
         pci_address=pci_address,
         reasons=(f"no_verdict ({problem})",),
+        fault=in_words(f"no_verdict ({problem})"),
     )
 
 

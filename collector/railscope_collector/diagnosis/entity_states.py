@@ -1,4 +1,4 @@
-"""States of nodes, of GPUs with their NICs, and of running jobs, decided here for the console and the API; worst first.
+"""States of nodes, of GPUs, of their NICs, and of running jobs, decided here for the console and the API; worst first.
 
 failed    the cause of an open critical incident is here, or a GPU has failed
 unknown   the node is stale, its incidents are not known now, or a GPU has no verdict
@@ -17,7 +17,7 @@ of it are on stale nodes, else healthy.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,6 +38,7 @@ FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = catalog.NODE_STATES
 LETTERS = {FAILED: "F", UNKNOWN: "U", DEGRADED: "D", HEALTHY: ".", "victim": "v", "": "-"}
 """State of a cell, the GPU and the NIC of one rail of a node, as one letter; `-` for a rail without both."""
 STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()} | {"v": HEALTHY}
+GPU, NIC = "gpu", "nic"
 MAX_RAILS = 64
 _MAX_INCIDENTS = 20
 """Incidents that the row of a node or of a job has."""
@@ -56,10 +57,27 @@ def worst(*states: str) -> str:
 class CellMarks:
     """Statements of the open incidents about the GPU and the NIC of one rail."""
 
-    state: str = HEALTHY
+    gpu: str = HEALTHY
+    """State of the GPU alone: a link that is down is no reason to reset its GPU."""
+    nic: str = HEALTHY
     incidents: dict[str, ReportedIncident] = field(default_factory=dict)
     """Incidents caused here."""
     victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """Worst state of the GPU and the NIC."""
+        return worst(self.gpu, self.nic)
+
+    def add(
+        self, number: str, incident: ReportedIncident, caused: str, kinds: Container[str]
+    ) -> None:
+        """Add an incident that is caused here, by devices of these kinds."""
+        self.incidents[number] = incident
+        if GPU in kinds:
+            self.gpu = worst(self.gpu, caused)
+        if NIC in kinds:
+            self.nic = worst(self.nic, caused)
 
 
 @dataclass(slots=True)
@@ -76,11 +94,20 @@ class NodeMarks:
     """Incidents caused on this node, each with the part of the node in it: cause or symptom."""
     victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
 
+    def explained_by(self, key: int, verdict: str) -> Iterator[str]:
+        """Yield the incidents whose cause is the GPU of a cell, if the verdict on it is no better than they are."""
+        cell = self.cells.get(key, CellMarks())
+        if worst(verdict, cell.gpu) == verdict:
+            for number, each in cell.incidents.items():
+                if isinstance(each.document.cause, api.GpuDocument):
+                    yield number
+
     def cell(self, key: int) -> CellMarks:
         """Return the marks of a rail, with those of the node as a whole."""
         found, whole = self.cells.get(key, CellMarks()), self.whole
         return CellMarks(
-            worst(found.state, whole.state),
+            worst(found.gpu, whole.gpu),
+            worst(found.nic, whole.nic),
             found.incidents | whole.incidents,
             found.victim_of,
         )
@@ -112,7 +139,7 @@ def marks_of(
             FAILED if is_critical else DEGRADED,
             "cause" if incident.is_root else "symptom",
         )
-        for node, place in _places(incident, gpu_rails):
+        for node, place, kinds in _places(incident, gpu_rails):
             of_node = marks[node]
             of_node.state = worst(of_node.state, caused)
             of_node.incidents.setdefault(number, (part, incident))
@@ -121,8 +148,7 @@ def marks_of(
             cell = (
                 of_node.whole if place == _WHOLE else of_node.cells.setdefault(place, CellMarks())
             )
-            cell.state = worst(cell.state, caused)
-            cell.incidents[number] = incident
+            cell.add(number, incident, caused, kinds)
         for nic in incident.victim_nics:
             marks[nic.node].victim_of[number] = incident
             if nic.rail is not None:
@@ -137,8 +163,10 @@ _WHOLE = -(1 << 62)
 """Place of a node as a whole."""
 
 
-def _places(incident: ReportedIncident, gpu_rails: GpuRails) -> Iterator[tuple[str, int | None]]:
-    """Yield nodes with the key of the cell of a cause; None for a device without a cell."""
+def _places(
+    incident: ReportedIncident, gpu_rails: GpuRails
+) -> Iterator[tuple[str, int | None, tuple[str, ...]]]:
+    """Yield nodes with the key of the cell of a cause, None for a device without a cell, and the kinds of its devices."""
     cause = incident.document.cause
     devices = [_place(part, gpu_rails) for part in incident.parts]
     match cause:
@@ -148,16 +176,17 @@ def _places(incident: ReportedIncident, gpu_rails: GpuRails) -> Iterator[tuple[s
             nodes = (cause.node,) if isinstance(cause, api.NodeDocument) else cause.nodes
             for node in nodes:
                 # Only the devices that show the fault, if the incident names them.
-                yield from [each for each in devices if each[0] == node] or [(node, _WHOLE)]
+                found = [each for each in devices if each[0] == node]
+                yield from found or [(node, _WHOLE, (GPU, NIC))]
 
 
 def _place(
     device: api.NicDocument | api.GpuDocument, gpu_rails: GpuRails
-) -> tuple[str, int | None]:
+) -> tuple[str, int | None, tuple[str, ...]]:
     if isinstance(device, api.NicDocument):
-        return device.node, device.rail
+        return device.node, device.rail, (NIC,)
     rails = gpu_rails.get(device.node, {}).items()
-    return device.node, next((key for key, uuid in rails if uuid == device.uuid), None)
+    return device.node, next((key for key, uuid in rails if uuid == device.uuid), None), (GPU,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +205,16 @@ class NodeFacts:
     clock_offset_seconds: float | None = None
     agent_version: str = ""
     streams: tuple[str, ...] = ()
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """First reason of the verdict on each failed or degraded GPU, in words."""
+
+    def describe_gpus(self, keys: Iterable[int]) -> str:
+        """Return the names of failed or degraded GPUs, each fault once: `GPU 4: uncorrectable memory error`."""
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for key in keys:
+            fault = self.faults.get(key, "")
+            names[f": {fault}" if fault else f" {self.verdicts[key]}"].append(self.names[key])
+        return ", ".join(sorted(f"{', '.join(sorted(of))}{text}" for text, of in names.items()))
 
 
 def node_rows(facts: Mapping[str, NodeFacts], table: IncidentTable, now_ns: int) -> list[api.Node]:
@@ -209,8 +248,17 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
     )
     victim_of = [each for key, each in marks.victim_of.items() if key not in marks.incidents]
     since_ns = min((each.onset_ns for _, each in found), default=None)
-    reasons = [f"{part} of {each.reason(is_fresh=not is_stale)}" for part, each in found]
-    judged = {key: state for key, state in facts.verdicts.items() if state in {FAILED, DEGRADED}}
+    by_agent = worst(HEALTHY, *(facts.verdicts[key] for key in facts.names))
+    if is_stale or (problem and by_agent != FAILED):
+        by_agent = HEALTHY
+    ill = [key for key in facts.names if facts.verdicts[key] == by_agent != HEALTHY]
+    # The verdict on a GPU names the fault of the incidents that this GPU causes.
+    explained = {number for key in ill for number in marks.explained_by(key, by_agent)}
+    reasons = [
+        f"{part} of {each.reason(is_fresh=not is_stale)}"
+        for part, each in found
+        if each.document.id not in explained
+    ]
     state, shown = worst(marks.state, HEALTHY), 1
     if is_stale:
         state, shown = UNKNOWN, 2
@@ -221,12 +269,9 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
         )
     elif problem:
         state, reasons, since_ns = UNKNOWN, [problem], None
-    if judged and not is_stale:
-        by_agent = worst(*judged.values())
-        if by_agent == FAILED or not problem:
-            state, shown = worst(state, by_agent), 2
-            names = sorted(facts.names[key] for key, each in judged.items() if each == by_agent)
-            reasons.insert(0, f"{', '.join(names)} {by_agent}")
+    if ill:
+        state, shown = worst(state, by_agent), 2
+        reasons.insert(0, facts.describe_gpus(ill))
     if state == HEALTHY:
         reasons = [f"affected by {each.document.title}" for each in victim_of]
     more = len(reasons) - shown
@@ -253,8 +298,8 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
     )
 
 
-def cell_state(marks: CellMarks, verdict: str, *, is_fresh: bool, is_known: bool) -> str:
-    """Return the state of a GPU with its NIC, by its marks and the verdict of its agent.
+def device_state(caused: str, verdict: str, *, is_fresh: bool, is_known: bool) -> str:
+    """Return a state by the incidents that are caused there and the verdict of the agent.
 
     A failure that the agent reports stays true with or without a diagnosis (`is_known`).
     """
@@ -262,7 +307,7 @@ def cell_state(marks: CellMarks, verdict: str, *, is_fresh: bool, is_known: bool
         return UNKNOWN
     if verdict == FAILED:
         return FAILED
-    return worst(verdict, marks.state) if is_known else UNKNOWN
+    return worst(verdict, caused) if is_known else UNKNOWN
 
 
 def _cell_letter(facts: NodeFacts, marks: NodeMarks, rail: int, *, is_known: bool) -> str:
@@ -272,7 +317,7 @@ def _cell_letter(facts: NodeFacts, marks: NodeMarks, rail: int, *, is_known: boo
     verdict = facts.verdicts.get(rail, UNKNOWN) if rail in gpus else HEALTHY
     if rail not in gpus and rail not in marks.cells and cell.state == HEALTHY:
         return LETTERS[""]
-    state = cell_state(cell, verdict, is_fresh=facts.is_fresh, is_known=is_known)
+    state = device_state(cell.state, verdict, is_fresh=facts.is_fresh, is_known=is_known)
     return LETTERS["victim" if state == HEALTHY and cell.victim_of else state]
 
 

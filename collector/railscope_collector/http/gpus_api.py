@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from http import HTTPStatus
 from itertools import islice, pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from railscope import api, claim_terms
-from railscope.catalog import METRICS, collector as catalog
+from railscope.catalog import METRICS, collector as catalog, gpu_health
 from railscope.catalog.declare import Metric
 from railscope_collector import view_refresh
 from railscope_collector.access.credentials import ANYONE, Credential, Role
@@ -36,13 +36,15 @@ from railscope_collector.workloads.job_roster import JobGpu
 
 MAX_RAILS = 100
 """Rails of which a response has the number of GPUs."""
-_FAILED, _UNKNOWN, *_ = range(len(STATES))
+_FAILED, _UNKNOWN, _, _HEALTHY = range(len(STATES))
 _UNLISTED = -(1 << 20)
 """First key of failed GPUs that the node does not list; those without a rail have keys nearer to zero."""
 USES = ("claimed", "unclaimed", "idle", "unknown")
 """Uses of a GPU; that of a GPU on a stale node is unknown, as it is without a claim while claims are not known."""
 _NIC_STREAMS = ("link", "nic", "rdma")
 _Marks = Mapping[str, entity_states.NodeMarks]
+_States: TypeAlias = npt.NDArray[np.int8]
+"""State of each GPU, or of its NICs, as a position in STATES."""
 _Pattern = list_query.SearchText
 VALUES: Mapping[str, tuple[str, ...]] = {
     "utilization_ratio": ("railscope_gpu_utilization_ratio",),
@@ -184,6 +186,11 @@ class FleetGpus:
                 for key, state in judged.items()
                 if state in {entity_states.FAILED, entity_states.DEGRADED}
             }
+            faults = {
+                key: gpu_health.reason_text(reasons[0])
+                for key in names
+                if (reasons := self.reasons_of(name, key))
+            }
             # An agent may report the verdict on a GPU before the GPU itself.
             failed = self.views.failed_gpus.get(name, {})
             for number, uuid in enumerate(sorted(failed.keys() - set(gpus.values()))):
@@ -201,8 +208,13 @@ class FleetGpus:
                 values.get(catalog.NODE_CLOCK_OFFSET),
                 version,
                 tuple(sorted(streams)),
+                faults,
             )
         return found
+
+    def reasons_of(self, node: str, rail: int) -> list[str]:
+        """Return the reasons of the verdict on a GPU, causes first."""
+        return gpu_health.by_cause(self.views.gpus.reasons.get((node, rail), ()))
 
     @cached_property
     def spans(self) -> dict[str, range]:
@@ -287,13 +299,14 @@ class GpusApi:
     ) -> api.GpuList:
         """Return the part of the list that a query selects. Blocking."""
         marks, states, problem = _decide(gpus, table, credential)
+        nic_states = _nic_states(gpus, marks, is_known=not problem)
         owner = credential.tenant if credential.role is Role.TENANT else None
         chosen = np.flatnonzero(_selected(gpus, states, query, owner))
         # Stable, so that equal states keep the order by node and rail on each page.
-        keys = _sort_keys(gpus, states, query.sort, owner)
+        keys = _sort_keys(gpus, states, nic_states, query.sort, owner)
         order = chosen[np.argsort(keys[chosen], kind="stable")]
         part = order[query.offset : query.offset + query.limit].tolist()
-        rows = self._rows(gpus, marks, states, owner, part)
+        rows = self._rows(gpus, marks, (states, nic_states), owner, part)
         counts = np.bincount(states[chosen], minlength=len(STATES)).tolist()
         uses = np.bincount(gpus.uses[chosen], minlength=len(USES)).tolist()
         return api.GpuList(
@@ -311,15 +324,16 @@ class GpusApi:
     def of_node(self, node: str) -> tuple[api.Gpu, ...]:
         """Return the GPUs of a node by rail, for readers of all nodes. Blocking."""
         gpus = self.newest()
-        marks, states, _ = _decide(gpus, self.incidents(), ANYONE)
-        rows = self._rows(gpus, marks, states, None, gpus.spans.get(node, ()))
+        marks, states, problem = _decide(gpus, self.incidents(), ANYONE)
+        nic_states = _nic_states(gpus, marks, is_known=not problem)
+        rows = self._rows(gpus, marks, (states, nic_states), None, gpus.spans.get(node, ()))
         return tuple(sorted(rows, key=lambda each: (each.rail is None, each.rail or 0, each.gpu)))
 
     def _rows(
         self,
         gpus: FleetGpus,
         marks: _Marks,
-        states: npt.NDArray[np.int8],
+        states: tuple[_States, _States],
         owner: str | None,
         positions: Iterable[int],
     ) -> Iterator[api.Gpu]:
@@ -327,8 +341,10 @@ class GpusApi:
         for position in positions:
             node, rail, _ = gpus.places[position]
             cell = marks.get(node, entity_states.NodeMarks()).cell(rail)
-            state = STATES[states[position]]
-            yield self._gpu(gpus, position, owner, cell, state, nics.on_rail(node, rail))
+            state, nic_state = (STATES[each[position]] for each in states)
+            yield self._gpu(
+                gpus, position, owner, cell, (state, nic_state), nics.on_rail(node, rail)
+            )
 
     def _gpu(  # noqa: PLR0913, PLR0917 - the facts about one GPU
         self,
@@ -336,20 +352,26 @@ class GpusApi:
         position: int,
         owner: str | None,
         cell: entity_states.CellMarks,
-        state: str,
+        states: tuple[str, str],
         nics: Sequence[str],
     ) -> api.Gpu:
         node, rail, uuid = gpus.places[position]
+        state, nic_state = states
+        is_shown = nics or nic_state in {entity_states.FAILED, entity_states.DEGRADED}
+        verdict = STATES[gpus.verdicts[position]]
         holders = gpus.holders.get(position, [])
         holders = [each for each in holders if owner in {None, each.holding.job.tenant}]
         names = self.core.names_of_gpu(node, uuid)
-        reasons = [*gpus.views.gpus.reasons.get((node, rail), ())]
-        reasons += [each.reason(is_fresh=gpus.fresh[node]) for each in cell.incidents.values()]
+        reasons = [each.reason(is_fresh=gpus.fresh[node]) for each in cell.incidents.values()]
+        if entity_states.worst(cell.gpu, verdict) == verdict:
+            reasons = [*gpus.reasons_of(node, rail), *reasons]
+        else:
+            reasons += gpus.reasons_of(node, rail)
         if not gpus.fresh[node]:
             reasons.insert(0, "no frame is received")
         elif rail < 0:
             reasons.append("the rail of the GPU is not known")
-        elif gpus.verdicts[position] == _UNKNOWN:
+        elif verdict == entity_states.UNKNOWN:
             reasons.append("the agent has no verdict on the GPU")
         values = {name: gpus.value(position, name) for name in VALUES}
         if owner is not None and gpus.is_shared(position, owner):
@@ -364,7 +386,9 @@ class GpusApi:
             node,
             state,
             nics=tuple(nics),
-            health=STATES[gpus.verdicts[position]],
+            nic_state=nic_state if is_shown else "",
+            health=verdict,
+            reason=gpu_health.reason_text(next(iter(reasons), "")),
             use=USES[gpus.uses[position]],
             reasons=tuple(reasons),
             incidents=tuple(cell.incidents),
@@ -393,8 +417,8 @@ def _decide(
     states[~gpus.is_fresh] = _UNKNOWN
     for node, of_node in marks.items():
         for position in gpus.spans.get(node, ()):
-            state = entity_states.cell_state(
-                of_node.cell(gpus.places[position][1]),
+            state = entity_states.device_state(
+                of_node.cell(gpus.places[position][1]).gpu,
                 STATES[gpus.verdicts[position]],
                 is_fresh=gpus.fresh[node],
                 is_known=not problem,
@@ -403,14 +427,25 @@ def _decide(
     return marks, states, problem
 
 
+def _nic_states(gpus: FleetGpus, marks: _Marks, *, is_known: bool) -> _States:
+    """Return the state of the NICs on the rail of each GPU as its position in STATES."""
+    states = np.full(len(gpus.places), _HEALTHY if is_known else _UNKNOWN, np.int8)
+    states[~gpus.is_fresh] = _UNKNOWN
+    for node, of_node in marks.items() if is_known else ():
+        for position in gpus.spans.get(node, ()) if gpus.fresh.get(node) else ():
+            states[position] = STATES.index(of_node.cell(gpus.places[position][1]).nic)
+    return states
+
+
 def _sort_keys(
-    gpus: FleetGpus, states: npt.NDArray[np.int8], sort: str, owner: str | None
+    gpus: FleetGpus, states: _States, nic_states: _States, sort: str, owner: str | None
 ) -> npt.NDArray[np.float64]:
     """Return a key of each GPU that sorts in ascending order; GPUs without a reading for the reader are the last ones."""
     if sort == "node":
         return np.arange(len(states), dtype=np.float64)
     if not sort:
-        return states.astype(np.float64)
+        worst = np.minimum(states, nic_states).astype(np.float64)
+        return worst * len(STATES) + states
     keys = gpus.readings[sort].copy()
     if owner is not None:
         keys[[position for position in gpus.holders if gpus.is_shared(position, owner)]] = np.nan
