@@ -205,9 +205,9 @@ def names_missing(rule: dict[str, Any]) -> set[str]:
         return {"device", "rail", "pci_address"} - used - looked_up
     wanted = set().union(*(NAMES_OF_DEVICES[label] for label in used & NAMES_OF_DEVICES.keys()))
     if "pci_address" in used:
-        wanted |= {"index", "gpu"}
+        wanted |= {"index"}
         if not OF_GPUS_ALONE.search(rule["expr"]):
-            wanted |= {"interface", "rdma_device", "rail"}
+            wanted |= {"gpu", "interface", "rdma_device", "rail"}
     return wanted - looked_up
 
 

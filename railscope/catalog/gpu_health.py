@@ -105,7 +105,7 @@ REASONS = {
     "xid_action": "Xid that requires an action",
     "recovery_drain": "the driver requires a drain",
 }
-"""Reasons of the verdict on a GPU, in words: failures first, and a cause before what the driver says or demands because of it."""
+"""Reasons of the verdict on a GPU, in words: failures first, and a cause before what the driver reports or demands because of it."""
 _RANKS = {reason: rank for rank, reason in enumerate(REASONS)}
 ACTIONS = {
     "restart_app": "restart the application",
