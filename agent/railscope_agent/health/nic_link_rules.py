@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from railscope.catalog import cabling, host, nic as n, nic_settings, pcie, rdma
+from railscope.catalog import cabling, host, kernel, nic as n, nic_settings, pcie, rdma
 from railscope.reading import Absent
 from railscope_agent.health import hardware_rules, health_facts, nic_signals as s, rule
 from railscope_agent.sampling.probe_result import ProbeFinding, format_count
@@ -295,11 +295,26 @@ LINK_RULES = (
         sources=("rdma",), metrics=(rdma.RDMA_STATE, rdma.RDMA_PHYSICAL_STATE),
         describe=_describe_inactive, remedy="check the subnet manager, or the interface of the port", alert="RailscopeLinkDown"),
 )  # fmt: skip
+_REPORTS = {
+    "failed": ("nic_failed", rule.FAILED, "failed, or could not recover", ("drain", "reboot"), "reset the NIC, or load its driver again"),
+    "send_queue_stuck": ("send_queue_stuck", rule.DEGRADED, "has a send queue that makes no progress", (rule.INSPECT,), "reset the NIC, or load its driver again"),
+    "slot_power": ("slot_power_low", rule.DEGRADED, "has too little power from its slot", (rule.INSPECT,), "check slot and power supply"),
+    "module_error": ("module_error", rule.DEGRADED, "has a faulty cable or transceiver", (rule.INSPECT,), "replace the cable or the transceiver"),
+    "too_hot": ("nic_too_hot", rule.DEGRADED, "was too hot within ten minutes", (rule.INSPECT,), "check fans and inlet temperature"),
+}  # fmt: skip
+"""Rules by the driver's report."""
 PCIE_RULES = (
     rule.HealthRule("nic_lost", rule.FAILED, _is_lost,
         "the NIC has left the PCI bus, or its registers are all ones",
         "sysfs-bus-pci", sources=_PCIE, metrics=(pcie.PCIE_GONE, pcie.PCIE_PATH_STATE),
         actions=rule.RequiredActions(("drain", "reboot")), remedy="reseat or replace the NIC", alert="RailscopePcieDeviceGone"),
+    *(
+        rule.HealthRule(reason, state, rule.in_state(kernel.DRIVER_REPORT, report),
+            f"the driver reports that the NIC {fault}, and has not reported recovery or a reset since",
+            "kernel log", sources=(), metrics=(kernel.DRIVER_REPORT,), is_needed=False,
+            actions=rule.RequiredActions(actions), remedy=remedy, alert="RailscopeDeviceFault")
+        for report, (reason, state, fault, actions, remedy) in _REPORTS.items()
+    ),
     rule.HealthRule("pcie_degraded", rule.DEGRADED, _has_degraded_path,
         "a link between the NIC and the processor has fewer lanes or a lower speed than both of its ends support",
         "sysfs-bus-pci, max_link_width and max_link_speed; NICs and switches do not slow their links to save power",

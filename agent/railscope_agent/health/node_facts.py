@@ -35,6 +35,7 @@ SOURCES = (
     rule.HEALTH,
     rule.LOAD,
     rule.SETTINGS,
+    rule.KERNEL_LOG,
 )
 """Sources of facts."""
 _NOT_JUDGED = frozenset({"management", "bridge", "virtual_function"})

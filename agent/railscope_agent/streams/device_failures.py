@@ -1,4 +1,4 @@
-"""Lines of drivers about their PCIe device or interface: failed, reset, too hot, or sending stuck.
+"""Lines of drivers about their PCIe device or interface: failed, reset, recovered, too hot, or sending stuck.
 
 The kernel writes what stands before the text of a driver: driver and address (drivers/base/core.c, dev_printk), and an
 interface (net/core/dev.c, netdev_printk) or RDMA device (drivers/infiniband/core/device.c, ibdev_printk). The patterns are
@@ -26,12 +26,12 @@ DEVICE_LINE = re.compile(
 )
 """A line about a PCI device. An interface that is not registered has its state after its name."""
 SENDER_LINE = re.compile(
-    rf"(?:[\w.-]+ {_ADDRESS} |mlx4_en: )(?P<interface>{_INTERFACE}){_STATE}{_TEXT}(?P<text>.*)",
+    rf"(?:[\w.-]+ (?P<address>{_ADDRESS}) |mlx4_en: )(?P<interface>{_INTERFACE}){_STATE}{_TEXT}(?P<text>.*)",
     re.IGNORECASE,
 )
 """A line of a driver about an interface: mlx4_en prints no address."""
 WATCHDOG_LINE = re.compile(
-    rf"(?:(?:[\w.-]+ \S+ )?(?P<watched>{_INTERFACE}){_STATE}: NETDEV WATCHDOG: (?:CPU: [0-9]+: )?"
+    rf"(?:(?:[\w.-]+ (?P<address>\S+) )?(?P<watched>{_INTERFACE}){_STATE}: NETDEV WATCHDOG: (?:CPU: [0-9]+: )?"
     # Older kernels write this once per boot (WARN_ONCE), and only the line of the driver the next time.
     rf"|NETDEV WATCHDOG: (?P<named>{_INTERFACE}) \([^)]{{0,64}}\): )transmit queue [0-9]+ timed out"
 )
@@ -79,6 +79,13 @@ _RESET = (
     rf"\b{_DEVICE} reset (?:requested|detected|initiated|event|interrupt)\b",
     r"\btrigger reset is on\b|\bFW Down: Stopping\b|\breceived reset event\b",
 )
+_RECOVERED = (
+    r"\b(?:reset|recovery|re-?initiali[sz]ation|reload)\b(?: (?:is|was|of|the|device|flow|attempt)){0,3} (?:succe|complete|done\b|finished\b)",
+    r"\bsuccessfully (?:reset|recovered|re-?initiali[sz]ed)\b|\b(?:reset|recovered|re-?initiali[sz]ed) successfully\b",
+    r"^Recovered [0-9]+ EQEs\b|\bhas (?:been )?recovered\b",
+    # Of a driver that starts its device: the first line is of the PCI core (drivers/pci/setup-res.c), for all drivers.
+    r"^enabling device \(|^firmware version: [0-9]|\bGb/s available PCIe bandwidth\b",
+)
 _STUCK = (
     r"\b(?:tx|transmit)[ _](?:queue [0-9]+ )?time(?:-?out|d out)\b|\btimeout on tx queue\b",
     r"\bTx that wasn't completed on time\b|\bTX stuck\b",
@@ -104,7 +111,10 @@ def _any(phrases: tuple[str, ...]) -> re.Pattern[str]:
 
 
 FAILURES: EventClasses = ((c.DEVICE_HOT_EVENT, _any(_HOT)), (c.DEVICE_FAILED_EVENT, _any(_FAILED)))
-RESETS: EventClasses = ((c.DEVICE_RESET_EVENT, _any(_RESET)),)
+RESETS: EventClasses = (
+    (c.DEVICE_RECOVERED_EVENT, _any(_RECOVERED)),
+    (c.DEVICE_RESET_EVENT, _any(_RESET)),
+)
 STUCK = _any(_STUCK)
 
 

@@ -17,6 +17,7 @@ from railscope.reading import Absent, Reading, reason_of
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.host import MAX_GPUS, MAX_LOG_RECORDS_PER_POLL, Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
+from railscope_agent.streams.driver_reports import DriverReports
 from railscope_agent.streams.firmware_errors import FirmwareErrors
 from railscope_agent.streams.kernel_log_clock import KernelLogClock, LogClockFile
 from railscope_agent.streams.kernel_messages import (
@@ -35,6 +36,7 @@ from railscope_agent.streams.xid_matcher import (
 _RECORD_PATTERN = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
 )
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MAX_DIGITS = 15
 """Bound of the numbers of a record: this many microseconds are 31 years, and a timestamp in nanoseconds."""
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
@@ -89,6 +91,7 @@ class KernelLogStream(source.PeriodicSource):
         self._log: KernelLog | None = None
         self._clock = KernelLogClock()
         self._firmware_errors = FirmwareErrors()
+        self._driver_reports = DriverReports()
         self._counts: Counter[tuple[str, Entity]] = Counter()
         self._node_counts: Counter[declare.Metric] = Counter()
         self._records = 0
@@ -101,6 +104,8 @@ class KernelLogStream(source.PeriodicSource):
         self._suppressed = 0
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
+        self._reported: list[str] = []
+        """Devices with a column of their driver's report."""
 
     def remember(self, memory: LogClockFile) -> None:
         """Load the offsets of the log's clock from before a restart, and store them from now on."""
@@ -123,6 +128,9 @@ class KernelLogStream(source.PeriodicSource):
         self._last = list(self._last_xid)
         for key in self._last:
             columns.add(gpu_catalog.GPU_LAST_XID, Entity(entities.GPU_ADDRESS, key))
+        self._reported = list(self._driver_reports.addresses)
+        for address in self._reported:
+            columns.add(c.DRIVER_REPORT, Entity(entities.PCIE, (address,)))
         return columns.result(finding)
 
     def _open(self, host: Host) -> probe_result.ProbeFinding:
@@ -147,8 +155,10 @@ class KernelLogStream(source.PeriodicSource):
         del self._events[:MAX_EVENTS_PER_FRAME]
         into.needs_probe = len(self._counts) != len(self._columns)
         into.needs_probe |= len(self._last_xid) != len(self._last)
+        into.needs_probe |= len(list(self._driver_reports.addresses)) != len(self._reported)
         if not into.reasons:
             return
+        now_ns = host.clock.now().boot_ns
         of_log = [self._node_counts[metric] for metric in _NODE_METRICS]
         of_log += [self._records, self._lost_records, self._suppressed]
         readings: list[Reading] = [
@@ -156,6 +166,7 @@ class KernelLogStream(source.PeriodicSource):
             *(self._problem or reading for reading in of_log),
             *(self._counts[counted] for counted in self._columns),
             *(self._last_xid[gpu] for gpu in self._last),
+            *(self._driver_reports.reading(each, now_ns) for each in self._reported),
         ]
         into.put_readings(0, readings)
 
@@ -190,7 +201,8 @@ class KernelLogStream(source.PeriodicSource):
                 if message.event_class is c.XID_EVENT:
                     address, number = message.entity.key
                     self._xids.record_logged(address, int(number), boot_ns)
-                self._record_message(message, wall_ns, boot_ns)
+                if self._record_driver_report(host, message, boot_ns):
+                    self._record_message(message, wall_ns, boot_ns)
         self._clock.end_poll(began.boot_ns, is_at_end=len(polled) < MAX_LOG_RECORDS_PER_POLL)
 
     def _report_unlogged(self, host: Host) -> None:
@@ -205,6 +217,18 @@ class KernelLogStream(source.PeriodicSource):
             self._record_message(
                 KernelMessage(c.XID_EVENT, entity, facts), reported.wall_ns, reported.boot_ns
             )
+
+    def _record_driver_report(self, host: Host, message: KernelMessage, boot_ns: int) -> bool:
+        """Record what a line states about a device; return False if it is no event."""
+        kind, key = message.entity.kind, message.entity.key
+        address = key[0] if kind in {entities.PCIE, entities.PORT_MODULE} else ""
+        if kind is entities.NIC:
+            link = f"/sys/class/net/{key[0]}/device"
+            address = message.pci_address or fact_readers.read_link_name(host, link)
+        if not _PCI_ADDRESS.fullmatch(address):
+            return True
+        state = message.facts.get("state", "")
+        return self._driver_reports.record(message.event_class.name, state, address, boot_ns)
 
     def _record_message(self, message: KernelMessage, wall_ns: int, boot_ns: int) -> None:
         facts = message.facts

@@ -12,7 +12,7 @@ bytes (TASK_COMM_LEN), an interface one word of at most 15 bytes (dev_valid_name
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from railscope.catalog import declare, entities, kernel as c
 from railscope.frame import Entity
@@ -125,6 +125,8 @@ class KernelMessage:
     facts: dict[str, str]
     gpu_number: str = ""
     """Number of the GPU, if the driver names it by its number only."""
+    pci_address: str = ""
+    """Address of an interface, if the line names it."""
 
 
 def strip_log_prefix(line: str) -> str:
@@ -246,8 +248,10 @@ def _watchdog(match: re.Match[str]) -> KernelMessage:
 
 
 def _stuck(interface: str, match: re.Match[str]) -> KernelMessage:
-    entity = Entity(entities.NIC, (interface,))
-    return _message(c.TRANSMIT_TIMEOUT_EVENT, entity, {"message": match.string})
+    entity, address = Entity(entities.NIC, (interface,)), match["address"] or ""
+    message = _message(c.TRANSMIT_TIMEOUT_EVENT, entity, {"message": match.string})
+    is_pci = re.fullmatch(rf"{_PCI}\.[0-7]", address)
+    return replace(message, pci_address=_function_address(address) if is_pci else "")
 
 
 def _port_module(match: re.Match[str]) -> KernelMessage:
