@@ -90,8 +90,13 @@ def quantity(value: float | None, unit: str = "") -> str:
     if unit in COUNTED:
         noun = unit.removesuffix("s") if (number, scale[1]) == ("1", "") else unit
         return " ".join(filter(None, (number, scale[1], noun)))
-    symbol = scale[1] + _SYMBOLS.get(unit, unit)
+    symbol = scale[1] + symbol_of(unit)
     return f"{number}{'' if symbol.startswith('/') else ' '}{symbol}".rstrip()
+
+
+def symbol_of(unit: str) -> str:
+    """Return the symbol of a unit; of a ratio, which is a percentage, none."""
+    return {**_SYMBOLS, "ratio": "", "seconds": "s"}.get(unit, unit)
 
 
 def optical_power(watts: float) -> str:

@@ -217,7 +217,8 @@ def caption(curve: HistoryCurve) -> str:
     """Return what a curve shows in words: last, smallest and largest value with their times."""
     summary = summarize(curve)
     if summary is None:
-        return f"{curve.label}: no value in this period."
+        reason = f": {curve.gaps[0].reason}" if curve.gaps else ""
+        return f"{curve.label}: no value in this period{reason}."
     low, high, last = (
         f"{figures.quantity(value, curve.unit)} at {clock_text(ns)}"
         for value, ns in (
@@ -229,8 +230,8 @@ def caption(curve: HistoryCurve) -> str:
     return f"{curve.label}: last {last}; minimum {low}; maximum {high}."
 
 
-def gaps_text(curves: Iterable[HistoryCurve]) -> str:
-    """Return why parts of a figure are shaded, each reason once; empty if none is."""
+def gaps_text(curves: Iterable[HistoryCurve | ThinnedCurve]) -> str:
+    """Return why parts of figures are shaded, each reason once; empty if none is."""
     reasons = dict.fromkeys(gap.reason for curve in curves for gap in curve.gaps[:MAX_GAPS])
     return f"Shaded: {'; '.join(reasons)}." if reasons else ""
 

@@ -76,10 +76,10 @@ class FigureModel(msgspec.Struct, frozen=True):
     name: str
     title: str
     unit: str
+    symbol: str
+    """The unit as it follows a number; empty for a ratio."""
     curves: tuple[curves.ThinnedCurve, ...]
     captions: tuple[str, ...]
-    gaps: str
-    """Reasons for the gaps of all curves."""
     rows: tuple[FigureRow, ...]
 
 
@@ -92,6 +92,16 @@ class CurvesModel(msgspec.Struct, frozen=True):
     problem: str
     """Reason why older values are missing; empty for none."""
     figures: tuple[FigureModel, ...]
+    gaps: str
+    """Reasons for the gaps of all figures."""
+
+    @classmethod
+    def of(
+        cls, period: ShownPeriod, source: str, problem: str, shown: tuple[FigureModel, ...]
+    ) -> CurvesModel:
+        """Return figures with the reasons for their gaps."""
+        gaps = curves.gaps_text(curve for figure in shown for curve in figure.curves)
+        return cls(period, source, problem, shown, gaps)
 
 
 class GpuPageModel(msgspec.Struct, frozen=True):
@@ -191,7 +201,7 @@ def figure_model(
     ]
     documents = tuple(curves.thin_curve(curve, period, width) for curve in shown)
     captions = tuple(curves.caption(curve) for curve in shown)
-    return FigureModel(name, title, unit, documents, captions, curves.gaps_text(shown), tuple(rows))
+    return FigureModel(name, title, unit, figures.symbol_of(unit), documents, captions, tuple(rows))
 
 
 def figure_models(
@@ -302,14 +312,14 @@ class HistoryPages:
                     await self._find_nodes(request, key)
                 named = group_curves.named_figures(figures)
                 models = await run_in_thread(figure_models, named, found, period.range, width)
-                shown = CurvesModel(period, history_server.SOURCE, "", models)
+                shown = CurvesModel.of(period, history_server.SOURCE, "", models)
                 return GroupPageModel(name, shown, has_server=True)
         nodes, count = await self._find_nodes(request, key, problem)
         if period.to_ns - period.from_ns > MAX_GROUP_PERIOD_NS:
             raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
         if request.tenant is not None:
             # The frame log has readings of devices, and other tenants may have held or shared these before.
-            shown = CurvesModel(period, history_server.SOURCE, problem or NO_SERVER, ())
+            shown = CurvesModel.of(period, history_server.SOURCE, problem or NO_SERVER, ())
             return GroupPageModel(name, shown, self.server is not None)
         source = f"the frame log of the collector, {len(nodes)} of {count} nodes"
         if isinstance(key, JobKey) and not any(k for each in nodes for k in each.keys.values()):
@@ -324,7 +334,7 @@ class HistoryPages:
                 return figure_models(named, found, period.range, width)
 
             models = await self.reading.read(request.credential, read)
-            model = CurvesModel(period, source, problem, models)
+            model = CurvesModel.of(period, source, problem, models)
             self._keep(cached, model)
         shown = msgspec.structs.replace(model, period=period, problem=problem)
         return GroupPageModel(name, shown, self.server is not None)
@@ -439,7 +449,7 @@ class HistoryPages:
         models = await self.reading.read(
             request.credential, lambda: figure_models(figures, found, period.range, width)
         )
-        return CurvesModel(period, source, problem, models)
+        return CurvesModel.of(period, source, problem, models)
 
     def _names_of(self, node: str) -> dict[DeviceKey, Names]:
         """Return the names of the devices of a node. Raises PageProblemError."""

@@ -111,7 +111,7 @@ def test_a_gap_divides_the_line_and_is_marked_with_its_reason() -> None:
 def test_a_curve_without_values_has_a_caption_with_the_reason() -> None:
     empty = curve([(5, np.nan)], "watts", CurveGap(0, 9, "unsupported"))
     assert summarize(empty) is None
-    assert caption(empty) == "Power: no value in this period."
+    assert caption(empty) == "Power: no value in this period: unsupported."
     assert gaps_text([empty, empty]) == "Shaded: unsupported."
     assert gaps_text([curve([(5, 1.0)])]) == ""
     assert to_svg([empty], PERIOD, 10).lines == [[]]

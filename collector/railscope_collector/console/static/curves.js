@@ -18,11 +18,11 @@
   };
 
   const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
-  const format = (value, unit) => {
+  const format = (value, unit, symbol = "") => {
     if (value === null || value === undefined) return "–";
     if (unit === "ratio") return `${Number((value * 100).toPrecision(3))} %`;
     const [size, prefix] = unit === "celsius" ? [1, ""] : PREFIXES.find(([each]) => Math.abs(value) >= each) ?? [1, ""];
-    return `${Number((value / size).toPrecision(4))} ${prefix}`.trim();
+    return `${Number((value / size).toPrecision(4))} ${prefix}${symbol}`.trim();
   };
 
   // uPlot's own labels are those of a 12-hour clock and of the month before the day.
@@ -56,6 +56,27 @@
     context.restore();
   };
 
+  // Curves of one figure may have other times: the values between are undefined, the unknown ones null.
+  const nearestTo = (index, values) => {
+    for (let step = 0; step < values.length; step += 1) {
+      if (values[index - step] !== undefined) return index - step;
+      if (values[index + step] !== undefined) return index + step;
+    }
+    return index;
+  };
+
+  // The captions state the values below the cursor while there is one. They keep their height: shorter texts must move nothing.
+  const point = (element, figure) => (plot) => {
+    const index = plot.cursor.idx ?? null, list = element.querySelector("figcaption ul");
+    list.style.minHeight = index === null ? "" : `${list.offsetHeight}px`;
+    element.querySelectorAll(".words").forEach((words, place) => {
+      if (index === null) { words.textContent = figure.captions[place] ?? ""; return; }
+      const values = plot.data[place + 1], nearest = nearestTo(index, values), value = values[nearest] ?? null;
+      const text = value === null ? "unknown" : format(value, figure.unit, figure.symbol);
+      words.textContent = `${figure.curves[place].label}: ${text} at ${new Date(plot.data[0][nearest] * 1000).toISOString().slice(11, 19)}`;
+    });
+  };
+
   const draw = (element, figure, period) => {
     const place = element.querySelector(".plot");
     charts.get(figure.name)?.destroy();
@@ -72,13 +93,11 @@
       },
       axes: [{ ...axis, space: 70, values: (_, splits) => clock(splits) }, { ...axis, size: width, values: (_, ticks) => ticks.map((tick) => format(tick, figure.unit)) }],
       series: [
-        { label: "Time", value: (_, time) => (time === null ? "–" : new Date(time * 1000).toISOString().slice(11, 19)) },
-        ...figure.curves.map((curve, index) => ({
-          label: curve.label, stroke: resolved(`--curve-${index + 1}`), width: 1.5,
-          points: { show: false }, value: (_, value) => format(value, figure.unit),
-        })),
+        {},
+        ...figure.curves.map((_, index) => ({ stroke: resolved(`--curve-${index + 1}`), width: 1.5, points: { show: false } })),
       ],
-      hooks: { drawClear: [shade(figure)] },
+      legend: { show: false },
+      hooks: { drawClear: [shade(figure)], setCursor: [point(element, figure)] },
     };
     charts.set(figure.name, new uPlot(options, uPlot.join(tables), place));
   };
@@ -86,7 +105,6 @@
   const write = (element, figure) => {
     element.querySelector(".plot").setAttribute("aria-label", `${figure.title}: ${figure.captions.join(" ")}`);
     element.querySelectorAll(".words").forEach((words, index) => { words.textContent = figure.captions[index] ?? ""; });
-    element.querySelector(".gaps").textContent = figure.gaps;
     element.querySelectorAll("details tbody tr").forEach((row, index) => {
       const values = figure.rows[index];
       if (!values) return;
@@ -102,6 +120,7 @@
       draw(element, figure, document_.period);
       write(element, figure);
     }
+    document.getElementById("gaps").textContent = document_.gaps;
     root.dataset.drawn = String(Number(root.dataset.drawn ?? 0) + 1);
   };
 
