@@ -11,9 +11,11 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +68,34 @@ REPLAYED_SOURCES = (
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
 REPLAYED_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})
+
+
+@dataclass(slots=True)
+class FailedPart:
+    """A part of a diagnosis that failed, such as a detector, how often, and why the first time."""
+
+    part: str
+    problem: str
+    failures: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.part} failed {self.failures} times: {self.problem}"
+
+
+class RecordedDiagnosis(ClusterDiagnosis):
+    """Diagnosis of a recording. A part that fails is recorded, and the others continue, as in a collector."""
+
+    def __init__(self, first_ns: int, slots: int, site: follow_log.DiagnosisSite) -> None:
+        super().__init__(first_ns, slots, site.claims, site.thresholds)
+        self.failed: dict[str, FailedPart] = {}
+        self.on_fault = self._add_failure
+
+    def _add_failure(self, part: str, fault: Exception) -> None:
+        if part not in self.failed:
+            origin = traceback.extract_tb(fault.__traceback__)[-1]
+            place = f"{Path(origin.filename).name}:{origin.lineno}"
+            self.failed[part] = FailedPart(part, f"{type(fault).__name__}: {fault} ({place})")
+        self.failed[part].failures += 1
 
 
 class _NodeFrames(NamedTuple):
@@ -126,7 +156,8 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
     that cannot be read, or whose time is not that of the others, is left out with a warning.
 
     Tenants, cabling and thresholds are those of the settings file. Without one, thresholds have their defaults, and owners
-    of jobs are shown in place of tenants. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
+    of jobs are shown in place of tenants. With --format json, each incident is one line in its last state. Exit status 0 with or
+    without incidents; 1 if a part of the diagnosis, such as a detector, failed: its incidents may be missing.
 
     With --follow, the command reads a frame log from its beginning, or from where the state in --state ends, until it is
     stopped, and prints a line of JSON for each incident that changes, each change, and each evaluation. --state is a directory
@@ -148,14 +179,11 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
         return
     site = _site(config)
     if captures:
-        diagnosis = _diagnose_captures(captures, site)
+        diagnosis = diagnose_captures(captures, site)
     else:
         assert frame_log is not None  # noqa: S101 - one of both is set
         diagnosis = _diagnose_frame_log(frame_log, span, site)
-    for line in diagnosis.exceeded_limits():
-        warn(line)
-    for line in _render(diagnosis, form):
-        click.echo(line)
+    sys.exit(print_result(diagnosis, form))
 
 
 def _check_follow(*, is_used: bool, has_log: bool, others: tuple[object, bool, str]) -> None:
@@ -207,7 +235,18 @@ def _time(text: str, default: int) -> int:
         raise click.UsageError(str(error)) from error
 
 
-def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
+def print_result(diagnosis: RecordedDiagnosis, form: str) -> int:
+    """Print the incidents, and what the diagnosis lacks; return the exit status: 1 if a part of it failed."""
+    for line in diagnosis.exceeded_limits():
+        warn(line)
+    for failed in diagnosis.failed.values():
+        warn(f"{failed}; its incidents may be missing; fix: report it with the recording")
+    for line in _render(diagnosis, form):
+        click.echo(line)
+    return 1 if diagnosis.failed else 0
+
+
+def _render(diagnosis: RecordedDiagnosis, form: str) -> Iterator[str]:
     groups = diagnosis.groups or PeerGroups(diagnosis.devices)
     incidents = sorted(diagnosis.tracker.incidents, key=lambda incident: incident.detected_ns)
     seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
@@ -221,12 +260,19 @@ def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
             yield from describe(document, len(incident.victim_nics), len(jobs))
     if form == "text" and not incidents:
         yield "no incidents"
+    for failed in diagnosis.failed.values():
+        yield (
+            msgspec.json.encode({"failed": failed}).decode()
+            if form == "json"
+            else f"incomplete: {failed}"
+        )
 
 
 # Captures ----------------------------------------------------------------------------------------
 
 
-def _diagnose_captures(directory: Path, site: follow_log.DiagnosisSite) -> ClusterDiagnosis:
+def diagnose_captures(directory: Path, site: follow_log.DiagnosisSite) -> RecordedDiagnosis:
+    """Diagnose the captures of nodes. Raises DiagnoseError."""
     found = node_clocks.find_captures(directory)
     clocks = read_arrivals(directory / "arrivals.csv", [each.start_ns for each in found])
     captures = node_clocks.align_captures(found, clocks)
@@ -257,12 +303,12 @@ def _agent_options(config: Path) -> Sequence[str]:
 
 def _new_diagnosis(
     start_ns: int, end_ns: int, site: follow_log.DiagnosisSite
-) -> tuple[ClusterDiagnosis, int]:
+) -> tuple[RecordedDiagnosis, int]:
     """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
     first_ns, slots = node_clocks.slots_of(start_ns, end_ns)
     if slots > node_clocks.MAX_SLOTS:
         raise node_clocks.range_error(start_ns, end_ns)
-    diagnosis = ClusterDiagnosis(first_ns, slots, site.claims, site.thresholds)
+    diagnosis = RecordedDiagnosis(first_ns, slots, site)
     diagnosis.switches.set_links(site.links, first_ns)
     diagnosis.begin(slots - 1)
     return diagnosis, slots
@@ -401,7 +447,7 @@ def _records(stream: bytes) -> Iterator[Envelope]:
 
 def _diagnose_frame_log(
     state: Path, span: tuple[int, int], site: follow_log.DiagnosisSite
-) -> ClusterDiagnosis:
+) -> RecordedDiagnosis:
     """Diagnose a range of a collector's frame log. Raises DiagnoseError."""
     if not (state / "frames").is_dir():
         message = f"no frame log in {state}: expected a collector's state directory with `frames`"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import (
-    Callable,
     Container,
     Iterable,
     Iterator,
@@ -54,9 +53,11 @@ from railscope_collector.diagnosis.incidents import (
 )
 from railscope_collector.diagnosis.node_readings import (
     Clock,
+    FaultHandler,
     FindSchema,
     NodeEvent,
     ReadingsCollector,
+    raise_fault,
 )
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import ClusterSignals
@@ -116,13 +117,17 @@ class ClusterDiagnosis:
         self.first_ns = first_ns
         self.devices = devices.ClusterDevices(slots, open_slots)
         self.readings = ReadingsCollector(
-            self.devices, step_period.TrafficTraces(seconds), first_ns, self.slot_ns
+            self.devices,
+            step_period.TrafficTraces(seconds),
+            first_ns,
+            self.slot_ns,
+            self._report_fault,
         )
         self.claims = claims or job_groups.ClaimedGpus()
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
         self.contacts: dict[str, node_detectors.NodeContact] = {}
-        self.on_fault: Callable[[str, Exception], None] | None = None
-        """Receives the defect of a detector, by its name, so that the others continue; without it, it is raised."""
+        self.on_fault: FaultHandler = raise_fault
+        """Receives the failure of a part, such as a detector or the frames of a node: the others continue unless it is raised."""
         self.left_nodes: AbstractSet[str] = frozenset()
         """Nodes that the collector no longer expects."""
         self.has_receipts = False
@@ -177,6 +182,14 @@ class ClusterDiagnosis:
 
     def add(self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock) -> None:
         """Add a batch of a node. Events that an agent reads again after its restart are ignored."""
+        try:
+            self._add(node, run, batch, find_schema, clock)
+        except Exception as fault:  # noqa: BLE001 - one node must not end the diagnosis of the others
+            self._report_fault(f"frames of {node}", fault)
+
+    def _add(
+        self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
+    ) -> None:
         self.add_devices(node, (batch,), find_schema, clock)
         if self.switches.follows(node):
             self.switches.hosts.add(node, run, (batch,), find_schema, clock)
@@ -212,11 +225,23 @@ class ClusterDiagnosis:
         slot: int,
         running_jobs: Mapping[JobKey, Iterable[str]] | None = None,
         jobs_ns: int = 0,
-    ) -> list[IncidentChange]:
-        """Evaluate the slots up to one; return the changes of incidents.
+    ) -> list[IncidentChange] | None:
+        """Evaluate the slots up to one; return the changes of incidents, None after a failure.
 
         `running_jobs` are the GPUs of each job, at `jobs_ns`, which may be later than the slot; None: by the claims in the events.
         """
+        try:
+            return self._evaluate(slot, running_jobs, jobs_ns)
+        except Exception as fault:  # noqa: BLE001 - the next evaluation may succeed
+            self._report_fault("evaluation", fault)
+            return None
+
+    def _report_fault(self, part: str, fault: Exception) -> None:
+        self.on_fault(part, fault)
+
+    def _evaluate(
+        self, slot: int, running_jobs: Mapping[JobKey, Iterable[str]] | None, jobs_ns: int
+    ) -> list[IncidentChange]:
         now_ns = self.end_of(slot)
         for sums in self.devices.sums.values():
             sums.settle(slot)
@@ -320,10 +345,9 @@ class ClusterDiagnosis:
         for found in self._detectors(view):
             try:
                 yield from found
-            except Exception as fault:  # a defect of one detector must not end the others
-                if self.on_fault is None:
-                    raise
-                self.on_fault(getattr(found, "__name__", ""), fault)
+            except Exception as fault:  # noqa: BLE001 - a defect of one detector must not end the others
+                name = getattr(found, "__qualname__", "")
+                self._report_fault(f"detector {name}", fault)
 
     def _detectors(self, view: findings.DiagnosisView) -> tuple[Iterator[findings.Finding], ...]:
         return (

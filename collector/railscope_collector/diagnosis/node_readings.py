@@ -39,6 +39,14 @@ Clock = Callable[[int], int]
 FindSchema = Callable[[bytes], WireSchema]
 """Returns a schema by its hash. Called when the schema of a source changes."""
 
+FaultHandler = Callable[[str, Exception], None]
+"""Receives a failure with the name of the part that failed, so that the others continue."""
+
+
+def raise_fault(_part: str, fault: Exception) -> None:
+    """Raise the failure of a part: nothing continues."""
+    raise fault
+
 
 class NodeEvent(NamedTuple):
     """An event of a node, at a time of the collector's clock, and the time of the sample that read it, if it is later."""
@@ -88,11 +96,15 @@ class ReadingsCollector:
     """
 
     def __init__(
-        self, devices: ClusterDevices, traces: TrafficTraces, first_ns: int, slot_ns: int
+        self,
+        devices: ClusterDevices,
+        traces: TrafficTraces,
+        first_ns: int,
+        slot_ns: int,
+        on_fault: FaultHandler,
     ) -> None:
         self.devices = devices
-        self.on_fault: Callable[[str, Exception], None] | None = None
-        """Receives the defect of a batch, by its node, so that the others are added; without it, it is raised."""
+        self._on_fault = on_fault
         self.sample_slots: dict[str, set[int]] = defaultdict(set)
         self.last_slots: dict[str, int] = {}
         """Slot of the newest sample of each node."""
@@ -172,11 +184,9 @@ class ReadingsCollector:
             new.stream.is_waiting = False
         try:
             readings = _GroupReadings.from_batches(group)
-        except Exception as fault:  # one node must not end the diagnosis of the others
-            if self.on_fault is None:
-                raise
+        except Exception as fault:  # noqa: BLE001 - one node must not end the diagnosis of the others
             if len(group) == 1:
-                self.on_fault(f"frames of {group[0].node}", fault)
+                self._on_fault(f"frames of {group[0].node}", fault)
                 return
             for new in group:
                 self._add_batches([new])

@@ -99,14 +99,18 @@ class Uplinks:
         )
         slot = view.signals.slot
         lasting = _lasting(view)
-        for rail, leaves in (_congested(view, crossing, affected) | lasting).items():
+        of_open = {rail: _leaves_of(view, each) for rail, each in lasting.items()}
+        for rail, leaves in (_congested(view, crossing, affected) | of_open).items():
             first, last = self._seen.get(rail, (slot, slot))
             first = first if slot - last <= MAX_GAP_SLOTS else slot
             self._seen[rail] = first, slot
             below = np.concatenate([view.groups.leaves[leaf] for leaf in leaves])
-            if rail in lasting or (slow & affected)[below].any():
+            shown = below[(affected & crossing)[below]]
+            if rail in lasting or slow[shown].any():
                 onset_ns = view.timestamp_ns - (slot - first) * findings.SLOT_NS
-                yield replace(_finding(view, leaves, affected & crossing), onset_ns=onset_ns)
+                if not len(shown):  # the job is still slow: the NICs are those that showed it last
+                    shown = np.array(lasting[rail].parts, np.intp)
+                yield replace(_finding(view, leaves, np.sort(shown)), onset_ns=onset_ns)
 
     def _jobs(
         self, view: findings.DiagnosisView
@@ -229,18 +233,31 @@ def _is_slow(view: findings.DiagnosisView, key: JobKey) -> bool:
     return spins and bool(np.sum(speeds < UPLINK_SPEED) >= MIN_SLOW_SLOTS)
 
 
-def _lasting(view: findings.DiagnosisView) -> dict[int, list[int]]:
-    """Return the leaves of each rail with an incident whose job is still slow."""
+class _OpenUplinks(NamedTuple):
+    """An open incident: its leaf, and the NICs that showed it last."""
+
+    leaf: int
+    parts: tuple[int, ...]
+
+
+def _lasting(view: findings.DiagnosisView) -> dict[int, _OpenUplinks]:
+    """Return the incident of each rail whose job is still slow."""
     found = {}
     for (name, cause), fault in view.open_faults.items():
         if name != "uplink_congested" or cause.position < 0:
             continue
+        members = view.groups.leaves[cause.position]  # none if its NICs have other places now
         keys = fault.reach.jobs & view.states.keys()
-        if any(view.states[key].speed < UPLINK_SPEED for key in keys):
-            leaves = {cause.position, *view.groups.nic_leaf[[*fault.parts]].tolist()} - {-1}
-            rail = int(view.groups.nic_rail[fault.parts[0]])
-            found[rail] = [cause.position, *sorted(leaves - {cause.position})]
+        if len(members) and any(view.states[key].speed < UPLINK_SPEED for key in keys):
+            rail = int(view.groups.nic_rail[members[0]])
+            found[rail] = _OpenUplinks(cause.position, fault.parts)
     return found
+
+
+def _leaves_of(view: findings.DiagnosisView, uplinks: _OpenUplinks) -> list[int]:
+    """Return the leaf of an incident, and the other leaves of its NICs."""
+    leaves = set(view.groups.nic_leaf[[*uplinks.parts]].tolist()) - {-1, uplinks.leaf}
+    return [uplinks.leaf, *sorted(leaves)]
 
 
 def _receive_more(view: findings.DiagnosisView) -> findings.Flags:
@@ -281,12 +298,9 @@ def _congested(
     return hits
 
 
-def _finding(
-    view: findings.DiagnosisView, leaves: list[int], affected: findings.Flags
-) -> findings.Finding:
-    """Return the finding of a rail: its first leaf is the cause, the others are alternatives."""
+def _finding(view: findings.DiagnosisView, leaves: list[int], parts: Positions) -> findings.Finding:
+    """Return the finding of a rail: its first leaf is the cause, the others are alternatives; `parts` are the NICs that show it."""
     groups, nic = view.groups, view.signals.nic
-    parts = np.flatnonzero(np.isin(groups.nic_leaf, leaves) & affected)
     names = [groups.leaf_names[leaf] for leaf in leaves]
     evidence = []
     for leaf, name in zip(leaves, names, strict=True):

@@ -176,8 +176,7 @@ class DiagnosisEngine:
             )
         self._diagnosis.has_receipts = True
         self._diagnosis.claims = self.claims or self._diagnosis.claims
-        self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
-        self._diagnosis.readings.on_fault = self._report
+        self._diagnosis.on_fault = self._report
         self._saved_slot = self._baselines_slot = self._next_slot = (
             self._diagnosis.readings.slot_of(now_ns)
         )
@@ -320,7 +319,7 @@ class DiagnosisEngine:
             diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
-            changed = self.attempt("evaluation", partial(diagnosis.evaluate, slot, jobs, now_ns))
+            changed = diagnosis.evaluate(slot, jobs, now_ns)
             if changed is not None:
                 self._evaluated_slot = slot
                 changes += changed
@@ -385,10 +384,7 @@ class DiagnosisEngine:
             recent = batch
             if len(events) < len(batch.events):
                 recent = msgspec.structs.replace(batch, events=events)
-            try:
-                diagnosis.add(item.node, item.run, recent, self.find_schema, clock)
-            except Exception as fault:  # noqa: BLE001 - one node must not end the diagnosis of the others; it is counted
-                self._report(f"frames of {item.node}", fault)
+            diagnosis.add(item.node, item.run, recent, self.find_schema, clock)
 
     def _report(self, part: str, fault: Exception) -> None:
         """Count a failure, and log the first of each minute with its origin."""

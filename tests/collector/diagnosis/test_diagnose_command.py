@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -17,8 +18,12 @@ from support.command_line import refusal, run
 from railscope.envelopes import unpack
 from railscope.timestamps import SECOND_NS
 from railscope.wire import pack
+from railscope_collector.commands.diagnose import diagnose_captures, print_result
+from railscope_collector.commands.follow_log import DiagnosisSite
 from railscope_collector.commands.node_clocks import DiagnoseError, NodeClocks, read_arrivals
+from railscope_collector.detector_thresholds import DetectorThresholds, NodeThresholds
 from railscope_collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from railscope_collector.diagnosis.jobs import ClaimedGpus, owner_as_tenant
 from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     encode_record,
@@ -226,6 +231,25 @@ def test_captures_that_are_years_apart_are_rejected(captures: Path, tmp_path: Pa
         ]
         (tmp_path / name / "capture.toml").write_text("\n".join(lines) + "\n")
     assert "expected at most 7 days" in refusal(run("diagnose", "--captures", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("form", "last"),
+    [("json", '{"failed":{"part":"detector stale_nodes"'), ("text", "incomplete: detector stale_")],
+)
+def test_a_detector_that_fails_leaves_the_incidents_of_the_others(
+    captures: Path, capsys: pytest.CaptureFixture[str], form: str, last: str
+) -> None:
+    """Thresholds without those of nodes fail the detectors that read them."""
+    broken = DetectorThresholds(nodes=cast("NodeThresholds", None))
+    site = DiagnosisSite(ClaimedGpus(owner_as_tenant), broken, [])
+    assert print_result(diagnose_captures(captures, site), form) == 1
+    printed = capsys.readouterr()
+    assert "slow_receiver" in printed.out
+    assert any(line.startswith(last) for line in printed.out.splitlines())
+    assert re.search(
+        r"detector stale_nodes failed \d+ times: AttributeError: .*\.py:\d+\)", printed.err
+    )
 
 
 def test_one_of_captures_and_frame_log_is_required() -> None:
