@@ -477,8 +477,8 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     state.activity = mean_known(gpu["activity"][job.gpus])
     usual = view.base(DeviceKind.NIC, "send")[job.nics]
     past = mean_known(usual)
-    # A job that exchanges nothing has no such measure.
-    if past > findings.MIN_EXCHANGE:
+    # A job that exchanges nothing has no such measure; what the NICs of a job on one node send is no exchange of it.
+    if past > findings.MIN_EXCHANGE and len(job.nodes) > 1:
         own = np.fmin(nic["send"][job.nics], MAX_OWN_LOAD * usual)
         state.exchange_change = mean_known(own) / past
         low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
@@ -487,9 +487,9 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
         )
-    for name in ("utilization", "nvlink"):
+    for name, least in (("utilization", 0.0), ("nvlink", findings.MIN_NVLINK_BYTES_PER_SECOND)):
         past = mean_known(view.base(DeviceKind.GPU, name)[job.gpus])
-        if past > 0:
+        if past > least:
             setattr(state, f"{name}_change", mean_known(gpu[name][job.gpus]) / past)
     for name in ("activity", "power"):  # those of few ranks that work more are left out
         changes = divide(gpu[name][job.gpus], view.base(DeviceKind.GPU, name)[job.gpus])

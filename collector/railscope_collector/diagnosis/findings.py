@@ -337,6 +337,8 @@ class OpenFault(Protocol):
 
 MIN_EXCHANGE = 0.001
 """Load below which the NICs of a job, or of a node, exchange nothing."""
+MIN_NVLINK_BYTES_PER_SECOND = 1e9
+"""Bytes per second over NVLink of each GPU below which nothing moves: idle links carry some 100 kB per second."""
 
 
 @dataclass(slots=True)

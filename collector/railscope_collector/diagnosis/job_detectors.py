@@ -265,6 +265,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         )
         gaps = lasting._replace(used=used[-LATE_SLOTS:], usual=usual[-LATE_SLOTS:])
         has_reason = pressed[nodes] & _is_pressed_more(view, nodes)
+        has_reason |= _takes_processors(view, nodes)
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
         hit &= job_steps.explain_speed(speed, gaps.mean)
@@ -355,6 +356,7 @@ def _late_nodes(
     view: findings.DiagnosisView, gaps: _NodeGaps, late: Iterable[int], has_reason: findings.Flags
 ) -> Iterator[findings.Finding]:
     pressures, limits = view.signals.node["cpu_pressure"], _pressure_limits(view)
+    usual_cpu = view.base(DeviceKind.NODE, "cpu")
     for index in late:
         node = gaps.nodes[index]
         name = view.devices.node_names[node]
@@ -365,10 +367,11 @@ def _late_nodes(
             )
         ]
         if has_reason[index]:
-            pressure, limit = float(pressures[node]), float(limits[node])
-            evidence.append(
-                findings.FindingEvidence("cpu_pressure", pressure, limit, "its past", name)
-            )
+            is_pressed = pressures[node] > limits[node]
+            signal = "cpu_pressure" if is_pressed else "cpu"
+            limit = limits[node] if is_pressed else CPU_FACTOR * usual_cpu[node]
+            value = float(view.signals.node[signal][node])
+            evidence.append(findings.FindingEvidence(signal, value, float(limit), "its past", name))
         differences = gaps.used[:, index] - gaps.usual[:, index]
         above = slot_sums.or_zero(differences - np.nanmin(differences) / 2).cumsum()
         first = int(np.argmax([0.0, *above[:-1]]))  # normal readings follow an earlier low one
@@ -397,6 +400,21 @@ def _is_pressed_more(view: findings.DiagnosisView, nodes: slot_sums.Positions) -
     return ~is_usual
 
 
+MIN_CPU, CPU_FACTOR = 0.5, 2.0
+"""Processor time in use of a late host, and relative to its past and to the other nodes of its job: tasks that are bound to processors wait
+although others are free, but hardly while most are.
+"""
+
+
+def _takes_processors(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
+    """Return the nodes of a job whose processors are far more in use than before, and than those of the others."""
+    cpu, usual = (
+        each[nodes] for each in (view.signals.node["cpu"], view.base(DeviceKind.NODE, "cpu"))
+    )
+    highest = np.fmax(usual, job_steps.medians_of_others(cpu))
+    return ~np.isnan(usual) & findings.above(cpu, np.fmax(MIN_CPU, CPU_FACTOR * highest))
+
+
 MIN_PRESSURE, PRESSURE_FACTOR = 0.05, 2.0
 """CPU pressure of a late host beyond this many times its usual one."""
 
@@ -408,28 +426,20 @@ def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:
 
 MAX_SOLO_SLOTS = 36
 """Slots for which one rank may work while the others wait, as it evaluates or builds an index; a longer wait is a hang."""
-HUNG_ACTIVITY, HUNG_ACTIVITY_CHANGE = 0.3, 0.7
-"""Activity of spinning GPUs of a job that hangs, absolute and relative to its past. Below both, all ranks may hang; above both, one works
-while the others wait.
-"""
-HUNG_POWER_CHANGE, WORKING_POWER_CHANGE = 0.55, 0.75
-"""Power relative to its past below which a spinning GPU without a measure of activity does no work, and above which it works while the
-others wait.
-"""
+WORKING_POWER_CHANGE = 0.75
+"""Power relative to its past above which a spinning GPU without a measure of activity works while the others wait."""
 
 
 def _working_ranks(view: findings.DiagnosisView, job: ActiveJob) -> slot_sums.Positions:
     """Return the GPUs of a job that work nearly as much as before: the others wait for them, as for an evaluation by one rank."""
     gpu = view.signals.gpu
-    limits = HUNG_ACTIVITY_CHANGE, WORKING_POWER_CHANGE
+    limits = job_steps.HUNG_ACTIVITY_CHANGE, WORKING_POWER_CHANGE
     changes = [gpu[name] / view.base(DeviceKind.GPU, name) for name in ("activity", "power")]
     works, has_power = map(findings.above, changes, limits)
-    works &= gpu["activity"] > HUNG_ACTIVITY
+    works &= gpu["activity"] > job_steps.HUNG_ACTIVITY
     return job.gpus[np.where(np.isnan(changes[0]), has_power, works)[job.gpus]]
 
 
-HUNG_NVLINK_BYTES_PER_SECOND = 1e9
-"""Bytes per second over NVLink of each GPU below which nothing moves."""
 WAIT_FACTOR = 1.5
 """A hang lasts this many times the longest wait that ended."""
 MAX_UNLAUNCHED_USE = 0.05
@@ -438,31 +448,19 @@ MAX_UNLAUNCHED_USE = 0.05
 
 def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
-    gpu, nic = view.signals.gpu, view.signals.nic
+    gpu = view.signals.gpu
     base = view.base(DeviceKind.GPU, "activity")
     for job in view.jobs:
         spins = findings.above(gpu["utilization"][job.gpus], job_steps.MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
         # Ranks of one stage may usually work little: all ranks together work less than before.
         change = slot_sums.mean_known(activity) / slot_sums.mean_known(base[job.gpus])
-        idle_work = (activity < HUNG_ACTIVITY) & (change < HUNG_ACTIVITY_CHANGE)
+        idle_work = (activity < job_steps.HUNG_ACTIVITY) & (change < job_steps.HUNG_ACTIVITY_CHANGE)
         # GPUs without a measure of activity show by their power that they do no work.
         usual_power = view.base(DeviceKind.GPU, "power")[job.gpus]
-        draws_little = gpu["power"][job.gpus] < HUNG_POWER_CHANGE * usual_power
+        draws_little = gpu["power"][job.gpus] < job_steps.HUNG_POWER_CHANGE * usual_power
         idle_work = np.where(np.isnan(activity), draws_little, idle_work)
-        moved = findings.above(
-            view.base(DeviceKind.NIC, "send")[job.nics], job_steps.HUNG_EXCHANGE
-        ).any()
-        moved |= findings.above(
-            view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK_BYTES_PER_SECOND
-        ).any()
-        # A job of which no counter shows progress is unknown: readings of moments may miss its work.
-        quiet = (
-            moved
-            and not findings.above(nic["send"][job.nics], job_steps.HUNG_EXCHANGE).any()
-            and not findings.above(gpu["nvlink"][job.gpus], HUNG_NVLINK_BYTES_PER_SECOND).any()
-        )
-        if not quiet or (spins & idle_work).mean() < MAJORITY:
+        if not _stands_still(view, job) or (spins & idle_work).mean() < MAJORITY:
             continue
         wait = view.states[job.key].history.wait
         if storage_detectors.stores(view, job):
@@ -470,7 +468,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         elif (slots := wait.add(view.signals.slot)) > WAIT_FACTOR * wait.longest:
             is_unlaunched = gpu["utilization"][job.gpus] < MAX_UNLAUNCHED_USE
             missing = job.gpus[~spins & is_unlaunched]
-            values = slot_sums.mean_known(activity), HUNG_ACTIVITY
+            values = slot_sums.mean_known(activity), job_steps.HUNG_ACTIVITY
             evidence = _of_job(job, "activity", values, "limit", None)
             working = _working_ranks(view, job)
             text = (
@@ -485,6 +483,27 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 detail=f"{text} {names}" if names else "",
                 onset_slots=view.signals.slot - wait.first_slot + view.signals.window,
             )
+
+
+def _stands_still(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a job that moved data before moves none: nothing over NVLink, and one of its nodes sends nothing.
+
+    Each step needs all nodes: what the NICs of the others carry meanwhile is storage, or that of others. Without NVLink, all
+    nodes must be silent. A job of which no counter shows progress is unknown: readings of moments may miss its work.
+    """
+    least = findings.MIN_NVLINK_BYTES_PER_SECOND
+    if findings.above(view.signals.gpu["nvlink"][job.gpus], least).any():
+        return False
+    nics = job.nics if len(job.nodes) > 1 else job.nics[:0]
+    now, usual = view.signals.nic["send"][nics], view.base(DeviceKind.NIC, "send")[nics]
+    has_sent = findings.above(usual, job_steps.HUNG_EXCHANGE)
+    has_nvlink = findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], least).any()
+    if not has_nvlink and not has_sent.any():
+        return False
+    nodes = view.groups.nic_node[nics]
+    sending = set(nodes[findings.above(now, job_steps.HUNG_EXCHANGE)].tolist())
+    silent = set(nodes[has_sent & ~np.isnan(now)].tolist()) - sending
+    return not sending or bool(has_nvlink and silent)
 
 
 def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,15 +153,34 @@ def exchange_changes(
     view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0
 ) -> Iterator[float]:
     """Yield what a job exchanges over its NICs and over NVLink, relative to its past, where it is known."""
-    for kind, name, positions in (
-        (DeviceKind.NIC, "send", job.nics),
-        (DeviceKind.GPU, "nvlink", job.gpus),
+    for kind, name, positions, past in _past_exchanges(view, job):
+        now = view.signals.table(kind, slots, before)[name][positions]
+        if not np.isnan(now).all():
+            yield slot_sums.sum_known(now) / slot_sums.sum_known(past)
+
+
+class _PastExchange(NamedTuple):
+    """Signal of what some devices of a job exchange, and its past."""
+
+    kind: DeviceKind
+    name: str
+    positions: slot_sums.Positions
+    past: Floats
+
+
+def _past_exchanges(view: findings.DiagnosisView, job: ActiveJob) -> Iterator[_PastExchange]:
+    """Yield what a job has exchanged so far, over its NICs and over NVLink.
+
+    Between its nodes: what the NICs of a job on one node carry is storage, or that of others.
+    """
+    nics = job.nics if len(job.nodes) > 1 else job.nics[:0]
+    for kind, name, positions, least in (
+        (DeviceKind.NIC, "send", nics, findings.MIN_EXCHANGE),
+        (DeviceKind.GPU, "nvlink", job.gpus, findings.MIN_NVLINK_BYTES_PER_SECOND),
     ):
-        table = view.signals.table(kind, slots, before)
-        past = slot_sums.sum_known(view.base(kind, name)[positions])
-        now = table[name][positions]
-        if past > 0 and not np.isnan(now).all():
-            yield slot_sums.sum_known(now) / past
+        past = view.base(kind, name)[positions]
+        if slot_sums.mean_known(past) > least:
+            yield _PastExchange(kind, name, positions, past)
 
 
 PAUSES, MIN_USUAL_SLOTS = 2, 6
@@ -200,14 +220,9 @@ def use_without_pauses(
 
 def _slot_exchanges(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> Iterator[Floats]:
     """Yield what a job exchanges in each slot over its NICs and over NVLink, relative to its past, where it is known."""
-    for kind, name, positions in (
-        (DeviceKind.NIC, "send", job.nics),
-        (DeviceKind.GPU, "nvlink", job.gpus),
-    ):
-        past = slot_sums.mean_known(view.base(kind, name)[positions])
-        if past > 0:
-            sent = view.signals.slots(kind, slots)[name][:, positions]
-            yield slot_sums.means_known(sent.T) / past
+    for kind, name, positions, past in _past_exchanges(view, job):
+        sent = view.signals.slots(kind, slots)[name][:, positions]
+        yield slot_sums.means_known(sent.T) / slot_sums.mean_known(past)
 
 
 UNEVEN_FACTOR = 2.0
@@ -230,6 +245,19 @@ MAX_VARYING_STEADINESS = 0.9
 """As `MAX_SERVING_STEADINESS`, below which a job may be a service, however busy: checkpoints vary it far less."""
 HUNG_EXCHANGE = 0.002
 """Load of the NICs of a job below which nothing moves."""
+
+
+HUNG_ACTIVITY, HUNG_ACTIVITY_CHANGE, HUNG_POWER_CHANGE = 0.3, 0.7, 0.55
+"""Activity of spinning GPUs of a job that hangs, absolute and relative to its past: below both, all ranks may hang; above both, one works
+while the others wait. Of GPUs without a measure of activity, power relative to its past below which they do no work.
+"""
+
+
+def does_no_work(state: findings.JobState) -> bool:
+    """True if the GPUs of a job have spun or idled for a minute: what its NICs carry is no progress of it."""
+    if np.isnan(state.activity_change):
+        return state.power_change < HUNG_POWER_CHANGE
+    return state.activity < HUNG_ACTIVITY and state.activity_change < HUNG_ACTIVITY_CHANGE
 
 
 def may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:

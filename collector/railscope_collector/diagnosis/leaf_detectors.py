@@ -83,7 +83,10 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         # The leaves that exchange with it lose the packets between them as well.
         apart = other_leaves if exchange is None else np.flatnonzero(~exchange[leaf])
         usual_losses = float(or_zero(median_known(losses[apart])))
-        compared = nic_losses._replace(usual=np.fmax(usual_losses, nic_losses.usual))
+        compared = nic_losses._replace(
+            usual=np.fmax(usual_losses, nic_losses.usual),
+            opposite=_opposite(view, leaf, exchange, use),
+        )
         for found in _losses(view, cause, positions, paused, compared):
             if found.incident_class == "leaf_loss":
                 lossy[leaf] = found
@@ -141,6 +144,8 @@ class _NicLosses(NamedTuple):
     rates: Floats
     usual: Floats
     clean: findings.Flags
+    opposite: Positions
+    """Loaded NICs below the leaves with which the leaf in question exchanges."""
 
     @classmethod
     def read(cls, view: findings.DiagnosisView) -> Self:
@@ -151,7 +156,8 @@ class _NicLosses(NamedTuple):
         clean &= ~findings.above(nic["unprotected_share"], MIN_UNPROTECTED)
         names = ("out_of_order", "naks")
         past = (or_zero(view.base(DeviceKind.NIC, name)) for name in names)
-        return cls(np.fmax(*(nic[name] for name in names)), np.fmax(*past), clean)
+        rates = np.fmax(*(nic[name] for name in names))
+        return cls(rates, np.fmax(*past), clean, np.zeros(0, np.intp))
 
 
 MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
@@ -186,7 +192,7 @@ def _losses(
     hit = findings.above(losses.rates, limits) & losses.clean
     affected = positions[hit[positions]]
     if (
-        len(affected) >= MIN_MEMBERS
+        _is_common(view, affected, losses.opposite[hit[losses.opposite]])
         and _lasts(view, affected)
         and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
@@ -196,6 +202,26 @@ def _losses(
         )
         of_nics = compared.of_nics(view, affected)
         yield findings.Finding("leaf_loss", cause, of_nics, parts=tuple(affected.tolist()))
+
+
+MIN_PATHS = 2
+"""Nodes with losses on a rail at each of two leaves that exchange, whose common paths are at fault: two of their own links rarely fail at once."""
+
+
+def _is_common(view: findings.DiagnosisView, affected: Positions, opposite: Positions) -> bool:
+    """True if enough NICs below a leaf lose packets that each may not have a fault of its own, or two, and two at the other ends."""
+    ends = (np.unique(view.groups.nic_node[each]) for each in (affected, opposite))
+    return len(affected) >= MIN_MEMBERS or all(len(nodes) >= MIN_PATHS for nodes in ends)
+
+
+def _opposite(
+    view: findings.DiagnosisView, leaf: int, exchange: findings.Flags | None, use: findings.Flags
+) -> Positions:
+    """Return the loaded NICs below the leaves with which a leaf exchanges."""
+    if exchange is None:
+        return np.zeros(0, np.intp)
+    leaves = np.flatnonzero(exchange[leaf])
+    return np.flatnonzero(use & np.isin(view.groups.nic_leaf, leaves[leaves != leaf]))
 
 
 def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:

@@ -63,9 +63,10 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     if not _may_pause(view):
         return
     limit = _pausing_limit(view)
-    reports = findings.above(nic["pause_storms"], 0.0) & ~findings.above(
-        nic["receive"], STORM_RECEIVE
-    )
+    # A NIC that reports a storm and pauses most of the window received the rest before or after it.
+    is_stopped = findings.above(nic["pausing_share"], STORM_PAUSING)
+    is_stopped |= ~findings.above(nic["receive"], STORM_RECEIVE)
+    reports = findings.above(nic["pause_storms"], 0.0) & is_stopped
     # The pauses of the window may be those of before the senders stopped, as for a checkpoint.
     newest = view.signals.table(DeviceKind.NIC, 1)
     stopped_now = _stopped(view, newest)

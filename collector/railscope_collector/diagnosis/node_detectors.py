@@ -149,7 +149,12 @@ def stale_nodes(
         may_be_cause = (
             state for state in stopped[name] if not _stopped_by_other(view, state, name)
         )
-        if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
+        stale_slot = _stale_slot(view, contact)
+        is_down = any(_hangs(view, state, stale_slot) for state in may_be_cause)
+        is_down = is_down or _is_unreachable(view, name, stale_slot)
+        goes_on = has_receipts and not stopped[name] and _goes_on(view, name, contact)
+        # Its job may end meanwhile: a node that was down is down until it reports, or a job shows that it works.
+        if is_down or (("node_down", cause) in view.open_faults and not goes_on):
             yield findings.Finding(
                 "node_down", cause, (evidence,), onset_ns=onset_ns, onset_slots=period_slots
             )
@@ -162,7 +167,7 @@ def stale_nodes(
                 onset_ns=later,
                 onset_slots=PROGRESS_SLOTS,
             )
-        elif has_receipts and not stopped[name] and _goes_on(view, name, contact):
+        elif goes_on:
             may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
             if sample_slots is not None:
                 first = max(
@@ -181,6 +186,35 @@ def stale_nodes(
             )
 
 
+MIN_UNREACHABLE = 0.7
+"""Share of a node's NICs that miss acknowledgements if another node is down: all that exchange with it. A bad link or leaf affects one rail."""
+
+
+def _is_unreachable(view: findings.DiagnosisView, name: str, stale_slot: float) -> bool:
+    """True if, since a node is stale, another node of its job misses acknowledgements on its rails, as none did before.
+
+    The traffic of a job that stops need not: its NICs may carry what others send. Connections to a dead node fail within two
+    minutes, and miss nothing from then on.
+    """
+    age_slots = view.signals.slot - math.floor(stale_slot)
+    if not 0 < age_slots <= ACTIVE_SLOTS:
+        return False
+    windows = ((1, 0), (findings.SLOTS_PER_MINUTE, age_slots))
+    tables = (view.signals.table(DeviceKind.NIC, *window) for window in windows)
+    now, before = (findings.above(each["ack_timeouts"], MIN_TIMEOUTS) for each in tables)
+    exchanges = findings.above(view.base(DeviceKind.NIC, "send"), findings.MIN_EXCHANGE)
+    for state in _shared_jobs(view, name):
+        nics = state.job.nics[exchanges[state.job.nics]]
+        nodes = view.groups.nic_node[nics]
+        count, missing, missing_before = (
+            np.bincount(nodes, weights) for weights in (None, now[nics], before[nics])
+        )
+        misses = (count > 1) & (missing >= MIN_UNREACHABLE * count) & (missing_before == 0)
+        if misses.any() and not _stopped_by_other(view, state, name):
+            return True
+    return False
+
+
 LATER_STRENGTH = 0.3
 """Strength of the conclusion that a node that was separated is down: that it stopped its job is all that is known of it."""
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7
@@ -191,15 +225,13 @@ job that has ended are idle.
 
 def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
     """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
-    is_down = ("node_down", cause) in view.open_faults
-    if not is_down and ("agent_partition", cause) not in view.open_faults:
+    if ("agent_partition", cause) not in view.open_faults:
         return 0
     for state in _shared_jobs(view, cause.name):
         slot = state.history.progress_slot
         waits = state.exchange_now < STALLED_SPEED and slot >= 0
         waits &= state.utilization_now > MIN_WAITING_USE
-        # Connections that have failed send nothing that could be acknowledged.
-        waits = waits and (is_down or _misses_acknowledgements(view, state))
+        waits = waits and _misses_acknowledgements(view, state)
         if waits and not (
             storage_detectors.stores(view, state.job) or _stopped_by_other(view, state, cause.name)
         ):
@@ -298,10 +330,12 @@ WORKING_SPEED = 0.3
 
 
 def _works(view: findings.DiagnosisView, state: findings.JobState, contact: NodeContact) -> bool:
-    """True if a job goes on without a node: its other nodes exchange data.
+    """True if a job goes on without a node: its other nodes exchange data, and their GPUs work.
 
     The node may have worked for a period after its last receipt: until the window is after that, traffic may be from before.
     """
+    if job_steps.does_no_work(state):
+        return False
     age_seconds = contact.age_seconds(view.timestamp_ns)
     is_later = age_seconds > RECENT_SECONDS + contact.period_seconds
     if not np.isnan(state.exchange_now):

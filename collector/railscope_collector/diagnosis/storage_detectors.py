@@ -95,11 +95,13 @@ def _is_delayed(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
     nodes, used = job_steps.node_means(view, job, view.signals.gpu["utilization"])
     waits = waits_for_io(view, nodes)
     usual_use = job_steps.node_means(view, job, job_steps.low_use(view))[1]
-    if np.isnan(usual_use).all():
+    if np.isnan(usual_use).all() or np.isnan(state.speed):
+        # A new job, or one that exchanges nothing, as on one GPU: its speed is unknown.
         # Tasks cannot wait longer than the operations take together: else they wait for another disk.
         pressure = view.signals.node["io_pressure"][nodes]
         explained = _in_flight(view)[nodes] > MIN_EXPLAINED * pressure
-        return bool((waits & explained & (used < job_steps.MIN_BUSY_USE)).any())
+        usual = np.where(np.isnan(usual_use), 1.0, usual_use)
+        return bool((waits & explained & (used < job_steps.MIN_BUSY_USE * usual)).any())
     speeds = np.array(state.history.speeds)
     since, before = speeds[-slots:], speeds[: max(len(speeds) - slots, 0)]
     earlier = slot_sums.median_known(before[-findings.SLOTS_PER_MINUTE :])

@@ -278,16 +278,19 @@ def _congested(
     """
     groups = view.groups
     is_paused = findings.above(view.signals.nic["paused_share"], MIN_PAUSED)
-    crowded = affected & _receive_more(view)
+    # The queue of a receiver without a counter of marks may be crowded, too.
+    is_unknown = np.isnan(view.signals.nic["marked_share"])
+    crowded = (affected | is_unknown) & _receive_more(view)
     hits: dict[int, list[int]] = {}
     for leaf, members in enumerate(groups.leaves):
         inside = members[crossing[members]]
         if not affected[inside].any() or (is_paused & ~crossing)[members].any():
             continue
         rail = int(groups.nic_rail[members[0]])
-        of_rail = affected & (groups.nic_rail == rail)
-        if crowded[of_rail].any():
+        is_on_rail = groups.nic_rail == rail
+        if (crowded & is_on_rail).any():
             continue  # its senders have the same symptoms
+        of_rail = affected & is_on_rail
         is_alone = not of_rail[groups.nic_leaf != leaf].any()
         if is_alone and (len(inside) < MIN_MEMBERS or affected[inside].mean() < MIN_INSIDE):
             continue
