@@ -51,6 +51,7 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
         events=tuple(
             _encode_event(row, event) for row, frame in enumerate(frames) for event in frame.events
         ),
+        read_delays=_encode_delays(frames),
     )
 
 
@@ -88,6 +89,13 @@ def _encode_reasons(frames: Sequence[Frame]) -> bytes:
         return frames[0].reasons
     columns = len(frames[0].values)
     return b"".join([frame.reasons or bytes(columns) for frame in frames])
+
+
+def _encode_delays(frames: Sequence[Frame]) -> bytes:
+    if not any(frame.read_delays for frame in frames):
+        return b""
+    none = bytes(len(frames[0].values) * wire.BYTES_PER_DELAY)
+    return b"".join([frame.read_delays or none for frame in frames])
 
 
 def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:

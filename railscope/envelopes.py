@@ -76,6 +76,7 @@ class _SealedBatch(msgspec.Struct):
     reasons: bytes = b""
     uncertainty_ns: int | None = None
     events: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_EVENTS)] = ()
+    read_delays: bytes = b""
 
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
@@ -251,6 +252,7 @@ def _open_batch(sealed: _SealedBatch) -> wire.Batch:
         sealed.reasons,
         sealed.uncertainty_ns,
         tuple(map(_event, sealed.events)) if sealed.events else (),
+        sealed.read_delays,
     )
 
 

@@ -154,7 +154,8 @@ class Frame:
     """Readings of one stream of one node at one time. Its identity is (node, run, stream, sequence).
 
     `values` has one stored integer per column. `reasons` has one code per column (0 if the value is
-    valid), or is empty if every column has a value.
+    valid), or is empty if every column has a value. `read_delays` has the microseconds from the timestamp to the read of
+    each column's device, as 4 bytes, or is empty if no device was read late.
     """
 
     origin: FrameOrigin
@@ -164,6 +165,7 @@ class Frame:
     values: array[int]
     reasons: bytes = b""
     events: tuple[Event, ...] = ()
+    read_delays: bytes = b""
 
     def reading(self, column: int) -> Reading:
         """Return the stored integer of a column, or the reason for its absence."""

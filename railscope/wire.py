@@ -45,6 +45,8 @@ HASH_BYTES = 16
 RAIL_DIGITS = 3
 """A rail above 999 is invalid: views allocate an entry for every rail up to the highest."""
 BYTES_PER_VALUE = 8
+BYTES_PER_DELAY = 4
+MAX_DELAY_US = (1 << 32) - 1
 MAX_EVENT_NUMBER = 1 << 53
 """Bound of an audited event's number: records count from 0, in integers that JSON represents exactly."""
 LEVEL = 3
@@ -109,7 +111,8 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `wall_ns`, `boot_ns`: one integer per row. `base`: row 0, one integer per column. `changed`: one bit
     per column, least significant first. `steps`: for each changed column, rows - 1 integers. `reasons`:
-    empty, one byte per column (all rows equal), or one byte per row and column.
+    empty, one byte per column (all rows equal), or one byte per row and column. `read_delays`: empty, or one unsigned
+    integer of 32 bits per row and column: the microseconds from the row's time to the read of the column's device.
     """
 
     stream: str
@@ -123,6 +126,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     reasons: bytes = b""
     uncertainty_ns: int | None = None
     events: tuple[WireEvent, ...] = ()
+    read_delays: bytes = b""
 
     @property
     def rows(self) -> int:

@@ -22,6 +22,7 @@ from railscope.capture import SECTIONS, Json
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
 from railscope_simulator import fault_schedule, node_model, simulation, sonic_answers
+from railscope_simulator.continuous_counters import between
 from railscope_simulator.spec import NodeSpec, SimulatorError, seconds_to_ns
 from railscope_simulator.switch_ports import LeafSwitches
 
@@ -32,6 +33,17 @@ MAX_START_STEPS = 12 * 3600
 """Steps from offset zero that a start repeats, so that a node continues as it was; each takes about a millisecond."""
 MAX_RECORDS = 4096
 """Bound of the kernel log, which is a ring buffer as well."""
+COUNTERS = (
+    "/sys/class/infiniband/",
+    "ethtool.statistics(",
+    "netlink.links(",
+    "netlink.rdma_statistics(",
+    "nvml.nvmlDeviceGetFieldValues(",
+    "nvml.nvmlDeviceGetTotalEnergyConsumption(",
+    "nvml.nvmlDeviceGetViolationStatus(",
+    "psutil.net_io_counters(",
+)
+"""Beginnings of the files and calls whose counters advance between two steps; all other results are those of the step."""
 
 
 class LiveNodeFileError(SimulatorError, ValueError):
@@ -159,6 +171,9 @@ class LiveSwitches:
         since_ns = boot_ns() - self._started_boot_ns
         self._models = [start_model(node, since_ns) for node in nodes]
         self._leaves = LeafSwitches(self._models)
+        self._shown: dict[str, dict[sonic_answers.TablePath, Mapping[str, object]]] = {}
+        """Tables at the step before that of the models."""
+        self._step(1)
 
     def answers(self) -> dict[str, sonic_answers.FindAnswer]:
         """Return the function that answers for each switch."""
@@ -168,38 +183,57 @@ class LiveSwitches:
         self, switch: str, path: sonic_answers.TablePath
     ) -> Mapping[str, object] | None:
         with self._lock:
-            self._advance(self._boot_ns() - self._started_boot_ns)
-            return sonic_answers.find_answer(self._leaves.switches[switch], path)
+            offset_ns = self._boot_ns() - self._started_boot_ns
+            self._advance(offset_ns)
+            before = self._shown[switch].get(path)
+            after = sonic_answers.find_answer(self._leaves.switches[switch], path)
+            elapsed_ns = max(offset_ns - (self._models[0].offset_ns - STEP_NS), 0)
+            found: Mapping[str, object] | None = between(before, after, elapsed_ns, STEP_NS)
+            return found
 
     def _advance(self, offset_ns: int) -> None:
-        behind = (offset_ns - self._models[0].offset_ns) // STEP_NS
-        for length in [1] * behind if behind <= MAX_STEPS else [behind]:
-            for model in self._models:
-                model.advance(model.offset_ns + length * STEP_NS)
-            self._leaves.advance(self._models[0].span)
+        """Advance the models to the step after an offset."""
+        behind = (offset_ns - self._models[0].offset_ns) // STEP_NS + 1
+        if behind > MAX_STEPS:
+            self._step(behind - 1)
+            behind = 1
+        for _ in range(behind):
+            self._step(1)
+
+    def _step(self, count: int) -> None:
+        self._shown = {
+            name: sonic_answers.find_all(switch) for name, switch in self._leaves.switches.items()
+        }
+        for model in self._models:
+            model.advance(model.offset_ns + count * STEP_NS)
+        self._leaves.advance(self._models[0].span)
 
 
 class LiveTimeline:
     """Present state of a live node, with the two read methods of a capture's timeline.
 
-    A read of a later offset advances the simulation; past state is discarded except the newest records of
-    the kernel log. `steps` counts its steps. Thread-safe.
+    A read of a later offset advances the simulation, which is one step ahead: counters advance between two steps. Past
+    state is discarded except the newest records of the kernel log. `steps` counts the steps of the state. Thread-safe.
     """
 
     def __init__(self, node: LiveNode, since_ns: int) -> None:
         self._lock = threading.Lock()
         self._model = start_model(node, since_ns)
         self._views = simulation.NodeInterfaces(self._model)
-        self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
         self._log: deque[tuple[int, str]] = deque(maxlen=MAX_RECORDS)
         self.steps = 0
-        self._show()
+        self._state = self._next = self._show()
+        self._step(1)
 
     def result_at(self, section: str, key: str, offset_ns: int) -> Json:
         """Return the result at an offset; raises KeyError if there is none."""
         with self._lock:
             self._advance(offset_ns)
-            return self._state[section][key]
+            result = self._state[section][key]
+            if not key.startswith(COUNTERS):
+                return result
+            elapsed_ns = max(offset_ns - (self._model.offset_ns - STEP_NS), 0)
+            return between(result, self._next[section].get(key, result), elapsed_ns, STEP_NS)
 
     def log_between(self, after_ns: int, until_ns: int) -> list[str]:
         """Return kernel log records of the steps in (after, until]."""
@@ -208,20 +242,20 @@ class LiveTimeline:
             return [record for offset_ns, record in self._log if after_ns < offset_ns <= until_ns]
 
     def _advance(self, offset_ns: int) -> None:
-        behind = (offset_ns - self._model.offset_ns) // STEP_NS
+        """Advance the state to the step at or before an offset, and the model to the next one."""
+        behind = (offset_ns - self._model.offset_ns) // STEP_NS + 1
         if behind > MAX_STEPS:
-            self._step(behind)
-            return
+            self._step(behind - 1)
+            behind = 1
         for _ in range(behind):
             self._step(1)
+            self.steps += 1
 
     def _step(self, count: int) -> None:
-        self.steps += 1
         self._model.advance(self._model.offset_ns + count * STEP_NS)
-        self._show()
+        self._state, self._next = self._next, self._show()
 
-    def _show(self) -> None:
+    def _show(self) -> Mapping[str, dict[str, Json]]:
         moment = self._views.show()
-        for section in SECTIONS:
-            self._state[section] = getattr(moment, section)
         self._log.extend((moment.offset_ns, record) for record in moment.log)
+        return {section: getattr(moment, section) for section in SECTIONS}

@@ -30,6 +30,11 @@ def find_answer(switch: SimulatedSwitch, path: TablePath) -> Mapping[str, object
     return make(switch) if make else None
 
 
+def find_all(switch: SimulatedSwitch) -> dict[TablePath, Mapping[str, object]]:
+    """Return all tables of a switch."""
+    return {path: make(switch) for path, make in _TABLES.items()}
+
+
 def _counters(switch: SimulatedSwitch) -> dict[str, SonicRow]:
     return {name: _port_counters(port) for name, port in switch.ports.items()}
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from railscope.timestamps import SECOND_NS
 from railscope_agent.commands import load_settings
@@ -113,6 +114,21 @@ def test_counters_never_fall_while_nothing_is_reset():
             if now[name] < value and not name.startswith("outbound_pci_stalled")  # percentages
         }
         assert not fallen
+        before = now
+
+
+@given(st.lists(st.integers(20, 3000), min_size=1, max_size=20))
+def test_no_port_sends_faster_than_its_line_whenever_it_is_read(pauses_ms: list[int]):
+    """A counter that jumped at each step would show two steps between reads that are 1.1 s apart."""
+    timeline, at_ns = LiveTimeline(NODE, 0), 0
+    port = build_node_hardware(NODE.spec).ports[0]
+    path = f"/sys/class/infiniband/{port.rdma_device}/ports/1/counters/port_xmit_data"
+    before = int(timeline.result_at("files", path, 0))
+    for pause_ms in pauses_ms:
+        at_ns += pause_ms * 1_000_000
+        now = int(timeline.result_at("files", path, at_ns))
+        rate = 4 * (now - before) * 1000 / pause_ms
+        assert rate <= port.bytes_per_second * 1.0001
         before = now
 
 

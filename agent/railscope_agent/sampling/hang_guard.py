@@ -30,6 +30,7 @@ from railscope_agent.sampling.call_devices import (
     device_of_path,
 )
 from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.sampling.read_times import ReadTimes
 from railscope_agent.sampling.worker_thread import CallAbandonedError
 
 MAX_HUNG_CALLS = 24
@@ -83,6 +84,7 @@ class GuardedHost(HostWrapper):
         self._hung = hung
         self._time = time
         self._rosters = answer_rosters.Rosters()
+        self.read_times = ReadTimes()
         self._rejected: set[str] = set()
         """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
@@ -168,6 +170,8 @@ class GuardedHost(HostWrapper):
         """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
         if device in self._hung.by_device:
             self._reject(device)
+        if device not in self.read_times.by_device:
+            self.read_times.by_device[device] = self.clock.now().boot_ns
         # Kept in a local variable: `abandon` replaces the attribute while this call runs.
         running = self._running
         running.append((device, name, self._time.seconds()))

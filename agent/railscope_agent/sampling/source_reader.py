@@ -27,7 +27,9 @@ from railscope_agent.sampling import (
     row_builder,
     source,
 )
+from railscope_agent.sampling.hang_guard import GuardedHost
 from railscope_agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
+from railscope_agent.sampling.read_times import ReadTimes
 
 # New devices appear within a minute; a probe costs as much as many reads.
 REPROBE_NS = 60_000_000_000
@@ -71,6 +73,7 @@ class SourceReader:
         self.source = sampled_source
         self.reprobe_ns = reprobe_ns
         self._host = host
+        self._read_times = host.read_times if isinstance(host, GuardedHost) else ReadTimes()
         self._origin = origin
         self._meter = meter or ProcessMeter()
         self._inventory: probe_result.ProbeResult | None = None
@@ -99,6 +102,7 @@ class SourceReader:
                 probe = watch.lap()
             # Taken after the probe, which can take long, and before the read: a value is never older than its
             # timestamp.
+            self._read_times.by_device.clear()
             timestamp = self._host.clock.now()
             check = partial(self._checks.read, timestamp.boot_ns)
             table = row_builder.RowBuilder(self._width, check)
@@ -240,6 +244,7 @@ class SourceReader:
             # wire.
             b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons),
             events,
+            self._read_times.delays(self._schema, timestamp.boot_ns),
         )
 
 

@@ -87,7 +87,8 @@ class _Track:
     """Readings of one entity for one source of a curve, batch by batch."""
 
     times_ns: list[Times] = field(default_factory=list)
-    boot_ns: list[Times] = field(default_factory=list)
+    read_ns: list[Times] = field(default_factory=list)
+    """When the device was read, on the boot clock of the node."""
     values: list[Floats] = field(default_factory=list)
     codes: list[Codes] = field(default_factory=list)
     runs: list[Integers] = field(default_factory=list)
@@ -168,7 +169,7 @@ def _collect_tracks(
         for number, column in enumerate(batch.columns):
             track = tracks[column.key[0]].setdefault(column.key, _Track())
             track.times_ns.append(batch.times_ns)
-            track.boot_ns.append(batch.boot_ns)
+            track.read_ns.append(batch.boot_ns + batch.delays_ns[:, number])
             track.values.append((batch.values[:, number] * column.scale).astype(np.float64))
             track.codes.append(batch.codes[:, number])
             track.runs.append(run)
@@ -204,7 +205,7 @@ def _readings(track: _Track, source: CurveSource) -> tuple[Times, Floats, Codes]
     if not source.is_counter:
         return times_ns, values, codes
     # By the boot clock: receipts of envelopes are delayed by different times.
-    steps_ns = np.diff(np.concatenate(track.boot_ns)[order])
+    steps_ns = np.diff(np.concatenate(track.read_ns)[order])
     runs, increases = np.concatenate(track.runs)[order], np.diff(values)
     codes, before = codes[1:].copy(), codes[:-1]
     for applies, code in (

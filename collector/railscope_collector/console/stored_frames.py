@@ -43,6 +43,8 @@ class StoredBatch(Generic[ColumnT]):
     columns: Sequence[ColumnT]
     values: sheets.Integers
     codes: sheets.Codes
+    delays_ns: sheets.Integers
+    """Time from that of the row to the read of the column's device, shape (rows, columns)."""
 
 
 class FoundFrames(NamedTuple, Generic[ColumnT]):
@@ -97,8 +99,17 @@ class StoredFrames:
                 rows, positions = range(batch.rows), columns.positions
                 values = sheets.rows_at(batch, rows, positions, columns.width)
                 codes = sheets.reasons(batch, columns.width)[:, positions]
+                delays_ns = sheets.read_delays_ns(batch, columns.width)[:, positions]
                 batches.append(
-                    StoredBatch(envelope.run, times_ns, boot_ns, columns.columns, values, codes)
+                    StoredBatch(
+                        envelope.run,
+                        times_ns,
+                        boot_ns,
+                        columns.columns,
+                        values,
+                        codes,
+                        delays_ns,
+                    )
                 )
         return FoundFrames(batches, found, None in chosen.values())
 

@@ -24,7 +24,7 @@ from railscope_collector.diagnosis.devices import MAX_FACT, ClusterDevices
 from railscope_collector.diagnosis.quantities import DeviceKind, QuantityKind
 from railscope_collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from railscope_collector.diagnosis.step_period import TrafficTraces
-from railscope_collector.fleet.sheets import Codes, Integers, first_rows
+from railscope_collector.fleet.sheets import Codes, Integers, first_rows, read_delays_ns
 
 MAX_STEP_SECONDS = 60.0
 MAX_STREAMS_PER_NODE = 256
@@ -76,6 +76,8 @@ class _Stream:
     boot_ns: int = 0
     values: Integers | None = None
     present: _Flags | None = None
+    delays_ns: Integers | None = None
+    """Time from that of the row to the reads of the devices; None if none was read late."""
     is_waiting: bool = False
 
 
@@ -225,12 +227,16 @@ class _GroupReadings:
     pattern: stream_columns.ColumnPattern
     times_ns: Integers
     seconds: Floats
+    """Time from row to row."""
+    counted_seconds: Floats
+    """Time over which the counters advanced, by column if devices were read late, else with one column for all."""
     steps: Integers
     valid_steps: _Flags
     values: Integers
     codes: Codes | None
     last: Integers
     """The counters of the last rows."""
+    last_delays_ns: Integers | None
 
     @classmethod
     def from_batches(cls, group: Sequence[_NewBatch]) -> _GroupReadings:
@@ -253,6 +259,7 @@ class _GroupReadings:
         last = first[:, :counters] + steps.sum(axis=2)
         codes = _codes(batches, pattern)
         boot_ns = np.array([each.boot_ns for each in batches], np.int64)
+        delays_ns = _delays(group, pattern)
         valid = np.ones(steps.shape, np.bool_)
         before_ns = boot_ns[:, 0].copy()
         for number, new in enumerate(group):
@@ -269,20 +276,41 @@ class _GroupReadings:
             valid &= present
             valid[:, :, 1:] &= present[:, :, : rows - 1]
         seconds = np.diff(boot_ns, axis=1, prepend=before_ns[:, None]) / SECOND_NS
-        valid &= ((seconds > 0) & (seconds <= MAX_STEP_SECONDS))[:, None]
+        counted_seconds = seconds[:, None]
+        if delays_ns is not None:
+            counted_seconds = counted_seconds + np.diff(delays_ns, axis=2) / SECOND_NS
+        valid &= (counted_seconds > 0) & (counted_seconds <= MAX_STEP_SECONDS)
         valid &= steps >= 0
         times_ns = np.array([new.times_ns for new in group], np.int64)
-        return cls(pattern, times_ns, seconds, steps, valid, values, codes, last)
+        last_delays_ns = None if delays_ns is None else delays_ns[:, :, -1]
+        return cls(
+            pattern,
+            times_ns,
+            seconds,
+            counted_seconds,
+            steps,
+            valid,
+            values,
+            codes,
+            last,
+            last_delays_ns,
+        )
 
     def rows_of(self, part: stream_columns.ColumnSegments) -> tuple[Floats, _Flags, Floats]:
         """Return the values of segments by row, which of them are valid, and the weights of rows."""
         span, counters = part.span, self.pattern.counters
-        weights = np.ones(self.times_ns.shape)
+        weights = np.ones((1, 1, 1))
         codes = None if self.codes is None else self.codes[:, span]
         valid = np.ones((1, 1, 1), np.bool_) if codes is None else codes == PRESENT
         values: Integers | Codes
         if part.kind is QuantityKind.COUNTER:
-            values, valid, weights = self.steps[:, span], self.valid_steps[:, span], self.seconds
+            values, valid, weights = (
+                self.steps[:, span],
+                self.valid_steps[:, span],
+                self.counted_seconds,
+            )
+            if weights.shape[1] > 1:
+                weights = weights[:, span][:, part.starts]
         else:
             values = self.values[:, span.start - counters : span.stop - counters]
             if part.kind is QuantityKind.ABSENCE:
@@ -307,6 +335,8 @@ class _GroupReadings:
                 stream.values[:] = last
             codes = None if self.codes is None else self.codes[number, :counters, -1]
             stream.present = None if codes is None else codes == PRESENT
+            delays_ns = self.last_delays_ns
+            stream.delays_ns = None if delays_ns is None else delays_ns[number].copy()
 
 
 def _by_slot(
@@ -327,7 +357,9 @@ def _by_slot(
             yield (
                 first + distance,
                 np.einsum("bsr,br->bs", values, in_slot.astype(np.float64)),
-                np.einsum("bsr,br->bs", valid, weights * in_slot),
+                np.einsum(
+                    "bsr,bsr->bs", valid, np.broadcast_to(weights * in_slot[:, None], valid.shape)
+                ),
             )
 
 
@@ -347,6 +379,19 @@ def _with_shared_texts(entity: WireEntity) -> WireEntity:
     key = tuple(map(_shared, entity.key))
     facts = {name: _shared(text) for name, text in entity.facts.items()}
     return WireEntity(entity.kind, key, facts)
+
+
+def _delays(group: Sequence[_NewBatch], pattern: stream_columns.ColumnPattern) -> Integers | None:
+    """Return the delays of the reads of counters, first those of the rows before; None if there are none."""
+    if not any(new.batch.read_delays or new.stream.delays_ns is not None for new in group):
+        return None
+    counters = pattern.columns[: pattern.counters]
+    found = np.zeros((len(group), len(counters), group[0].batch.rows + 1), np.int64)
+    for number, new in enumerate(group):
+        if new.stream.delays_ns is not None:
+            found[number, :, 0] = new.stream.delays_ns
+        found[number, :, 1:] = read_delays_ns(new.batch, pattern.width)[:, counters].T
+    return found
 
 
 def _codes(batches: Sequence[Batch], pattern: stream_columns.ColumnPattern) -> Codes | None:

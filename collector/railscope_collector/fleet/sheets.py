@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from railscope.catalog.declare import ALL_ONES
 from railscope.reading import PRESENT, Absent
-from railscope.wire import BYTES_PER_VALUE, MAX_EVENT_NUMBER, Batch, WireError, WireEvent
+from railscope.timestamps import MICROSECOND_NS
+from railscope.wire import (
+    BYTES_PER_DELAY,
+    BYTES_PER_VALUE,
+    MAX_EVENT_NUMBER,
+    Batch,
+    WireError,
+    WireEvent,
+)
 from railscope_collector.fleet.schemas import SchemaLayout
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -45,6 +53,7 @@ def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
         and changed >> columns == 0
         and len(batch.steps) == count * (rows - 1) * BYTES_PER_VALUE
         and len(batch.reasons) in (0, columns, columns * rows)
+        and len(batch.read_delays) in (0, columns * rows * BYTES_PER_DELAY)
         and _are_timestamps(batch.wall_ns)
         and _are_timestamps(batch.boot_ns)
         and (batch.uncertainty_ns or 0) >= 0
@@ -131,6 +140,14 @@ def reasons(batch: Batch, columns: int) -> Codes:
         return np.zeros((batch.rows, columns), np.uint8)
     codes = np.frombuffer(batch.reasons, np.uint8)
     return np.broadcast_to(codes.reshape(-1, columns), (batch.rows, columns))
+
+
+def read_delays_ns(batch: Batch, columns: int) -> Integers:
+    """Return the time from each row's time to the read of each column's device, shape (rows, columns)."""
+    if not batch.read_delays:
+        return np.broadcast_to(np.int64(0), (batch.rows, columns))
+    delays_us = np.frombuffer(batch.read_delays, "<u4").reshape(-1, columns)
+    return delays_us.astype(np.int64) * MICROSECOND_NS
 
 
 def codes_of_last_rows(batches: Sequence[Batch], columns: int) -> Codes | None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from makers import SECOND, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
+from hypothesis import given, strategies as st
+from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
+from support.clock import ManualClock
+from support.machine import FakeHost
 
 from railscope.catalog import METRICS, nic
-from railscope.frame import Entity, Frame, Schema
+from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent
 from railscope.wire import WireSchema, schema_identity, to_wire_schema
+from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.sampling.hang_guard import GuardedHost, HungCalls
+from railscope_agent.sampling.read_times import MIN_DELAY_NS
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.rdma import RdmaSource
 from railscope_collector.console import node_history
 from railscope_collector.console.curves import HistoryCurve, TimeRange
 from railscope_collector.console.device_figures import GPU_FIGURES, NIC_FIGURES, NamedFigure
@@ -116,6 +125,53 @@ def test_counters_are_rates_between_two_readings(log: LogOfFrames) -> None:
     found = log.read(9)
     assert points(found["nic_sent"]) == [(n, 1000.0 * (2 * n - 1)) for n in range(1, 10)]
     assert set(found["ack_timeouts"].values.tolist()) == {1.0}
+
+
+LINE_RATE = 50_000_000_000
+OWN_DELAY_NS = 20_000_000
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 300_000_000), st.integers(0, OWN_DELAY_NS)),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_a_counter_at_line_rate_shows_the_line_rate_however_late_its_device_is_read(
+    delays_ns: list[tuple[int, int]],
+) -> None:
+    """The device before it answers late, and it takes up to 20 ms itself: the uncertainty of its times."""
+    clock = ManualClock(NodeTimestamp(START_WALL_NS, START_BOOT_NS))
+    host, delays = FakeHost(clock), [0, 0]
+
+    def answer(device: int) -> str:
+        clock.advance(delays[device] / SECOND)
+        sent_bytes = (clock.now().boot_ns - START_BOOT_NS) * LINE_RATE // SECOND
+        return f"{sent_bytes // 4}\n"
+
+    for device in range(2):
+        path = f"/sys/class/infiniband/mlx5_{device}/ports/1/counters/port_xmit_data"
+        host.files[path] = lambda device=device: answer(device)
+    guard = GuardedHost(host, HungCalls(), CallTime())
+    reader = SourceReader(RdmaSource(), guard, FrameOrigin("n1", "run-1", "boot-1"))
+    frames = []
+    with tempfile.TemporaryDirectory() as directory:
+        log = LogOfFrames(Path(directory))
+        for at, drawn in enumerate(delays_ns):
+            clock.advance(at - (clock.now().boot_ns - START_BOOT_NS) / SECOND)
+            delays[:] = drawn
+            frame = reader.run().frame
+            assert frame
+            frames.append(frame)
+        log.append(frames, len(frames))
+        found = log.read(len(frames))["nic_sent"].values
+        log.close()
+    assert len(found) == len(delays_ns) - 1
+    uncertainty_ns, interval_ns = MIN_DELAY_NS + OWN_DELAY_NS, SECOND - 300_000_000
+    assert found.tolist() == pytest.approx(
+        [LINE_RATE] * len(found), rel=uncertainty_ns / interval_ns
+    )
 
 
 def test_the_first_rate_of_a_period_uses_the_reading_before_it(log: LogOfFrames) -> None:
