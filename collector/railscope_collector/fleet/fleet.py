@@ -198,6 +198,7 @@ class Fleet:
                 self.touched.add(node.name)
                 # Other entities in the same shape: the previous frame cannot be the base of a rate.
                 row.schema, row.boot_ns, row.boot_id = schema, 0, ""
+                row.block.begin(row.index)
             return row
         if row:
             row.sheet.release(row.block, row.index)

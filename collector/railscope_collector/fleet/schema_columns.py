@@ -28,6 +28,7 @@ from railscope.frame import NO_RAIL
 from railscope.mig_profiles import count_memory_slices
 from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
+from railscope_collector.fleet import minute_window
 from railscope_collector.metering import counter_increments, units
 
 Positions: TypeAlias = npt.NDArray[np.intp]
@@ -58,6 +59,20 @@ def has_rate(metric: declare.Metric, entity: WireEntity) -> bool:
     return bool(metric.rollups) or is_of_jobs(metric, entity)
 
 
+def rate_columns(wire: WireSchema) -> dict[int, declare.Metric]:
+    """Return the metrics of the columns that views do not read as they are: counters, then averaged gauges."""
+    counters, averaged = {}, {}
+    for column, group, member in columns_of(wire):
+        metric, entity = METRICS.get(group.metric), wire.entities[member]
+        if metric is None:
+            continue
+        if has_rate(metric, entity):
+            counters[column] = metric
+        elif minute_window.is_averaged(metric) and entity.kind == metric.about.name:
+            averaged[column] = metric
+    return counters | averaged
+
+
 class ColumnOwner(NamedTuple):
     """Owner of a column: a GPU by its entity, or the GPU on a rail of the node."""
 
@@ -67,7 +82,7 @@ class ColumnOwner(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobColumns:
-    """The columns in order, each with its key and its owner; and the counters among them.
+    """The columns in order, each with its key and its owner; and the counters and averaged gauges among them.
 
     All schemas of one layout have the same.
     """
@@ -77,7 +92,7 @@ class JobColumns:
     owners: tuple[ColumnOwner, ...]
     owner_of: Positions
     counters: Positions
-    """Indices of counters in `columns`; `rates` has their positions among the counters with rates."""
+    """Indices of counters and averaged gauges in `columns`; `rates` has their positions among the rate columns."""
     rates: Positions
 
     def gpus(self, wire: WireSchema) -> tuple[str, ...]:
@@ -108,13 +123,11 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
     entity_rails = rails_of_entities(wire)
     owners: dict[ColumnOwner, int] = {}
     rows: list[tuple[int, ColumnKey, int, int]] = []
-    counters = -1
+    places = {column: number for number, column in enumerate(rate_columns(wire))}
     for column, group, member in columns_of(wire):
         metric, entity = METRICS.get(group.metric), wire.entities[member]
         if metric is None:
             continue
-        counts = has_rate(metric, entity)
-        counters += counts
         if not is_of_jobs(metric, entity):
             continue
         key = metric, part_of_key(entity)
@@ -122,18 +135,18 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
         owner = ColumnOwner(member) if is_gpu else ColumnOwner(rail=entity_rails[member])
         if owner != ColumnOwner():
             number = owners.setdefault(owner, len(owners))
-            rows.append((column, key, number, counters if counts else -1))
+            rows.append((column, key, number, places.get(column, -1)))
     if not rows:
         return None
     columns, keys, owner_of, rates = zip(*rows, strict=True)
-    places = np.array(rates, np.intp)
+    found = np.array(rates, np.intp)
     return JobColumns(
         np.array(columns, np.intp),
         keys,
         tuple(owners),
         np.array(owner_of, np.intp),
-        np.flatnonzero(places >= 0),
-        places[places >= 0],
+        np.flatnonzero(found >= 0),
+        found[found >= 0],
     )
 
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from railscope import catalog, device_names, envelopes, wire as wire_format
 from railscope.catalog.declare import Metric
 from railscope.catalog.gpu_health import GPU_HEALTH
-from railscope_collector.fleet import schema_columns, schema_files
+from railscope_collector.fleet import minute_window, schema_columns, schema_files
 from railscope_collector.fleet.schema_templates import (
     EncodedSchema,
     SchemaTemplates,
@@ -49,12 +49,19 @@ class SchemaLayout:
     `order` lists the columns that roll up, cell by cell; `starts` the start of each cell in it;
     `keys` the metric and part of each run of cells, `key_starts` the start of each run among the
     cells; `cell_rails` the rail of each cell. `counters` lists the counters with rates that views
-    read; `rated` their positions in `order`, and `rates` the counter of each of these.
+    read, `averaged` the gauges that views read as means, `rate_columns` both; `rated` their positions
+    in `order`, and `rates` the rate column of each of these.
     """
 
     stream: str
     columns: int
     counters: Positions
+    averaged: Positions
+    rate_columns: Positions
+    windowed: Positions
+    """Rate columns of which the last minute is shown."""
+    largest: npt.NDArray[np.bool_]
+    """True for those of which the largest share of a slot is shown."""
     narrow: npt.NDArray[np.bool_]
     max_rates: npt.NDArray[np.float64]
     """Highest rates of these counters in stored steps; infinity without one."""
@@ -128,13 +135,19 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
             starts.append(position)
             cell_rails.append(rail)
         previous = (number, part, rail)
-    positions = {column: number for number, column in enumerate(counters)}
+    rate_metrics = schema_columns.rate_columns(schema)
+    positions = {column: number for number, column in enumerate(rate_metrics)}
+    windowed = {
+        positions[column]: metric
+        for column, metric in rate_metrics.items()
+        if minute_window.is_windowed(metric)
+    }
     health = [
         each
         for each, group, _ in schema_columns.columns_of(schema)
         if group.metric == GPU_HEALTH.name
     ]
-    viewed.update(counters, health, (column for *_, column in cells))
+    viewed.update(rate_metrics, health, (column for *_, column in cells))
     is_viewed = np.zeros(column + 1, np.bool_)
     is_viewed[list(viewed)] = True
     rated = [(n, positions[column]) for n, (*_, column) in enumerate(cells) if column in positions]
@@ -142,6 +155,10 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         schema.stream,
         column + 1,
         np.array(counters, np.intp),
+        np.array(list(rate_metrics)[len(counters) :], np.intp),
+        np.array(list(rate_metrics), np.intp),
+        np.array(list(windowed), np.intp),
+        np.array([minute_window.shows_largest(each) for each in windowed.values()], np.bool_),
         np.array(narrow, np.bool_),
         np.array(max_rates, np.float64),
         np.array([column for *_, column in cells], np.intp),

@@ -27,6 +27,7 @@ from railscope.wire import (
     WireError,
     WireEvent,
 )
+from railscope_collector.fleet.minute_window import MinuteWindow
 from railscope_collector.fleet.schemas import SchemaLayout
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -178,7 +179,7 @@ Rates: TypeAlias = npt.NDArray[np.float64]
 
 
 class SheetBlock:
-    """A group of rows of one layout. `rates` holds the rate of each counter of views, NaN for none.
+    """A group of rows of one layout. `rates` holds what views show of each counter and averaged gauge, NaN for none.
 
     Columns that views read are a matrix. Most of the others are always zero, each node's own: of each
     row they are packed by `_pack`.
@@ -197,7 +198,8 @@ class SheetBlock:
         # Changed in place: new objects among those of envelopes would divide the free memory of thousands of nodes
         # into pieces of as many sizes, among which the allocator searches.
         self._packed_rows = [bytearray() for _ in range(rows)]
-        self._rates = np.zeros((rows, len(layout.counters)), np.float32)
+        self._rates = np.zeros((rows, len(layout.rate_columns)), np.float32)
+        self._window = MinuteWindow(rows, layout.largest)
         self._reasons: Codes | None = None
         """None while no value of any row is absent."""
 
@@ -229,7 +231,7 @@ class SheetBlock:
 
     @property
     def rates(self) -> npt.NDArray[np.float32]:
-        """Return the increments per second, shape (rows, counters)."""
+        """Return the increments per second, then the means of gauges, shape (rows, rate columns)."""
         self._sheet.write_pending()
         return self._rates
 
@@ -242,17 +244,19 @@ class SheetBlock:
     def rates_of(self, index: int) -> npt.NDArray[np.float32]:
         """Return the increments per second of the counters of one row."""
         self._sheet.write_row(self, index)
-        rates: npt.NDArray[np.float32] = self._rates[index]
+        rates: npt.NDArray[np.float32] = self._rates[index, : len(self.layout.counters)]
         return rates
 
     def set_rates(self, index: int, rates: Rates | npt.NDArray[np.float32], last_ns: int) -> None:
         """Set the increments per second and the freshness limit of one row, as they were elsewhere."""
         self._sheet.write_row(self, index)
-        self._rates[index], self.lasts_ns[index] = rates, last_ns
+        self._rates[index, : len(rates)], self.lasts_ns[index] = rates, last_ns
 
     def begin(self, index: int) -> None:
         """Initialize a row: it has no rates yet."""
+        self._sheet.write_row(self, index)
         self._rates[index] = np.nan
+        self._window.begin(index)
 
     def counters_at(self, rows: Positions) -> tuple[Integers, Codes | None]:
         """Return values and reasons of the counters of rows, pending batches not included."""
@@ -260,8 +264,17 @@ class SheetBlock:
         codes = None if self._reasons is None else self._reasons[rows, counters]
         return self._values[rows, self.layout.slots[counters]], codes
 
-    def write(self, rows: Positions, values: Integers, codes: Codes | None, rates: Rates) -> None:
+    def write(
+        self,
+        rows: Positions,
+        values: Integers,
+        codes: Codes | None,
+        rates: Rates,
+        times: RateTimes,
+    ) -> None:
         """Write rows; `codes` is None if no value is absent."""
+        if len(windowed := self.layout.windowed):
+            rates[:, windowed] = self._window.add(rows, *times, rates[:, windowed])
         self._values[rows], self._rates[rows] = values.take(self.layout.viewed, axis=1), rates
         if len(self.layout.packed_columns):
             for row, packed in zip(
@@ -292,6 +305,13 @@ def _pack(values: Integers) -> Iterator[bytes]:
     ends = (np.cumsum(np.count_nonzero(is_set, axis=1)) * size).tolist()
     for row, (start, end) in enumerate(pairwise([0, *ends])):
         yield head + bits[row * width : (row + 1) * width] + low_bytes[start:end]
+
+
+class RateTimes(NamedTuple):
+    """Times of the last rows on the boot clocks of their nodes, and those over which their counters increased."""
+
+    boot_ns: Integers
+    seconds: Rates
 
 
 class PendingBatch(NamedTuple):
@@ -373,12 +393,18 @@ class LayoutSheet:
         codes = codes_of_last_rows(batches, self.layout.columns)
         codes = self._reject_implausible(last, codes)
         places = _places(pending)
-        rates = self._rates(pending, places, first, last)
+        times = _rate_times(pending)
+        averaged = last.take(self.layout.averaged, axis=1).astype(np.float64)
+        rates = np.hstack([self._rates(pending, places, first, last, times.seconds), averaged])
         if codes is not None:
-            rates[codes.take(self.layout.counters, axis=1) != PRESENT] = np.nan
+            rates[codes.take(self.layout.rate_columns, axis=1) != PRESENT] = np.nan
         for block, numbers, rows in places:
             block.write(
-                rows, last[numbers], None if codes is None else codes[numbers], rates[numbers]
+                rows,
+                last[numbers],
+                None if codes is None else codes[numbers],
+                rates[numbers],
+                RateTimes(times.boot_ns[numbers], times.seconds[numbers]),
             )
 
     def _reject_implausible(self, last: Integers, codes: Codes | None) -> Codes | None:
@@ -402,15 +428,14 @@ class LayoutSheet:
         places: Sequence[_BlockPositions],
         first: Integers,
         last: Integers,
+        seconds: Rates,
     ) -> Rates:
         """Return rates of the counters relative to the row's content, or else to the batch's first row."""
         counters = self.layout.counters
         before, after = first.take(counters, axis=1), last.take(counters, axis=1)
-        since_ns = np.array([entry.since_ns or entry.batch.boot_ns[0] for entry in pending])
-        elapsed_ns = np.array([entry.batch.boot_ns[-1] for entry in pending]) - since_ns
         per_second = np.full(len(pending), np.nan)
         # Without elapsed time there is no rate: NaN, and not infinity.
-        np.divide(_NS, elapsed_ns, out=per_second, where=elapsed_ns > 0)
+        np.divide(1.0, seconds, out=per_second, where=seconds > 0)
         unknown = self._write_bases(pending, places, before)
         steps = after - before
         rates: Rates = steps * per_second[:, np.newaxis]
@@ -443,6 +468,12 @@ class LayoutSheet:
                 codes = reasons_of(entry.batch, 0, self.layout.columns)
                 found.append((np.array([number]), codes[np.newaxis, self.layout.counters]))
         return found
+
+
+def _rate_times(pending: Sequence[PendingBatch]) -> RateTimes:
+    since_ns = np.array([entry.since_ns or entry.batch.boot_ns[0] for entry in pending])
+    boot_ns = np.array([entry.batch.boot_ns[-1] for entry in pending])
+    return RateTimes(boot_ns, (boot_ns - since_ns) / _NS)
 
 
 _BlockPositions: TypeAlias = tuple[SheetBlock, Positions, Positions]
