@@ -12,9 +12,9 @@ _HISSING = ("s", "x", "ch", "sh")
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _WORDS = ((0.95, "certain"), (0.6, "likely"))
 _SYMBOLS = {
-    "watts": "W", "celsius": "°C", "hertz": "Hz", "bytes": "B", "bytes per second": "B/s", "per second": "/s",
+    "watts": "W", "celsius": "°C", "hertz": "Hz", "bytes": "B", "bytes per second": "b/s", "per second": "/s",
 }  # fmt: skip
-"""Symbols of units, by their name in words."""
+"""Symbols of units, by their name in words. Traffic is read in bits, as the speeds of ports and links are."""
 COUNTED = frozenset({"CPUs", "errors", "events", "frames", "nodes", "packets"})
 """Units that are nouns."""
 _UNIT_OF_NAME = {
@@ -82,6 +82,8 @@ def quantity(value: float | None, unit: str = "") -> str:
         return percent(value)
     if unit == "seconds":
         return duration(value)
+    if unit == "bytes per second":
+        value *= 8
     scale = 1.0, ""
     if unit != "celsius":
         # From 999.5 on, three digits are the next prefix's 1.

@@ -18,9 +18,10 @@ from railscope.catalog import Metric, MetricKind, MetricUnit, Rollup, derived_me
 from railscope_dashboards.promql import expand, metric_named, metrics_in, problems
 
 COUNT = "short"
+_BYTES_PER_SECOND = "Bps"
 UNITS: Mapping[MetricUnit, str] = {
     MetricUnit.BYTES: "bytes",
-    MetricUnit.BYTES_PER_SECOND: "Bps",
+    MetricUnit.BYTES_PER_SECOND: _BYTES_PER_SECOND,
     MetricUnit.SECONDS: "s",
     MetricUnit.RATIO: "percentunit",
     MetricUnit.WATTS: "watt",
@@ -33,7 +34,7 @@ UNITS: Mapping[MetricUnit, str] = {
     MetricUnit.HERTZ: "hertz",
 }
 RATE_UNITS: Mapping[MetricUnit, str] = {
-    MetricUnit.BYTES: "Bps",
+    MetricUnit.BYTES: _BYTES_PER_SECOND,
     MetricUnit.SECONDS: "percentunit",
     MetricUnit.JOULES: "watt",
     MetricUnit.PACKETS: "pps",
@@ -55,6 +56,12 @@ class Query:
     unit: str
     legend: str = ""
     metrics: tuple[Metric, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Show traffic in bits, as the speeds of ports and links; metrics count bytes."""
+        if self.unit == _BYTES_PER_SECOND:
+            object.__setattr__(self, "unit", "bps")
+            object.__setattr__(self, "expression", f"8 * ({self.expression})")
 
     def with_name(self, name: str) -> Query:
         """Name the query, to distinguish it from others in a panel."""

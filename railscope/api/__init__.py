@@ -47,6 +47,7 @@ class Gpu(msgspec.Struct, frozen=True):
     """Open incidents whose cause is elsewhere."""
     age_seconds: float | None = None
     utilization_ratio: float | None = None
+    """Mean of the last minute, as is traffic; of the shares of pauses it is the largest of ten seconds."""
     power_watts: float | None = None
     temperature_celsius: float | None = None
     memory_used_bytes: float | None = None
@@ -195,6 +196,7 @@ class Rail(msgspec.Struct, frozen=True):
     victims: int = 0
     """Healthy cells that are victims of an incident elsewhere; `healthy` includes them."""
     mean_utilization_ratio: float | None = None
+    """Mean of the last minute, as are traffic and marked packets; of the shares of pauses it is the largest of ten seconds."""
     max_temperature_celsius: float | None = None
     power_watts: float | None = None
     ports_up: float | None = None

@@ -32,6 +32,26 @@ _RATE_UNITS = {
 }
 
 
+def is_averaged(metric: Metric) -> bool:
+    """True for a gauge that views show as its mean of the last minute."""
+    return metric.name == "railscope_gpu_utilization_ratio"
+
+
+def is_of_last_minute(metric: Metric) -> bool:
+    """True for a metric of which views show the last minute: traffic, pauses and busy time."""
+    of_port = metric.about.outermost in {NIC, RDMA_PORT}
+    return is_averaged(metric) or (metric.kind is MetricKind.COUNTER and of_port)
+
+
+def shows_largest(metric: Metric) -> bool:
+    """True for a counter of time of which views show the largest share of ten seconds in the last minute."""
+    return (
+        is_of_last_minute(metric)
+        and metric.kind is MetricKind.COUNTER
+        and Rollup.MAX in metric.rollups
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DerivedMetric:
     """A roll-up of a declared metric over a scope; `metric` is the declaration of the result."""
@@ -117,6 +137,7 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         unit=MetricUnit.NONE if is_count else unit,
         scale=Fraction(1) if is_count else source.scale,
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}."
+        + ("" if is_count else _window_text(source))
         + (" Absent at zero." if source.sparse else "")
         + (
             f" Nodes with {source.not_rolled_up_with} are left out."
@@ -127,3 +148,9 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         detail=BASIC,
         sparse=source.sparse,
     )
+
+
+def _window_text(source: Metric) -> str:
+    if shows_largest(source):
+        return " The largest share of ten seconds in the last minute counts."
+    return " Means of the last minute." if is_of_last_minute(source) else ""

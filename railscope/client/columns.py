@@ -175,15 +175,15 @@ LISTINGS: Mapping[str, Listing] = {
             NODE       node                       name
             GPU        index                      name
             STATE      state                      state
-            BUSY       utilization_ratio          ratio
+            BUSY 1min  utilization_ratio          ratio
             RAIL       rail                       number
             NIC        nics                       text
             HOLDER     holders                    text
             REASON     reason                     sentence
             POWER      power_watts                watts      wide
             TEMP       temperature_celsius        celsius    wide
-            IN Gb/s    receive_bytes_per_second   gigabits   wide
-            OUT Gb/s   transmit_bytes_per_second  gigabits   wide
+            IN Gb/s 1min   receive_bytes_per_second   gigabits   wide
+            OUT Gb/s 1min  transmit_bytes_per_second  gigabits   wide
             MEMORY GB  memory_used_bytes          gigabytes  wide
             UNCLAIMED  unclaimed_processes        number     wide
             AGE        age_seconds                age        wide
@@ -217,11 +217,11 @@ LISTINGS: Mapping[str, Listing] = {
             UNKNOWN   unknown                    number
             DEGRADED  degraded                   number
             HEALTHY   healthy                    number
-            PAUSED    max_paused_ratio           ratio
-            PAUSING   max_pausing_ratio          ratio
-            BUSY      mean_utilization_ratio     ratio
-            IN Gb/s   receive_bytes_per_second   gigabits  wide
-            OUT Gb/s  transmit_bytes_per_second  gigabits  wide
+            PAUSED 1min max   max_paused_ratio           ratio
+            PAUSING 1min max  max_pausing_ratio          ratio
+            BUSY 1min         mean_utilization_ratio     ratio
+            IN Gb/s 1min      receive_bytes_per_second   gigabits  wide
+            OUT Gb/s 1min     transmit_bytes_per_second  gigabits  wide
             HOTTEST   max_temperature_celsius    celsius   wide
             POWER     power_watts                watts     wide
             PORTS UP  ports_up                   number    wide
@@ -238,7 +238,7 @@ LISTINGS: Mapping[str, Listing] = {
             GPUS         gpus              number
             NODES        nodes             number  wide
             RUNTIME      runtime_seconds   age
-            BUSY         busy              ratio
+            BUSY 1min    busy              ratio
             STEP         step              age
             REASON       reason            sentence
             SLOWEST GPU  stragglers        text    wide

@@ -42,8 +42,9 @@ class PhasedNode:
                 nic.GLOBAL_PAUSE_SENT_TIME: self.paused_us,
             }
             row = [values[metric] for metric, _ in SCHEMA.columns]
-            changes = dict(first_boot_ns=at, last_boot_ns=at, timestamp_ns=at)
-            self.fleet.apply(update("n", LAYOUT, row, row, **changes))
+            self.fleet.apply(
+                update("n", LAYOUT, row, row, first_boot_ns=at, last_boot_ns=at, timestamp_ns=at)
+            )
 
     def shown(self) -> dict[str, float]:
         row = self.fleet.nodes["n"].rows["test"]

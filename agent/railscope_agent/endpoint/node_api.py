@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -36,6 +37,10 @@ _RECEIVED, _SENT = (
     METRICS["railscope_nic_transmit_bytes_total"],
 )
 _HEALTH, _REASON = METRICS["railscope_gpu_health"], METRICS["railscope_gpu_health_reason_active"]
+_UTILIZATION = _GPU_VALUES["utilization_ratio"]
+_AVERAGED = frozenset({_RECEIVED, _SENT, _UTILIZATION})
+_RECENT_NS, _MAX_RECENT = 60 * SECOND_NS, 60
+"""Requests of the last minute that count."""
 _CLAIMED, _UNCLAIMED = (
     METRICS["railscope_gpu_claimed_ratio"],
     METRICS["railscope_gpu_unclaimed_processes"],
@@ -56,12 +61,11 @@ _SHOWN = frozenset(
 
 
 class NodeApi:
-    """Makes the documents from the latest frames. Rates are those since the reading before."""
+    """Makes the documents from the latest frames. Traffic and busy time are means over the requests of the last minute."""
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._counted: dict[Any, tuple[int, float]] = {}
-        self._rates: dict[Any, float] = {}
+        self._recent: dict[Any, deque[tuple[int, float]]] = {}
 
     def document(self, path: str, statuses: Sequence[SourceState], now_ns: int) -> bytes:
         """Return the document at a path, as JSON; of frames that are not fresh, only the names of GPUs are used."""
@@ -93,11 +97,10 @@ class NodeApi:
                 if metric is _REASON and reading == 1:
                     reasons[entity.key[0]].append(entity.key[1])
                 elif not isinstance(reading, Absent):
-                    values[metric, entity.key[0]] = float(reading * metric.scale)
-                    if metric in {_RECEIVED, _SENT}:
-                        self._count(
-                            (metric, entity.key[0]), frame.timestamp.boot_ns, float(reading)
-                        )
+                    key, value = (metric, entity.key[0]), float(reading * metric.scale)
+                    values[key] = value
+                    if metric in _AVERAGED:
+                        self._add_recent(key, frame.timestamp.boot_ns, value)
         nics = {
             each["rail"]: name for name, each in reversed(facts["nic"].items()) if each.get("rail")
         }
@@ -115,11 +118,11 @@ class NodeApi:
         link_up = values.get(
             (_LINK_UP, nic), values.get((_PORT_UP, facts["nic"].get(nic, {}).get("rdma_device")))
         )
-        rates = [
-            self._rates.get(key) if key in values else None
-            for key in ((_RECEIVED, nic), (_SENT, nic))
-        ]
+        received, sent = (
+            self._rate(key) if key in values else None for key in ((_RECEIVED, nic), (_SENT, nic))
+        )
         unclaimed, claimed = values.get((_UNCLAIMED, uuid)), values.get((_CLAIMED, uuid))
+        busy = (_UTILIZATION, uuid)
         health = _HEALTH.states.get(int(values.get((_HEALTH, uuid), 0)), "unknown")
         return api.Gpu(
             uuid,
@@ -136,19 +139,33 @@ class NodeApi:
             unclaimed_processes=None if unclaimed is None else round(unclaimed),
             holders=(api.Holder("", "", "", claimed),) if claimed else (),
             use=_use(claimed, unclaimed),
-            receive_bytes_per_second=rates[0],
-            transmit_bytes_per_second=rates[1],
-            **{name: values.get((metric, uuid)) for name, metric in _GPU_VALUES.items()},
+            receive_bytes_per_second=received,
+            transmit_bytes_per_second=sent,
+            **{name: values.get((metric, uuid)) for name, metric in _GPU_VALUES.items()}
+            | ({"utilization_ratio": self._mean(busy)} if busy in values else {}),
         )
 
-    def _count(self, key: Any, boot_ns: int, count: float) -> None:
-        """Compute the rate of a counter from two frames."""
-        before_ns, before = self._counted.get(key, (boot_ns, count))
-        if count < before:  # it was reset
-            self._rates.pop(key, None)
-        elif boot_ns > before_ns:
-            self._rates[key] = (count - before) / ((boot_ns - before_ns) / SECOND_NS)
-        self._counted[key] = boot_ns, count
+    def _add_recent(self, key: Any, boot_ns: int, value: float) -> None:
+        """Add a reading to those of the last minute."""
+        recent = self._recent.setdefault(key, deque(maxlen=_MAX_RECENT))
+        if recent and key[0] is not _UTILIZATION and value < recent[-1][1]:
+            recent.clear()  # the counter was reset
+        if not recent or boot_ns > recent[-1][0]:
+            recent.append((boot_ns, value))
+        while boot_ns - recent[0][0] > _RECENT_NS:
+            recent.popleft()
+
+    def _rate(self, key: Any) -> float | None:
+        """Return the rate of a counter; None before the second request."""
+        recent = self._recent.get(key)
+        if recent is None or len(recent) < 2:  # noqa: PLR2004 - a rate needs two readings
+            return None
+        (from_ns, before), (to_ns, after) = recent[0], recent[-1]
+        return (after - before) / ((to_ns - from_ns) / SECOND_NS)
+
+    def _mean(self, key: Any) -> float | None:
+        recent = self._recent.get(key)
+        return fmean(value for _, value in recent) if recent else None
 
 
 def _use(claimed: float | None, unclaimed: float | None) -> str:

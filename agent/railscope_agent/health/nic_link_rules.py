@@ -19,6 +19,8 @@ ROLES = frozenset({"compute", "storage"})
 MIN_EVIDENCE = 2
 MAX_NAMES = 16
 LOW_SPEED = 0.9
+_GIGABITS = 8e-9
+"""Traffic is read in bits, as the speeds of links are."""
 RELOAD_SHARE = 0.7
 """Share of the peers; if as many links went down, the driver was loaded again or a switch restarted."""
 BIT_ERRORS = s.PeerLimit(s.bit_errors, "bit error ratio {}", ".1e", 1e-6, 30.0, 1e-5)
@@ -206,12 +208,13 @@ def _has_degraded_path(facts: health_facts.HealthFacts) -> bool:
 
 def _describe_path(facts: health_facts.HealthFacts) -> str:
     now, limit = (
-        s.value(facts, metric) * 1e-9 for metric in (pcie.PCIE_PATH_BANDWIDTH, pcie.PCIE_PATH_LIMIT)
+        s.value(facts, metric) * _GIGABITS
+        for metric in (pcie.PCIE_PATH_BANDWIDTH, pcie.PCIE_PATH_LIMIT)
     )
     lanes = s.known_signal(facts, s.value_of(pcie.PCIE_WIDTH))
     speed = s.known_signal(facts, s.value_of(pcie.PCIE_SPEED))
     link = f", the NIC's link {lanes:.0f} lanes at {speed * 1e-9:g} GT/s" if lanes and speed else ""
-    return f"{now:.3g} of {limit:.3g} GB/s{link}"
+    return f"{now:.3g} of {limit:.3g} Gb/s{link}"
 
 
 def _path_limit(facts: health_facts.HealthFacts) -> float:
@@ -227,7 +230,7 @@ def _has_low_path(facts: health_facts.HealthFacts) -> bool:
 
 def _describe_low_path(facts: health_facts.HealthFacts) -> str:
     usual = s.usual(facts, _path_limit) or 0.0
-    return f"{_path_limit(facts) * 1e-9:.3g} GB/s at most, peers {usual * 1e-9:.3g} GB/s"
+    return f"{_path_limit(facts) * _GIGABITS:.3g} Gb/s at most, peers {usual * _GIGABITS:.3g} Gb/s"
 
 
 def _errors(facts: health_facts.HealthFacts, severity: str) -> int:

@@ -21,14 +21,14 @@ from railscope_collector.switches import link_ends
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_ROLLUPS = 20, 10, 200
 _CLOCK = "railscope_gpu_clock_hertz"
 COLUMNS: Mapping[str, str] = {
-    "utilization_ratio": "Utilization",
+    "utilization_ratio": "Busy, 1 min mean",
     "power_watts": "Power",
     "temperature_celsius": "Temperature",
     "thermal_throttle_ratio": "Thermal throttling",
-    "transmit_bytes_per_second": "Sent",
-    "receive_bytes_per_second": "Received",
-    "paused_ratio": "Paused",
-    "pausing_ratio": "Pauses its switch",
+    "transmit_bytes_per_second": "Sent, 1 min mean",
+    "receive_bytes_per_second": "Received, 1 min mean",
+    "paused_ratio": "Paused, 1 min max",
+    "pausing_ratio": "Pauses its switch, 1 min max",
 }
 """Readings of a GPU and of the NICs on its rail, with their heads."""
 LIST_COLUMNS = {
@@ -37,15 +37,15 @@ LIST_COLUMNS = {
 }
 """Readings in a list of GPUs; all of them would not fit a screen."""
 RAIL_COLUMNS: Mapping[str, str] = {
-    "mean_utilization_ratio": "GPU utilization",
+    "mean_utilization_ratio": "GPUs busy, 1 min mean",
     "max_temperature_celsius": "Temperature (max)",
     "power_watts": "Power",
     "ports_up": "Ports up",
-    "transmit_bytes_per_second": "Sent",
-    "receive_bytes_per_second": "Received",
-    "max_paused_ratio": "Paused (max)",
-    "max_pausing_ratio": "Pausing (max)",
-    "marked_packets_per_second": "Marked packets",
+    "transmit_bytes_per_second": "Sent, 1 min mean",
+    "receive_bytes_per_second": "Received, 1 min mean",
+    "max_paused_ratio": "Paused, 1 min max",
+    "max_pausing_ratio": "Pausing, 1 min max",
+    "marked_packets_per_second": "Marked packets, 1 min mean",
 }
 
 
@@ -112,9 +112,10 @@ class DevicePages:
             ports: dict[str, link_ends.Port] = {
                 link.nic[1]: link.port for link in links if link.nic[0] == name
             }
+            is_fresh = self.api.gpus.newest().fresh.get(name)
             shown = {
                 "columns": COLUMNS,
-                "absence": absence,
+                "absence": absence if is_fresh else lambda *_: "stale",
                 "sm_clock": sm_clock,
                 "ports": ports,
                 "incidents": incident_pages.documents_of(urgent),

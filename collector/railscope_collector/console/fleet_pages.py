@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -31,7 +30,6 @@ from railscope_collector.views import cluster_load
 
 MAX_WORST, MAX_EVENTS, MAX_NAMED = 20, 20, 10
 MAX_VALUES = 300
-_RECENT_NS = 5 * 60 * SECOND_NS
 _SPARK_WIDTH = 100
 _SIMULATED_AGENTS = derived_name(REPLAY_MEMORY, "cluster", Rollup.COUNT)
 
@@ -58,9 +56,9 @@ class RunningLoad(msgspec.Struct, frozen=True):
     mean_utilization_ratio: float | None
     power_watts: float | None
     transmit_bytes_per_second: float | None
-    """Mean of five minutes, over all rails."""
+    """Mean of the last minute, over all rails."""
     max_pause_ratio: float | None
-    """Largest share of time in which a NIC was paused or paused its switch, in five minutes."""
+    """Largest share of time in which a NIC was paused or paused its switch, in the last minute."""
     gpu_hours_today: float | None
     """GPU time held since midnight (UTC)."""
     curves: dict[str, curves.ThinnedCurve]
@@ -263,17 +261,12 @@ def _load(views: view_refresh.CollectorViews) -> RunningLoad:
     points = views.load or (cluster_load.ClusterLoad(views.timestamp_ns),)
     newest = points[-1]
     to_ns = newest.timestamp_ns
-    recent = [each for each in points if each.timestamp_ns > to_ns - _RECENT_NS]
-    traffic, pauses = (
-        [value for each in recent if (value := getattr(each, name)) is not None]
-        for name in ("transmit_bytes_per_second", "max_pause_ratio")
-    )
     period = curves.TimeRange(to_ns - cluster_load.HISTORY_NS, to_ns)
     return RunningLoad(
         newest.mean_utilization_ratio,
         newest.power_watts,
-        fmean(traffic) if traffic else None,
-        max(pauses, default=None),
+        newest.transmit_bytes_per_second,
+        newest.max_pause_ratio,
         newest.gpu_hours_today,
         {name: _spark(points, name, period) for name in newest._fields[1:]},
         period,

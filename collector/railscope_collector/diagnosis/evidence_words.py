@@ -142,8 +142,6 @@ def _value_text(signal: str, unit: str, value: float) -> str:
     if unit == _STATE and signal in QUANTITIES:
         states = METRICS[QUANTITIES[signal].metric].states
         return states.get(int(value), "unknown").replace("_", " ")
-    if signal == "link_speed":
-        return figures.quantity(8 * value, "b/s")
     return figures.quantity(value, "" if unit in figures.COUNTED else unit)  # the words contain it
 
 

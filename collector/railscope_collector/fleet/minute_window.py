@@ -12,9 +12,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from railscope.catalog.declare import Metric, MetricKind, Rollup
-from railscope.catalog.entities import NIC, RDMA_PORT
-from railscope.catalog.gpu import GPU_UTILIZATION
 from railscope.timestamps import SECOND_NS
 
 SLOTS = 6
@@ -27,22 +24,6 @@ _MIN_SLOT_SECONDS = SLOT_NS / SECOND_NS / 2
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Positions: TypeAlias = npt.NDArray[np.intp]
-
-
-def is_averaged(metric: Metric) -> bool:
-    """True for a gauge that is shown as its mean of the last minute."""
-    return metric is GPU_UTILIZATION
-
-
-def is_windowed(metric: Metric) -> bool:
-    """True for a gauge or a counter whose readings of the last minute are shown."""
-    of_port = metric.about.outermost in {NIC, RDMA_PORT}
-    return is_averaged(metric) or (metric.kind is MetricKind.COUNTER and of_port)
-
-
-def shows_largest(metric: Metric) -> bool:
-    """True for a counter of time of which the largest share of a slot is shown."""
-    return metric.kind is MetricKind.COUNTER and Rollup.MAX in metric.rollups
 
 
 class MinuteWindow:

@@ -21,14 +21,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from railscope.catalog import KINDS, METRICS, account, agent, declare
+from railscope.catalog import KINDS, METRICS, account, agent, declare, rollup
 from railscope.catalog.entities import GPU as GPU_ENTITY
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
 from railscope.mig_profiles import count_memory_slices
 from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
-from railscope_collector.fleet import minute_window
 from railscope_collector.metering import counter_increments, units
 
 Positions: TypeAlias = npt.NDArray[np.intp]
@@ -68,7 +67,7 @@ def rate_columns(wire: WireSchema) -> dict[int, declare.Metric]:
             continue
         if has_rate(metric, entity):
             counters[column] = metric
-        elif minute_window.is_averaged(metric) and entity.kind == metric.about.name:
+        elif rollup.is_averaged(metric) and entity.kind == metric.about.name:
             averaged[column] = metric
     return counters | averaged
 

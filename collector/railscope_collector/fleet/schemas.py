@@ -27,9 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope import catalog, device_names, envelopes, wire as wire_format
+from railscope.catalog import rollup
 from railscope.catalog.declare import Metric
 from railscope.catalog.gpu_health import GPU_HEALTH
-from railscope_collector.fleet import minute_window, schema_columns, schema_files
+from railscope_collector.fleet import schema_columns, schema_files
 from railscope_collector.fleet.schema_templates import (
     EncodedSchema,
     SchemaTemplates,
@@ -140,7 +141,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
     windowed = {
         positions[column]: metric
         for column, metric in rate_metrics.items()
-        if minute_window.is_windowed(metric)
+        if rollup.is_of_last_minute(metric)
     }
     health = [
         each
@@ -158,7 +159,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         np.array(list(rate_metrics)[len(counters) :], np.intp),
         np.array(list(rate_metrics), np.intp),
         np.array(list(windowed), np.intp),
-        np.array([minute_window.shows_largest(each) for each in windowed.values()], np.bool_),
+        np.array([rollup.shows_largest(each) for each in windowed.values()], np.bool_),
         np.array(narrow, np.bool_),
         np.array(max_rates, np.float64),
         np.array([column for *_, column in cells], np.intp),

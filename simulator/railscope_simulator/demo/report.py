@@ -27,13 +27,13 @@ from railscope_simulator.demo.faults import FaultChange
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
 _RAIL = (
-    ("GPU busy", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
+    ("GPU busy 1min", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
     ("power", "railscope_rail_sum_gpu_power_watts", 1, "{:.0f} W"),
     ("hottest", "railscope_rail_max_gpu_temperature_celsius", 1, "{:.0f} C"),
-    ("in", "railscope_rail_sum_nic_receive_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
-    ("out", "railscope_rail_sum_nic_transmit_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
-    ("paused", "railscope_rail_max_nic_receive_pfc_pause_ratio", 100, "{:.2f} %"),
-    ("pausing", "railscope_rail_max_nic_transmit_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("in 1min", "railscope_rail_sum_nic_receive_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
+    ("out 1min", "railscope_rail_sum_nic_transmit_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
+    ("paused 1min max", "railscope_rail_max_nic_receive_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("pausing 1min max", "railscope_rail_max_nic_transmit_pfc_pause_ratio", 100, "{:.2f} %"),
     ("marked/s", "railscope_rail_sum_rdma_ecn_marked_packets_per_second", 1, "{:.0f}"),
     ("CNP/s", "railscope_rail_sum_rdma_congestion_notifications_handled_per_second", 1, "{:.0f}"),
 )
@@ -68,7 +68,7 @@ def _load(views: Mapping[str, Any]) -> str:
         values.get(f"railscope_cluster_{name}", 0)
         for name in ("sum_gpu_power_watts", "mean_gpu_utilization_ratio")
     )
-    return f"{100 * busy:.0f} % busy  {watts / 1000:.1f} kW"
+    return f"{100 * busy:.0f} % busy 1min  {watts / 1000:.1f} kW"
 
 
 def _rails(rows: Iterable[dict[str, Any]]) -> str:
@@ -89,7 +89,7 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
 
 def _pause(values: dict[str, float]) -> float:
     """Largest percentage of a rail's time lost to pauses, rounded to suppress noise."""
-    names = (metric for head, metric, *_ in _RAIL if head in {"paused", "pausing"})
+    names = (metric for head, metric, *_ in _RAIL if head.startswith("paus"))
     return round(100 * max(values.get(metric, 0.0) for metric in names))
 
 

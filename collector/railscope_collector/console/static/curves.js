@@ -21,6 +21,7 @@
   const format = (value, unit, symbol = "") => {
     if (value === null || value === undefined) return "–";
     if (unit === "ratio") return `${Number((value * 100).toPrecision(3))} %`;
+    if (unit === "bytes per second") value *= 8;  // read in bits, as the speeds of ports are
     const [size, prefix] = unit === "celsius" ? [1, ""] : PREFIXES.find(([each]) => Math.abs(value) >= each) ?? [1, ""];
     return `${Number((value / size).toPrecision(4))} ${prefix}${symbol}`.trim();
   };
