@@ -168,7 +168,8 @@ async def test_with_anonymous_reading_the_overview_needs_no_sign_in(tmp_path: Pa
     ):
         page = await reader.get("/")
         assert page.status == 200
-        assert "1 node: 1 unknown; nothing has been diagnosed" in page.text
+        assert "UNKNOWN: 1 node: 1 unknown" in page.text
+        assert "Unknown: incidents: nothing has been diagnosed yet" in page.text
         assert "Incidents are unknown" in page.text
         assert "all ok" not in page.text
         assert "Sign in" in page.text
