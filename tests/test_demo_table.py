@@ -87,8 +87,8 @@ def test_the_summary_states_what_became_of_each_fault() -> None:
         screen.draw(views(*found), NoLinks(), NOTES)
     end = faults[-1].seconds + 1
     assert screen.summary(5, end, good=True) == (
-        "SUMMARY: 5 nodes ran. 5 faults began: 2 found as incidents, 2 just before the end, "
-        "1 with an alert only, by design. All checks passed."
+        "SUMMARY: 5 nodes ran. 5 faults began: 2 found as incidents, 1 with an alert only, "
+        "by design, 2 just before the end. All checks passed."
     )
     missed = f"2 NOT FOUND: {hot.name} on {hot.node}, {link.name} on {link.node}. "
     assert missed in screen.summary(5, end + 1000, good=True)

@@ -196,14 +196,24 @@ class DemoScreen:
 
     def _outcomes(self, seconds: float) -> Iterator[str]:
         """Yield what became of the faults."""
-        found, counts, missed = self._causes.copy(), Counter[str](), []
+        found, counts = self._causes.copy(), Counter[str]()
+        others: list[FaultChange] = []
         for change in self.faults:
-            fault, key = change.fault, (change.fault.incident, change.fault.node)
-            if found[key]:
-                found[key] -= 1
+            fault = change.fault
+            if found[fault.incident, fault.node]:
+                found[fault.incident, fault.node] -= 1
                 counts["found as incidents"] += 1
             elif not fault.incident:
                 counts["with an alert only, by design"] += 1
+            else:
+                others.append(change)
+        missed = []
+        for change in others:
+            fault = change.fault
+            other = next((key for key in +found if key[1] == fault.node), None)
+            if other:
+                found[other] -= 1
+                counts["found as another incident"] += 1
             elif change.seconds + fault.within_seconds > seconds:
                 counts["just before the end"] += 1
             else:
