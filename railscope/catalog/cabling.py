@@ -16,11 +16,11 @@ TRANSCEIVER_BIAS = _EEPROM.gauge("railscope_nic_transceiver_bias_amperes", "Bias
 TRANSCEIVER_TEMPERATURE_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_temperature_threshold_celsius", "Temperature at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.MILLI, detail=declare.BASIC)
 TRANSCEIVER_RECEIVE_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_receive_power_threshold_watts", "Received power at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.NANO, detail=declare.BASIC)
 TRANSCEIVER_TRANSMIT_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_threshold_watts", "Sent power at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.NANO)
-TRANSCEIVER_EVENT = declare.EventClass("nic_transceiver_changed", entities.NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"))
+TRANSCEIVER_EVENT = declare.EventClass("nic_transceiver_changed", entities.NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"), judged_by="transceiver_threshold")
 
 ADDRESS_INFO = declare.MetricTable(entities.NIC_ADDRESS, origin="/sys/class/net/<interface>/address, bonding_slave/perm_hwaddr").info("railscope_nic_address_info", "MAC address of this NIC, by which switches name it, and its permanent one where it differs, as for members of a bond.")
 
 # Neighbours --------------------------------------------------------------------------------------
 NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into, and the settings that the port announces (DCBX).", about=entities.NIC_NEIGHBOUR)
 NEIGHBOUR_KNOWN = _LLDP.gauge("railscope_nic_neighbour_known", "1 if the neighbour of an interface with a carrier is known, 0 otherwise.")
-NEIGHBOUR_EVENT = declare.EventClass("nic_neighbour_changed", entities.NIC, "warning", "An interface is plugged into another switch port than before.", _LLDP.origin, ("before", "after"))
+NEIGHBOUR_EVENT = declare.EventClass("nic_neighbour_changed", entities.NIC, "warning", "An interface is plugged into another switch port than before.", _LLDP.origin, ("before", "after"), judged_by="cabling_fault")

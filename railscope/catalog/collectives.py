@@ -22,10 +22,10 @@ RANK_COMPLETED = _RANK.gauge("railscope_collective_rank_completed", "Sequence nu
 HOLDER = ("source", "workload", "owner", "tenant")
 _FACTS = ("collective", "sequence", "shapes", "types", "stack", "waited_seconds", "waiting_ranks", "description")
 _PLACE = ("pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", *HOLDER)
-LATE_EVENT = declare.EventClass("collective_late", entities.COLLECTIVE_RANK, "error", "A rank has not entered a collective in which other ranks of its process group wait.", _DUMPS, (*_FACTS, "last_collective", "last_sequence", "last_stack", "waits_in", *_PLACE))
-MISMATCH_EVENT = declare.EventClass("collective_mismatch", entities.COLLECTIVE_RANK, "error", "A rank entered a collective of another kind, shape or type than the other ranks of its process group.", _DUMPS, (*_FACTS, *_PLACE))
-STUCK_EVENT = declare.EventClass("collective_stuck", entities.COLLECTIVE_GROUP, "error", "All ranks of a process group entered a collective, and it did not complete.", _DUMPS, (*_FACTS, *HOLDER))
-WAIT_EVENT = declare.EventClass("collective_waiting", entities.COLLECTIVE_GROUP, "warning", "Ranks of this node wait in a collective, and the rank that they wait for is not known here.", _DUMPS, (*_FACTS, *HOLDER))
+LATE_EVENT = declare.EventClass("collective_late", entities.COLLECTIVE_RANK, "error", "A rank has not entered a collective in which other ranks of its process group wait.", _DUMPS, (*_FACTS, "last_collective", "last_sequence", "last_stack", "waits_in", *_PLACE), judged_by="nccl_hang")
+MISMATCH_EVENT = declare.EventClass("collective_mismatch", entities.COLLECTIVE_RANK, "error", "A rank entered a collective of another kind, shape or type than the other ranks of its process group.", _DUMPS, (*_FACTS, *_PLACE), judged_by="nccl_hang")
+STUCK_EVENT = declare.EventClass("collective_stuck", entities.COLLECTIVE_GROUP, "error", "All ranks of a process group entered a collective, and it did not complete.", _DUMPS, (*_FACTS, *HOLDER), judged_by="nccl_hang")
+WAIT_EVENT = declare.EventClass("collective_waiting", entities.COLLECTIVE_GROUP, "warning", "Ranks of this node wait in a collective, and the rank that they wait for is not known here.", _DUMPS, (*_FACTS, *HOLDER), judged_by="nccl_hang")
 
 _LOGS = "logs of NCCL Inspector, or its pushes of single calls"
 _FROM_FIRST_LINE = "Counts from the first line that the agent read."
@@ -58,8 +58,8 @@ RANK_COMPARED = _ARRIVAL.counter("railscope_nccl_rank_compared_calls_total", "Co
 RANK_LAST = _ARRIVAL.counter("railscope_nccl_rank_last_arrivals_total", "Compared collectives at which the rank arrived last of the ranks of this node: its time was the shortest.")
 RANK_SECONDS = _ARRIVAL.counter("railscope_nccl_rank_compared_seconds_total", "Durations of the compared collectives on this rank.", scale=declare.NANO)
 RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by which the rank arrived after the first rank of this node, over all compared collectives.", scale=declare.NANO)
-STRAGGLER_EVENT = declare.EventClass("collective_straggler", entities.COMMUNICATOR_RANK, "warning", "A rank arrives last at nearly all collectives of its communicator on this node, late by a large part of their duration.", _LOGS, ("communicator_name", "compared", "last_arrivals", "late_milliseconds", "late_percent", *_PLACE))
-SLOW_PATH_EVENT = declare.EventClass("collective_slow_path", entities.COMMUNICATOR_CALL, "warning", "The bus bandwidth of a communicator, for one kind and size class, is far below its usual one or that of the other communicators of its job with as many ranks; no rank of this node is late.", _LOGS, ("communicator_name", "bytes_per_second", "expected_bytes_per_second", "percent", "rails", "gpus", *HOLDER))
+STRAGGLER_EVENT = declare.EventClass("collective_straggler", entities.COMMUNICATOR_RANK, "warning", "A rank arrives last at nearly all collectives of its communicator on this node, late by a large part of their duration.", _LOGS, ("communicator_name", "compared", "last_arrivals", "late_milliseconds", "late_percent", *_PLACE), judged_by="gpu_straggler")
+SLOW_PATH_EVENT = declare.EventClass("collective_slow_path", entities.COMMUNICATOR_CALL, "warning", "The bus bandwidth of a communicator, for one kind and size class, is far below its usual one or that of the other communicators of its job with as many ranks; no rank of this node is late.", _LOGS, ("communicator_name", "bytes_per_second", "expected_bytes_per_second", "percent", "rails", "gpus", *HOLDER), judged_by="job_slowdown")
 
 _METRICS = "metrics files of NCCL Inspector, or its pushes"
 _GPU_CALL = declare.MetricTable(entities.NCCL_GPU_CALL, f"{_METRICS}, ", detail=declare.BASIC)
@@ -88,9 +88,9 @@ NCCL_LAUNCHED = _NCCL.gauge("railscope_nccl_ras_rank_launched", "Collectives tha
 NCCL_LAG = _NCCL.gauge("railscope_nccl_ras_rank_lag", "Collectives by which the rank is behind the first rank of its communicator.")
 NCCL_UNCHANGED = _NCCL.gauge("railscope_nccl_ras_rank_unchanged_seconds", "Time for which no rank of the communicator has launched a collective.", scale=declare.NANO)
 _NCCL_FACTS = ("host", "size", "collective", "launched", "lag", "late_ranks", "waiting_ranks", "waited_seconds", "waits_in", "detail", *_PLACE)
-NCCL_LATE_EVENT = declare.EventClass("nccl_rank_late", entities.NCCL_RANK, "error", "A rank has launched fewer collectives than other ranks of its communicator, and none of them makes progress.", _RAS, _NCCL_FACTS)
-NCCL_MISMATCH_EVENT = declare.EventClass("nccl_rank_mismatch", entities.NCCL_RANK, "error", "Ranks of a communicator launched collectives of different kinds, and none of them makes progress.", _RAS, _NCCL_FACTS)
-NCCL_MISSING_EVENT = declare.EventClass("nccl_rank_missing", entities.NCCL_RANK, "warning", "The process of a rank did not respond to the RAS subsystem of its job.", _RAS, _NCCL_FACTS)
-NCCL_DEAD_EVENT = declare.EventClass("nccl_rank_dead", entities.NCCL_RANK, "error", "The process of a rank is considered dead by the other ranks.", _RAS, _NCCL_FACTS)
-NCCL_FAILED_EVENT = declare.EventClass("nccl_rank_failed", entities.NCCL_RANK, "error", "The communicator of a rank has an error, or was aborted.", _RAS, _NCCL_FACTS)
-NCCL_PEER_EVENT = declare.EventClass("nccl_process_dead", entities.NCCL_JOB, "error", "A process of a job is considered dead by the other processes.", _RAS, ("host", "detail", *_PLACE))
+NCCL_LATE_EVENT = declare.EventClass("nccl_rank_late", entities.NCCL_RANK, "error", "A rank has launched fewer collectives than other ranks of its communicator, and none of them makes progress.", _RAS, _NCCL_FACTS, judged_by="nccl_hang")
+NCCL_MISMATCH_EVENT = declare.EventClass("nccl_rank_mismatch", entities.NCCL_RANK, "error", "Ranks of a communicator launched collectives of different kinds, and none of them makes progress.", _RAS, _NCCL_FACTS, judged_by="nccl_hang")
+NCCL_MISSING_EVENT = declare.EventClass("nccl_rank_missing", entities.NCCL_RANK, "warning", "The process of a rank did not respond to the RAS subsystem of its job.", _RAS, _NCCL_FACTS, judged_by="nccl_hang")
+NCCL_DEAD_EVENT = declare.EventClass("nccl_rank_dead", entities.NCCL_RANK, "error", "The process of a rank is considered dead by the other ranks.", _RAS, _NCCL_FACTS, judged_by="nccl_hang")
+NCCL_FAILED_EVENT = declare.EventClass("nccl_rank_failed", entities.NCCL_RANK, "error", "The communicator of a rank has an error, or was aborted.", _RAS, _NCCL_FACTS, judged_by="nccl_hang")
+NCCL_PEER_EVENT = declare.EventClass("nccl_process_dead", entities.NCCL_JOB, "error", "A process of a job is considered dead by the other processes.", _RAS, ("host", "detail", *_PLACE), judged_by="nccl_hang")

@@ -305,7 +305,8 @@ class Metric:
 class EventClass:
     """Class of events that travel in frames with the values.
 
-    An event of an `audited` class is numbered by the agent, and becomes a record of the audit log.
+    An event of an `audited` class is numbered by the agent, and becomes a record of the audit log. For any other class,
+    `judged_by` names what judges the facts that it reports, or their end: an alert, a class of incidents or a rule of health.
     """
 
     name: str
@@ -315,6 +316,7 @@ class EventClass:
     origin: str
     facts: tuple[str, ...] = ()
     audited: bool = False
+    judged_by: str = ""
 
     def disclosed_facts(self, facts: Mapping[str, str]) -> dict[str, str]:
         """Return facts without those that identify a process, for receivers that do not restrict access.

@@ -117,8 +117,8 @@ ACTIONS = {
 }
 """Recommended actions in words."""
 GPU_CHANGE_EVENT = declare.EventClass("gpu_inventory", entities.GPU_ADDRESS, "warning", "A GPU was added or removed, or one of its settings changed.", "nvmlDeviceGetCount, nvmlDeviceGetUUID, nvmlDeviceGetMigMode, nvmlDeviceGetEccMode, nvmlDeviceGetComputeMode, nvmlDeviceGetPowerManagementLimit", ("change", "gpu", "before", "after"), audited=True)
-GPU_HEALTH_EVENT = declare.EventClass("gpu_health", entities.GPU, "error", "The verdict on a GPU changed.", "railscope_gpu_health", ("before", "after", "reasons", "action", "nvidia_action"))
-GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning", "The driver reported an event of a GPU other than an Xid.", "nvmlEventSetWait_v2", ("gpu_instance", "compute_instance", "data"))
+GPU_HEALTH_EVENT = declare.EventClass("gpu_health", entities.GPU, "error", "The verdict on a GPU changed.", "railscope_gpu_health", ("before", "after", "reasons", "action", "nvidia_action"), judged_by="RailscopeGpuHealth")
+GPU_DRIVER_EVENT = declare.EventClass("gpu_event", entities.GPU_EVENT, "warning", "The driver reported an event of a GPU other than an Xid.", "nvmlEventSetWait_v2", ("gpu_instance", "compute_instance", "data"), judged_by="RailscopeGpuHealth")
 
 
 def reason_text(reason: str) -> str:

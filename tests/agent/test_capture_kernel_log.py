@@ -17,7 +17,6 @@ from railscope_agent.streams.kernel_log import KernelLogStream
 from railscope_agent.streams.kernel_messages import parse_kernel_message, strip_log_prefix
 
 # Plain patterns, made from the lines and not from our parser.
-PEER = re.compile(r"nvidia-peermem .* ERROR ")
 XID = re.compile(r"Xid \(PCI:[^)]*\): (\d+)")
 # Message of IPv6 about a link that its driver has reported as up: not a separate event.
 READY = re.compile(r"ADDRCONF\(NETDEV_CHANGE\): \S+: link becomes ready")
@@ -111,9 +110,8 @@ def test_a_log_gives_the_results_of_a_plain_search(name: str) -> None:
             counted[key[1]] += int(value)
         assert metric != "railscope_kernel_link_changes_total"
     assert counted == xids
-    peers = sum(bool(PEER.search(line)) for line in lines)
     event_counts = Counter(event.event_class.name for event in events)
-    assert event_counts == Counter({"xid": xids.total(), "peer_memory": peers}) - Counter()
+    assert event_counts == Counter({"xid": xids.total()}) - Counter()
 
 
 def test_the_logs_contain_the_tested_messages() -> None:

@@ -29,7 +29,16 @@ from support.nic_health import (
 )
 from support.reading import ORIGIN
 
-from railscope.catalog import cabling, entities, host, nic as n, nic_settings as t, pcie, rdma
+from railscope.catalog import (
+    cabling,
+    entities,
+    host,
+    kernel,
+    nic as n,
+    nic_settings as t,
+    pcie,
+    rdma,
+)
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
@@ -79,6 +88,10 @@ def _with_idle_socket(facts: HealthFacts) -> HealthFacts:
 FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("nic_lost", (now(pcie.PCIE_GONE, 1),)),
     ("nic_lost", (now(pcie.PCIE_PATH_STATE, 3),)),
+    ("nic_too_hot", (now(kernel.DRIVER_REPORT, 1),)),
+    ("module_error", (now(kernel.DRIVER_REPORT, 2),)),
+    ("send_queue_stuck", (now(kernel.DRIVER_REPORT, 3),)),
+    ("nic_failed", (now(kernel.DRIVER_REPORT, 4),)),
     ("pcie_degraded", (now(pcie.PCIE_PATH_STATE, 2),)),
     ("pcie_path_low", (now(pcie.PCIE_PATH_LIMIT, 31 * 10**9 * pcie.PATH_STEPS),)),
     ("pcie_errors", (once(pcie.PCIE_ERRORS, "nonfatal"),)),
@@ -375,4 +388,4 @@ def test_the_command_reports_a_faulty_nic_with_its_names_and_the_remedy() -> Non
         "BROKEN  NIC ens4f0np0 (mlx5_5, rail 3): degraded: link_speed_low (200 Gb/s on 2 lanes, expected 400 Gb/s), "
     )
     assert "         -> replace the cable; check the switch port" in outcome.stdout
-    assert "health of NICs: 6 NICs by 28 rules: 5 healthy, 1 degraded" in outcome.stdout
+    assert "health of NICs: 6 NICs by 32 rules: 5 healthy, 1 degraded" in outcome.stdout

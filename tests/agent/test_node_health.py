@@ -105,7 +105,7 @@ def test_nics_of_other_rails_do_not_concern_a_job(tmp_path: Path):
     by_rail = {e.facts["rail"]: e.key[0] for e in state.frame.schema.entities if "rail" in e.facts}
     lost = agent.health.judge(now_ns, None, "")
     (nic,) = [device for device in lost.devices if device.kind == "NIC"]
-    assert nic.reasons == ("nic_lost",)
+    assert nic.reasons == ("nic_lost", "nic_failed")
     on_rail = agent.health.judge(now_ns, {by_rail[nic.rail]}, "j")
     other = agent.health.judge(now_ns, {by_rail[rail] for rail in by_rail if rail != nic.rail}, "j")
     assert nic in on_rail.devices

@@ -301,7 +301,6 @@ LINK_RULES = (
 _REPORTS = {
     "failed": ("nic_failed", rule.FAILED, "failed, or could not recover", ("drain", "reboot"), "reset the NIC, or load its driver again"),
     "send_queue_stuck": ("send_queue_stuck", rule.DEGRADED, "has a send queue that makes no progress", (rule.INSPECT,), "reset the NIC, or load its driver again"),
-    "slot_power": ("slot_power_low", rule.DEGRADED, "has too little power from its slot", (rule.INSPECT,), "check slot and power supply"),
     "module_error": ("module_error", rule.DEGRADED, "has a faulty cable or transceiver", (rule.INSPECT,), "replace the cable or the transceiver"),
     "too_hot": ("nic_too_hot", rule.DEGRADED, "was too hot within ten minutes", (rule.INSPECT,), "check fans and inlet temperature"),
 }  # fmt: skip

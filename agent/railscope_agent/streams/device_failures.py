@@ -84,7 +84,7 @@ _RECOVERED = (
     r"\bsuccessfully (?:reset|recovered|re-?initiali[sz]ed)\b|\b(?:reset|recovered|re-?initiali[sz]ed) successfully\b",
     r"^Recovered [0-9]+ EQEs\b|\bhas (?:been )?recovered\b",
     # Of a driver that starts its device: the first line is of the PCI core (drivers/pci/setup-res.c), for all drivers.
-    r"^enabling device \(|^firmware version: [0-9]|\bGb/s available PCIe bandwidth\b",
+    r"^enabling device \(|^firmware version: [0-9]",
 )
 _STUCK = (
     r"\b(?:tx|transmit)[ _](?:queue [0-9]+ )?time(?:-?out|d out)\b|\btimeout on tx queue\b",

@@ -16,17 +16,15 @@ RELAPSE_NS = 60 * SECOND_NS
 HOT_NS = 600 * SECOND_NS
 """Time for which a report of heat counts: no driver reports that its device has cooled down."""
 MAX_DEVICES = 1000
-NONE, TOO_HOT, MODULE_ERROR, SLOT_POWER, SEND_QUEUE_STUCK, FAILED = c.DRIVER_REPORT.states
+NONE, TOO_HOT, MODULE_ERROR, SEND_QUEUE_STUCK, FAILED = c.DRIVER_REPORT.states
 _FAULTS = {
     (c.DEVICE_HOT_EVENT.name, ""): TOO_HOT,
     (c.PORT_MODULE_EVENT.name, "error"): MODULE_ERROR,
-    (c.SLOT_POWER_EVENT.name, "insufficient"): SLOT_POWER,
     (c.TRANSMIT_TIMEOUT_EVENT.name, ""): SEND_QUEUE_STUCK,
     (c.DEVICE_FAILED_EVENT.name, ""): FAILED,
 }
 _ENDS = {
     c.PORT_MODULE_EVENT.name: (MODULE_ERROR,),
-    c.SLOT_POWER_EVENT.name: (SLOT_POWER,),
     c.DEVICE_RESET_EVENT.name: (TOO_HOT, SEND_QUEUE_STUCK, FAILED),
     c.DEVICE_RECOVERED_EVENT.name: (TOO_HOT, SEND_QUEUE_STUCK, FAILED),
 }

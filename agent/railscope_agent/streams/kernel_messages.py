@@ -94,23 +94,11 @@ _OOM = re.compile(
     r"(?:Out of memory|Memory cgroup out of memory)(?: \(oom_kill_allocating_task\))?"
     r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>.{0,15}?)\)(?= |,|$)"
 )
-# drivers/net/ethernet/mellanox/mlx5/core/events.c: port_module and pcie_core.
+# drivers/net/ethernet/mellanox/mlx5/core/events.c: port_module.
 _MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.[0-7])\b.*?"
-_SLOT_POWER = re.compile(
-    _MLX5 + r"(?:(?P<insufficient>[Dd]etected insufficient power on the PCIe slot)"
-    r"|(?P<sufficient>PCIe slot advertised sufficient power)"
-    r"|(?P<unstated>PCIe slot power capability was not advertised))"
-    r"(?: \((?P<watts>[0-9]{1,6})W\))?"
-)
 _PORT_MODULE = re.compile(
     _MLX5 + r"Port module event(?:\[error\])?: module (?P<module>[0-9]{1,9}), "
     r"Cable (?P<state>plugged|unplugged|error|disabled)\b(?:, (?P<problem>[^.]*))?"
-)
-_PEER_MEMORY = re.compile(r"(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
-_PEER_ERROR = re.compile(
-    # An unsigned module taints the kernel, and works (kernel/module/main.c).
-    r"(?!.*: module verification failed)"
-    r".*?\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
 )
 _UNKNOWN = "unknown"
 _NAMELESS = ("<unknown>", "'<unknown>'")
@@ -211,17 +199,6 @@ def _oom(match: re.Match[str]) -> KernelMessage:
     return _message(c.OOM_EVENT, Entity(entities.NODE), facts)
 
 
-def _slot_power(match: re.Match[str]) -> KernelMessage:
-    states = ("insufficient", "sufficient", "unstated")
-    facts = {
-        "state": next(state for state in states if match[state]),
-        "watts": _number(match["watts"]),
-        "message": match.string,
-    }
-    entity = Entity(entities.PCIE, (_function_address(match["pci"]),))
-    return _message(c.SLOT_POWER_EVENT, entity, facts)
-
-
 def _device_failure(match: re.Match[str]) -> KernelMessage | None:
     return _device(match, device_failures.FAILURES)
 
@@ -261,13 +238,6 @@ def _port_module(match: re.Match[str]) -> KernelMessage:
     return _message(c.PORT_MODULE_EVENT, Entity(entities.PORT_MODULE, key), facts)
 
 
-def _peer_memory(match: re.Match[str]) -> KernelMessage | None:
-    """Return errors only: loading of the module, or that it taints the kernel, is not relevant."""
-    if not _PEER_ERROR.match(match[0]):
-        return None
-    return _message(c.PEER_MEMORY_EVENT, Entity(entities.NODE), {"message": match[0].strip(" :")})
-
-
 def _function_address(text: str) -> str:
     address, _, function = text.rpartition(".")
     return _address(address, function)
@@ -276,9 +246,7 @@ def _function_address(text: str) -> str:
 _PARSERS = (
     # First: the name of a process may be words of a driver.
     ("ut of memory", _OOM, _oom),
-    ("PCIe slot", _SLOT_POWER, _slot_power),
     ("Port module event", _PORT_MODULE, _port_module),
-    ("peer", _PEER_MEMORY, _peer_memory),
     ("NVRM: Xid", _XID, _xid),
     ("SXid", _SXID, _sxid),
     ("NVRM", _DRIVER_LINE, _driver_line),

@@ -97,6 +97,7 @@ _ROWS = [
     ("link_speed_low", "Link too slow", "The link of a NIC has a lower speed than its peers.", _WARNING, 2, 2, _HARD, "replace the cable; check the switch port"),
     ("link_transmit_errors", "Data lost on a link", "Data that a NIC sends is lost on its link.", _WARNING, 3, 7, _GROUP, "replace the cable; read the error counters of the switch port"),
     ("nic_lost", "NIC lost", "A NIC has left the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reseat or replace the NIC"),
+    ("nic_failed", "NIC failed", "The driver reports that a NIC has failed.", _CRITICAL, 1, 1, _HARD, "drain the node and reset the NIC"),
     ("pcie_degraded", "Degraded PCIe link", "A PCIe link has fewer lanes or a lower speed than the device supports.", _WARNING, 2, 3, _HARD, "reseat the device; check slot and riser"),
     # GPUs
     ("gpu_lost", "GPU lost", "A GPU has fallen off the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reset or replace the GPU"),

@@ -147,6 +147,7 @@ REMEDIES: Mapping[str, Mapping[str, _Step]] = {
         (*_REBOOT, "ssh {node} lspci -s {pci_address}", "# If lspci prints nothing, reseat or replace the NIC, and start {node} again."),
         record=_RECORD,
     ),
+    "nic_failed": _on_node(_RELOAD_NIC, record=_RECORD),
     "pfc_storm": _on_node(_RELOAD_NIC, drain=_END_JOBS, record=_RECORD),
     "slow_receiver": _on_node(_RELOAD_NIC, check=_SHOW_PCIE),
     "pcie_bound_receiver": _on_node(_REPAIR, check=_SHOW_PCIE),

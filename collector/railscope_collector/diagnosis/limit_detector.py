@@ -17,7 +17,8 @@ def exceeded_limits(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         values = view.signals.table(kind, view.signals.window)[signal]
         compared = findings.Compared(signal, values, limit.above)
         evidence_of = compared.of_gpus if kind is DeviceKind.GPU else compared.of_nics
-        for position in np.flatnonzero(findings.above(values, limit.above)).tolist():
+        is_faulty = findings.above(values, limit.above) & ~(values > limit.up_to)
+        for position in np.flatnonzero(is_faulty).tolist():
             yield findings.Finding(
                 limit.incident,
                 findings.Cause(kind.value, position),

@@ -11,6 +11,7 @@ Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -248,6 +249,8 @@ class Limit:
     text: str = ""
     action: str = ""
     strength: float = 1.0
+    up_to: float = math.inf
+    """Largest value of this fault: above it, another row has a worse one."""
 
     def __post_init__(self) -> None:
         if self.quantity.device not in {DeviceKind.NIC, DeviceKind.GPU}:
@@ -260,6 +263,9 @@ class Limit:
             raise ValueError(message)
 
 
+_DRIVER_REPORT = "railscope_pcie_driver_report"
+_SEND_QUEUE_STUCK = 3.0
+"""Worst report that is no failure of the whole device."""
 REMAP_STRENGTH = 0.7
 """A row that waits for its remapping is often the effect of an uncorrectable error, which counts more."""
 
@@ -269,6 +275,8 @@ LIMITS = (
     Limit("gpu_memory_failed", Quantity("unrepairable_memory", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_unrepairable_memory"), 0.0, "1 or 0", "1 if memory cannot be repaired."),
     Limit("row_remap", Quantity("remap_pending", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_pending"), 0.0, "1 or 0", "1 if a memory row waits for its remapping.", strength=REMAP_STRENGTH),
     Limit("ecc_uncorrectable", Quantity("uncorrected_errors", DeviceKind.GPU, QuantityKind.COUNTER, "railscope_gpu_ecc_errors_total", ("uncorrected/volatile",)), 0.0, "errors", "Uncorrectable memory errors."),
+    Limit("nic_failed", Quantity("driver_failure", DeviceKind.NIC, QuantityKind.LAST, _DRIVER_REPORT), _SEND_QUEUE_STUCK, "state", "Report of the driver: 4 is a failure of the NIC."),
+    Limit("nic_fault", Quantity("driver_report", DeviceKind.NIC, QuantityKind.LAST, _DRIVER_REPORT), 0.0, "state", "Report of the driver: 1 too hot, 2 cable or transceiver faulty, 3 send queue stuck.", "NIC fault reported", "The driver of a NIC reports a fault: a stuck send queue, a faulty cable, or heat.", "read the kernel log of the node; reset the NIC", up_to=_SEND_QUEUE_STUCK),
 )  # fmt: skip
 
 QUANTITIES = MappingProxyType(

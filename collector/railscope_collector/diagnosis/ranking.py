@@ -48,7 +48,7 @@ _GPU_FAILURES = (
     "xid_event",
     "row_remap",
 )
-_LINK_FAILURES = ("link_down", "nic_lost", "node_down")
+_LINK_FAILURES = ("link_down", "nic_failed", "nic_lost", "node_down")
 _OWN_LINK = (
     "unprotected_traffic",
     "link_flap",
@@ -94,9 +94,11 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "rail_imbalance": {Relation.JOB: FABRIC},
     "placement_oversubscribed": {Relation.JOB: ("uplink_congested", "link_speed_low", "ecn_late", "ecn_inactive")},
     "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
-    "link_flap": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
-    "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low")},
-    "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("node_down",)},
+    "link_flap": {Relation.DEVICE: ("link_down", "nic_failed", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
+    "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_failed", "nic_lost", "link_speed_low")},
+    "link_down": {Relation.DEVICE: ("nic_failed", "nic_lost"), Relation.NODE: ("node_down",)},
+    "nic_failed": {Relation.DEVICE: ("nic_lost",)},
+    "nic_fault": {Relation.DEVICE: ("nic_failed", "nic_lost")},
     "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
     "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late", "nccl_hang")},
     "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
