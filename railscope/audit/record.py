@@ -71,11 +71,6 @@ class RecordSubject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=
     gpu: str = ""
     slot: str = ""
 
-    @property
-    def text(self) -> str:
-        """Node, GPU and slot; the slot of a whole GPU is the GPU itself."""
-        return " ".join(filter(None, dict.fromkeys((self.node, self.gpu, self.slot))))
-
 
 class AuditRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One entry of the audit log. Field names are the short ones of the format."""

@@ -105,7 +105,7 @@ GPU = {"node": "n1", "gpu": "GPU-a", "index": "0", "pci_address": "", "rail": 0,
        "health": "failed", "reasons": ["xid"], "link_up": False, "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
 STALE = {
     "state": "unknown",
-    "reason": "stale since 2026-11-22T19:00:00Z",
+    "reason": "stale since 2026-11-22 19:00:00 UTC",
     "railscope_node_reporting": 0.0,
     "railscope_node_last_frame_age_seconds": 300.0,
 }

@@ -54,6 +54,12 @@ class Credential:
         parts = (self.role, *([self.tenant] if self.role is Role.TENANT else []), self.name)
         return "/".join(quote(part, safe="") for part in parts)
 
+    @property
+    def title(self) -> str:
+        """Holder for people, such as `ada, vision (tenant)`; a name that repeats the role is left out."""
+        names = [name for name in (self.name, self.tenant) if name and name != self.role]
+        return f"{', '.join(names)} ({self.role})" if names else str(self.role)
+
 
 def is_name(text: str) -> bool:
     """True if a text is valid as the name of a holder or tenant: it is recorded and compared."""

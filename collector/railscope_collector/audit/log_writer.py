@@ -292,8 +292,11 @@ class AuditLog:
             await self.sign()
         except (AuditLogError, OSError) as error:
             if self.signing_problem != str(error):
-                report = log.info if isinstance(error, SigningPostponedError) else log.error
-                report("audit_signing_failed", directory=str(self.directory), problem=str(error))
+                facts = {"directory": str(self.directory), "problem": str(error)}
+                if isinstance(error, SigningPostponedError):
+                    log.info("audit_signing_waits", **facts)
+                else:
+                    log.error("audit_signing_failed", **facts)
             self.signing_problem = str(error)
         else:
             self.signing_problem = ""

@@ -17,7 +17,7 @@ from unicodedata import normalize
 import click
 
 from railscope import convert_errors
-from railscope.audit import log_checkpoint, signed_note
+from railscope.audit import log_checkpoint, record_words, signed_note
 from railscope.audit.record import (
     AuditRecord,
     RecordError,
@@ -27,7 +27,7 @@ from railscope.audit.record import (
 )
 from railscope.client.text_layout import cut
 from railscope.settings import SettingsError
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.timestamps import SECOND_NS, utc_text
 from railscope_collector import archive_stores
 from railscope_collector.audit import (
     cosigners,
@@ -132,14 +132,15 @@ def is_selected(record: AuditRecord, kind: str | None, node: str | None) -> bool
 
 
 def format_record(raw: bytes, *, as_json: bool) -> str:
-    """A record for display: number, time, type, outcome, actor, object, data."""
+    """A record for display: number, time, what happened, actor, outcome, object, data."""
     if as_json:
         return raw.decode()
     record = decode_shown_record(raw)
-    actor = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
-    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, actor)
-    return escape_line("  ".join(part for part in (*parts, record.obj.text, data) if part))
+    what = f"{record_words.type_text(record.type)}, {record_words.actor_text(record)}"
+    subject = record_words.subject_text(record)
+    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), what, record.out, subject, data)
+    return escape_line("  ".join(filter(None, parts)))
 
 
 def escape_line(line: str) -> str:
@@ -152,7 +153,7 @@ def escape_line(line: str) -> str:
 def format_record_time(time_ns: int) -> str:
     """A time for display."""
     try:
-        return format_timestamp(time_ns, "milliseconds")
+        return utc_text(time_ns)
     except OverflowError:
         return f"{time_ns} ns"
 

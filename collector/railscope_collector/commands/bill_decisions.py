@@ -193,7 +193,7 @@ def review_command(place: command_options.CommandContext, form: str) -> None:
         click.echo(json.dumps([_review_row(item) for item in pending], indent=2))
         return
     for item in pending:
-        span = f"{format_timestamp(item.start_ns)} to {format_timestamp(item.end_ns)}"
+        span = f"{charges.show_time(item.start_ns)} to {charges.show_time(item.end_ns)}"
         subject = item.subject
         description = f"{subject.kind.value} {subject.name} on {subject.node}"
         gpus = ", ".join(item.gpus) or "unidentified GPUs"

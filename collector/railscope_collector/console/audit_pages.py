@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from railscope.api import audit as api
-from railscope.audit import log_checkpoint, record as audit_record, signed_note
+from railscope.audit import log_checkpoint, record as audit_record, record_words, signed_note
 from railscope.timestamps import SECOND_NS
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.console import PageProblemError, page_table
@@ -163,10 +163,10 @@ def _row(entry: api.AuditEntry) -> AuditRow:
     return AuditRow(
         entry.index,
         int(record.t),
-        record.type,
-        f"{record.actor.kind} {record.actor.id}",
+        record_words.type_text(record.type),
+        record_words.actor_text(record),
         record.out,
-        record.obj.text,
+        record_words.subject_text(record),
         signed_entries.sole_tenant(record),
     )
 

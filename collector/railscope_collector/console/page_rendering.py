@@ -23,8 +23,8 @@ from railscope.shipped_files import shipped_files
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp, utc_text
 from railscope_collector.console import curves, page_table
 from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.evidence_words import evidence_text, worst_text
-from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
+from railscope_collector.diagnosis.evidence_words import evidence_text, lowered, worst_text
+from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_table import cause_labels
 from railscope_collector.switches import links
 
@@ -142,6 +142,7 @@ _environment.filters |= {
     "evidence": evidence_text,
     "link_evidence": lambda name: links.EVIDENCE_WORDS.get(name, name),
     "worst": worst_text,
+    "class_title": lambda name: lowered(CLASSES[name].title),
     "labels": cause_labels,
     "nanoseconds": parse_timestamp,
     "duration": figures.duration,

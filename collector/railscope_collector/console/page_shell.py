@@ -61,7 +61,7 @@ class PageShell:
             "menu": list(page_table.menu(credential.role)) if credential else [],
             "here": request.path,
             "first": page_table.first_path(credential or access.ANYONE),
-            "label": credential.label if credential and credential is not access.ANYONE else "",
+            "label": credential.title if credential and credential is not access.ANYONE else "",
             "is_anonymous": credential is access.ANYONE,
             "has_session": has_session,
             "twin": twin,

@@ -24,7 +24,7 @@ import msgspec
 
 from railscope import api
 from railscope.catalog import collector as catalog, incidents as incident_catalog
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.timestamps import SECOND_NS, utc_text
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import (
     IncidentTable,
@@ -119,7 +119,7 @@ def diagnosis_problem(diagnosed_ns: int, now_ns: int) -> str:
         return NOT_DIAGNOSED
     if now_ns - diagnosed_ns <= incident_catalog.MAX_DIAGNOSIS_AGE_SECONDS * SECOND_NS:
         return ""
-    since = format_timestamp(diagnosed_ns, "seconds")
+    since = utc_text(diagnosed_ns)
     return (
         f"not diagnosed since {since}: the log of the collector has the reason (diagnosis_failed)"
     )
@@ -263,7 +263,7 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
     if is_stale:
         state, shown = UNKNOWN, 2
         since_ns = round(now_ns - age_seconds * SECOND_NS) if age_seconds is not None else None
-        since = format_timestamp(since_ns // SECOND_NS * SECOND_NS, "seconds") if since_ns else ""
+        since = utc_text(since_ns) if since_ns else ""
         reasons.insert(
             0, f"stale since {since}" if since else "no frames since the collector started"
         )

@@ -113,7 +113,7 @@ def _statement(evidence: EvidenceDocument) -> str:
     if signal not in MEANINGS and not evidence.window_seconds:
         return comparison  # of a setting or a cable: names what the peers have
     unit, meaning = MEANINGS.get(signal, ("", signal))
-    words = _lower(_words(meaning)).removeprefix("share of ")
+    words = lowered(_words(meaning)).removeprefix("share of ")
     words = _FLAGS[signal][0] if signal in _FLAGS else words
     if value is None:
         return f"{words}: no value ({comparison})"
@@ -133,7 +133,7 @@ def _event_text(signal: str) -> str:
     kind, _, number = signal.partition(" ")
     if kind != "xid" or not number.isdecimal():
         return signal
-    return f"Xid {number}, {_lower(xids.xid(int(number)).meaning.removesuffix('.'))}"
+    return f"Xid {number}, {lowered(xids.xid(int(number)).meaning.removesuffix('.'))}"
 
 
 def _value_text(signal: str, unit: str, value: float) -> str:
@@ -156,6 +156,6 @@ def _compared(evidence: EvidenceDocument, unit: str) -> str:
     return f" ({comparison}: {_value_text(evidence.signal, unit, limit)})"
 
 
-def _lower(text: str) -> str:
+def lowered(text: str) -> str:
     """Return a text that continues a line; names and abbreviations retain their case."""
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]

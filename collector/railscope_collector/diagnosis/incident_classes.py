@@ -103,7 +103,7 @@ _ROWS = [
     ("gpu_lost", "GPU lost", "A GPU has fallen off the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reset or replace the GPU"),
     ("gpu_unresponsive", "GPU does not respond", "The driver does not answer about a GPU.", _CRITICAL, 3, 3, _HARD, "drain and restart the node"),
     ("gpu_memory_failed", "GPU memory failed", "The memory of a GPU is defective, and a reset does not repair it.", _CRITICAL, 2, 3, _HARD, "drain the node and replace the GPU"),
-    ("row_remap", "Row remap pending", "A GPU waits for a memory row to be remapped.", _WARNING, 2, 3, _HARD, "reset the GPU when its job has ended"),
+    ("row_remap", "Memory row to be remapped", "A GPU waits for a memory row to be remapped.", _WARNING, 2, 3, _HARD, "reset the GPU when its job has ended"),
     ("ecc_uncorrectable", "Uncorrectable memory error", "A GPU has an uncorrectable memory error.", _CRITICAL, 2, 3, _HARD, "drain the node and reset the GPU"),
     ("nvlink_errors", "NVLink errors", "An NVLink of a GPU has errors.", _WARNING, 3, 4, _STRONG, "reset the GPU; check the NVLink connection"),
     ("thermal_straggler", "Thermal throttling", "Heat lowers the clock of a GPU, a node or a rack below that of its peers.", _WARNING, 3, 5, _STRONG, "check fans, heat sink and inlet temperature"),

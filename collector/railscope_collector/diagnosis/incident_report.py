@@ -25,7 +25,7 @@ from railscope.api import (
     RackDocument,
     StorageDocument,
 )
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp, utc_text
 from railscope.wire import RAIL_DIGITS
 from railscope_collector.diagnosis.devices import ClusterDevices
 from railscope_collector.diagnosis.evidence_words import dated_text
@@ -319,19 +319,25 @@ def entity_text(entity: EntityDocument) -> str:
     return place_text(entity) + (f" ({shown})" if shown else "")
 
 
+def _time_text(time: str) -> str:
+    return utc_text(parse_timestamp(time))
+
+
 def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> Iterator[str]:
     """Yield the lines of an incident for a terminal; the document may list fewer NICs and jobs."""
-    ended = f"from {incident.onset} to {incident.ended}"
-    lasting = ended if incident.ended else f"since {incident.onset}"
+    onset, detected = map(_time_text, (incident.onset, incident.detected))
+    lasting = (
+        f"from {onset} to {_time_text(incident.ended)}" if incident.ended else f"since {onset}"
+    )
     yield f"{incident.severity}: {incident.title}"
     if (cause := entity_text(incident.cause)) != place_text(incident.cause):
         yield f"  {cause}"
     yield f"  {incident.text}"
-    yield f"  {lasting}, detected {incident.detected}, {figures.likelihood(incident.confidence)}"
+    yield f"  {lasting}, detected {detected}, {figures.likelihood(incident.confidence)}"
     yield from (f"  {dated_text(each)}" for each in incident.evidence)
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
-        speed += f", ended {job.ended}" if job.ended else ""
+        speed += f", ended {_time_text(job.ended)}" if job.ended else ""
         yield f"  {entity_text(job)}{speed}"
     if job_count > len(incident.jobs):
         yield f"  {figures.count(job_count - len(incident.jobs), 'more job')}"

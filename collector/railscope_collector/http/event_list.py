@@ -132,6 +132,7 @@ class EventWriter:
         event, facts, node = seen_event.event, seen_event.event.facts, seen_event.node
         entity = event.entity
         declared, is_incident = EVENTS.get(event.name), event.name.startswith(_INCIDENT)
+        is_open = is_incident and event.name != "incident_closed"
         keyed = entity.key[1] if entity.kind in _KEYED and len(entity.key) > 1 else ""
         is_well = (keyed or facts.get("after")) in _WELL
         severity = declared.severity if declared and not is_well else "info"
@@ -166,7 +167,7 @@ class EventWriter:
             names,
             self.timestamp_ns(seen_event),
             _AREAS.get(event.name.partition("_")[0], "node"),
-            _SEVERITIES.get(facts.get("severity", ""), severity) if is_incident else severity,
+            _SEVERITIES.get(facts.get("severity", ""), severity) if is_open else severity,
             device or (", ".join(named) if not is_incident else cause),
             text[:MAX_TEXT],
             entity.key[0] if is_incident and entity.key else "",

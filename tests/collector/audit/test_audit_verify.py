@@ -296,8 +296,7 @@ def test_records_are_shown_signed_or_not(good: Path) -> None:
 
 def test_a_record_is_shown_to_be_read(good: Path) -> None:
     assert railscope("tail", good, "--count", "1")[1] == (
-        "     604  2026-09-21T14:13:20.000Z  tenancy.assign  done  scheduler slurm  node-1"
-        "  number=604\n"
+        "     604  2026-09-21 14:13:20 UTC  GPU assigned, by Slurm  done  node-1  number=604\n"
     )
 
 
@@ -498,7 +497,7 @@ async def test_a_record_shown_is_one_line_for_any_content(tmp_path: Path) -> Non
     assert (code, output) == (
         0,
         (
-            f"       0  {10**25} ns  access.login  done  operator "
-            "eve\\n     9  forged\\u001b[2J\\u202e\n"
+            f"       0  {10**25} ns  Sign-in, by operator "
+            "eve\\n     9  forged\\u001b[2J\\u202e  done\n"
         ),
     )

@@ -107,11 +107,13 @@ def test_the_terminal_shows_cost_runbook_and_id() -> None:
         "  incident: b41d",
     ]
     assert "  7 GPU-seconds lost" in lines
-    assert "  since 2026-01-01T00:00:00Z, detected 2026-01-01T00:00:40Z, likely (80 %)" in lines
+    assert (
+        "  since 2026-01-01 00:00:00 UTC, detected 2026-01-01 00:00:40 UTC, likely (80 %)" in lines
+    )
     ended = incident("b41d", ended="2026-01-01T01:00:00Z").document
     assert next(describe(ended, 0, 0)).startswith("warning")
     assert any(
-        "from 2026-01-01T00:00:00Z to 2026-01-01T01" in line for line in describe(ended, 0, 0)
+        "from 2026-01-01 00:00:00 UTC to 2026-01-01 01" in line for line in describe(ended, 0, 0)
     )
 
 
