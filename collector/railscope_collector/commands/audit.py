@@ -17,7 +17,7 @@ from unicodedata import normalize
 import click
 
 from railscope import convert_errors
-from railscope.audit import log_checkpoint, record_words, signed_note
+from railscope.audit import log_checkpoint, signed_note
 from railscope.audit.record import (
     AuditRecord,
     RecordError,
@@ -34,6 +34,7 @@ from railscope_collector.audit import (
     directory_check,
     journal,
     log_secrets,
+    record_words,
     verification,
     verify_outcome,
 )

@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from railscope.api import audit as api
-from railscope.audit import log_checkpoint, record as audit_record, record_words, signed_note
+from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
+from railscope_collector.audit import record_words
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.console import PageProblemError, page_table
 from railscope_collector.http import audit_api, read_pool, signed_entries
