@@ -337,6 +337,7 @@ class DrawnFeed:
             nic[name] * LINE_BYTES * SLOT_SECONDS * up for name in ("send", "receive")
         )
         packets = np.nan_to_num(received / 4096)  # those of a counter that is not read
+        marked = packets * nic["marked"]
         counters: dict[str, Floats] = {
             "rdma_sent_bytes": sent,
             "rdma_received_bytes": received,
@@ -348,7 +349,9 @@ class DrawnFeed:
             "pause_frames_received": (nic["paused_frames"] + nic["paused"] * FULL_STOP_FRAMES)
             * SLOT_SECONDS,
             "storm_warnings": nic["storms"],
-            "marked_packets": self.cluster.rng.poisson(packets * nic["marked"]).astype(np.float64),
+            "marked_packets": np.where(
+                np.isnan(marked), np.nan, self.cluster.rng.poisson(np.nan_to_num(marked))
+            ),
             "notifications_handled": (nic["reacts"] + nic.get("extra_notifications", 0.0))
             * SLOT_SECONDS,
             "notifications_ignored": nic["ignores"] * SLOT_SECONDS,

@@ -519,6 +519,54 @@ def test_a_job_hangs_although_ranks_of_one_stage_usually_work_little() -> None:
     assert ("nccl_hang", "job") in classes_of(incidents_of(hang))
 
 
+@pytest.mark.parametrize(("silent", "hangs"), [(1, True), (0, False)])
+def test_a_job_hangs_if_one_of_its_nodes_sends_nothing(silent: int, *, hangs: bool) -> None:
+    """The NICs of the others carry storage, or what others send."""
+
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            hung_job(cluster).effect(cluster, row, since)
+            row.nic["send"][cluster.jobs[0].nodes[silent:]] = 0.4
+
+    assert (("nccl_hang", "job") in classes_of(incidents_of(hang))) == hangs
+
+
+@pytest.mark.parametrize(("io", "found"), [(0.4, {("storage_bound", "storage")}), (0.0, set())])
+def test_jobs_on_one_gpu_that_wait_for_slow_storage_show_it(
+    io: float, found: set[tuple[str, str]]
+) -> None:
+    """They exchange nothing: the traffic of their NICs is that of storage, and idle NVLinks carry some kB per second."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["nvlink"][:] = 1e5
+        row.mount["operations"][:] = 60.0
+        if since >= 0:
+            row.mount["latency"] *= 10
+            for job in cluster.jobs:
+                row.gpu["utilization"][job.nodes] *= 0.6
+                row.node["io"][job.nodes] = io
+
+    cluster = DrawnCluster(9, 1, 3, benign=False)
+    cluster.jobs[0].nodes, cluster.jobs[1].nodes = [0], [1]
+    assert classes_of(run(DrawnFeed(cluster, SLOTS), slow_down, SLOTS)) == found
+
+
+@pytest.mark.parametrize(("others", "late"), [(0.25, True), (0.7, False)])
+def test_a_host_whose_processors_are_taken_is_late(others: float, *, late: bool) -> None:
+    """Of two nodes, neither is the usual one; what all have, as more work of the job itself, makes none late."""
+
+    def take(cluster: DrawnCluster, row: Row, since: int) -> None:
+        first, second = cluster.jobs[0].nodes
+        row.node["cpu"][[first, second]] = 0.25
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.gpu["utilization"][first] *= 0.8
+            row.node["cpu"][first], row.node["cpu"][second] = 0.7, others
+
+    found = classes_of(incidents_of(take, job_nodes=2, changes_past=True))
+    assert (("host_late", "node") in found) == late
+
+
 @pytest.mark.parametrize(("clients", "cause"), [(1, "node"), (2, "storage")])
 def test_a_server_is_slow_if_both_of_its_clients_are(clients: int, cause: str) -> None:
     def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:

@@ -432,6 +432,61 @@ def test_a_congested_uplink_that_slows_down_no_job_is_no_incident(
     assert [each.class_name for each in incidents] == ["uplink_congested"] * found
 
 
+def test_a_congested_uplink_lasts_while_its_job_is_slow_also_if_no_nic_shows_it() -> None:
+    def congest(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["marked"][[0, NODES], 3] = 0.03 if since < 12 else 0.0
+
+    (incident,) = incidents_of(congest, pods=2, job_nodes=2 * NODES)
+    assert (incident.class_name, incident.ended_ns) == ("uplink_congested", 0)
+    assert set(incident.parts) <= {3, NODES * RAILS + 3}
+    assert incident.parts
+
+
+def test_a_receiver_without_counters_of_marks_may_be_the_queue() -> None:
+    """Others send to it: its senders have the symptoms of a congested uplink."""
+
+    def crowd(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["marked"][1, 3] = np.nan
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["marked"][[0, NODES], 3] = 0.03
+            row.nic["receive"][1, 3] = 0.7
+
+    found = incidents_of(crowd, pods=2, job_nodes=2 * NODES, changes_past=True)
+    assert "uplink_congested" not in {each.class_name for each in found}
+
+
+@pytest.mark.parametrize(("receivers", "found"), [(2, {("leaf_loss", "leaf")}), (1, set())])
+def test_two_flows_of_a_rail_that_lose_packets_have_a_common_leaf(
+    receivers: int, found: set[tuple[str, str]]
+) -> None:
+    """Each loss is counted by its sender and by its receiver; the link of one receiver may lose those of both senders."""
+
+    def lose(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["naks"][[0, 1], 3] = 200.0
+            row.nic["order"][NODES : NODES + receivers, 3] = 400.0 / receivers
+
+    assert classes_of(incidents_of(lose, pods=2, job_nodes=2 * NODES)) == found
+
+
+def test_a_nic_that_reports_storms_in_spells_is_in_a_storm() -> None:
+    """The window of a spell of 20 seconds has traffic of before."""
+
+    def storm(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0 and since % 8 < 2:
+            row.nic["storms"][0, 3], row.nic["pausing"][0, 3] = 20.0, 0.9
+            row.nic["receive"][0, 3] *= 0.1
+            row.nic["paused"][1:NODES, 3] = 0.2
+            cluster.slow_job(row, cluster.jobs[0], 0.4)
+
+    (incident,) = incidents_of(storm)
+    assert (incident.class_name, incident.cause.position) == ("pfc_storm", 3)
+    assert incident.detected_ns <= START_NS + (ONSET + 5) * SLOT_NS
+
+
 def slowed(cluster: DrawnCluster, row: Row, since: int) -> None:
     """Slow the first job down from the onset on."""
     if since >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.drawn_cluster import GONE, START_NS, DrawnCluster, Row
 from support.drawn_faults import hang
-from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+from support.drawn_readings import NODES, ONSET, classes_of, healthy_feed, incidents_of, run
 
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import DetectorThresholds
@@ -70,6 +70,42 @@ def test_a_separated_node_is_down_if_its_job_stops_later_with_missed_acknowledge
         assert found["node_down"].onset_ns >= START_NS + (ONSET + 14) * SLOT_NS
         assert not found["node_down"].ended_ns
         assert "nccl_hang" not in found
+
+
+@pytest.mark.parametrize(("before", "expected"), [(0, {("node_down", "node")}), (12, set())])
+def test_a_node_that_its_peer_cannot_reach_is_down_although_others_send_on(
+    before: int, expected: set[tuple[str, str]]
+) -> None:
+    """The NICs of its peer carry what others send. A peer that missed acknowledgements before does so for another reason."""
+
+    def die(cluster: DrawnCluster, row: Row, since: int) -> None:
+        first, second, *_ = nodes = cluster.jobs[0].nodes
+        if -before <= since < 6:
+            row.nic["timeouts"][first] = 2.0
+        if since >= 0:
+            row.stale_nodes.add(second)
+            hang(cluster).effect(cluster, row, since)
+            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.3
+
+    found = classes_of(incidents_of(die, ONSET + 7, changes_past=True))
+    assert {each for each in found if each[1] == "node"} == expected
+
+
+def test_a_node_is_down_until_it_reports_although_its_job_has_ended() -> None:
+    def die(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if 0 <= since < 24:
+            row.stale_nodes.add(job.nodes[1])
+            cluster.slow_job(row, job, 0.0)
+        if since >= 8:
+            row.gpu["utilization"][job.nodes] = row.gpu["activity"][job.nodes] = 0.0
+
+    feed = healthy_feed()
+    (down,) = run(feed, die, ONSET + 23)
+    assert (down.class_name, down.ended_ns) == ("node_down", 0)
+    assert down.last_slot == ONSET + 22
+    run(feed, die, ONSET + 40)
+    assert down.ended_ns
 
 
 def test_a_node_that_falls_silent_after_its_job_has_stopped_is_not_down() -> None:
