@@ -49,6 +49,8 @@ class NodeContact:
     period_seconds: float = 5.0
     offsets: deque[DatedOffset] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
     count: int = 0
+    has_lost_job: bool = False
+    """True if its job was idle since the node is down: that it works again shows nothing, as it may have other nodes now."""
 
     def add(self, received_ns: int, offset_ns: int | None) -> None:
         """Add a receipt; `offset_ns` is the node's clock minus the collector's, None if it is unknown."""
@@ -57,6 +59,7 @@ class NodeContact:
             change = min(step, 10 * self.period_seconds) - self.period_seconds
             self.period_seconds += change / min(self.count, 8)  # the mean of the first ones
         self.count += 1
+        self.has_lost_job = False
         self.last_received_ns = max(self.last_received_ns, received_ns)
         if offset_ns is not None:
             self.offsets.append(DatedOffset(received_ns, offset_ns / SECOND_NS))
@@ -152,9 +155,11 @@ def stale_nodes(
         stale_slot = _stale_slot(view, contact)
         is_down = any(_hangs(view, state, stale_slot) for state in may_be_cause)
         is_down = is_down or _is_unreachable(view, name, stale_slot)
+        was_down = ("node_down", cause) in view.open_faults
+        contact.has_lost_job |= was_down and _is_idle(view, name)
         goes_on = has_receipts and not stopped[name] and _goes_on(view, name, contact)
-        # Its job may end meanwhile: a node that was down is down until it reports, or a job shows that it works.
-        if is_down or (("node_down", cause) in view.open_faults and not goes_on):
+        # Its job may end meanwhile: a node that was down is down until it reports, or its job shows that it works.
+        if is_down or (was_down and not goes_on):
             yield findings.Finding(
                 "node_down", cause, (evidence,), onset_ns=onset_ns, onset_slots=period_slots
             )
@@ -262,8 +267,16 @@ def _stopped_jobs(
     return [state for state in states if _has_stopped(state, stale_slot, last_slot)]
 
 
+def _is_idle(view: findings.DiagnosisView, name: str) -> bool:
+    """True if all jobs of a node are idle on their other nodes."""
+    uses = [state.utilization_now for state in _shared_jobs(view, name)]
+    return bool(uses) and all(use < job_steps.MIN_INPUT for use in uses)
+
+
 def _goes_on(view: findings.DiagnosisView, name: str, contact: NodeContact) -> bool:
-    return any(_works(view, state, contact) for state in _shared_jobs(view, name))
+    return not contact.has_lost_job and any(
+        _works(view, state, contact) for state in _shared_jobs(view, name)
+    )
 
 
 def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) -> bool:

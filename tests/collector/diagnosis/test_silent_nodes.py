@@ -91,20 +91,22 @@ def test_a_node_that_its_peer_cannot_reach_is_down_although_others_send_on(
     assert {each for each in found if each[1] == "node"} == expected
 
 
-def test_a_node_is_down_until_it_reports_although_its_job_has_ended() -> None:
+def test_a_node_is_down_until_it_reports_although_its_job_ends_and_works_again() -> None:
+    """The job may have other nodes now."""
+
     def die(cluster: DrawnCluster, row: Row, since: int) -> None:
         job = cluster.jobs[0]
-        if 0 <= since < 24:
+        if 0 <= since < 30:
             row.stale_nodes.add(job.nodes[1])
+        if 0 <= since < 14:
             cluster.slow_job(row, job, 0.0)
-        if since >= 8:
+        if 8 <= since < 14:
             row.gpu["utilization"][job.nodes] = row.gpu["activity"][job.nodes] = 0.0
 
     feed = healthy_feed()
-    (down,) = run(feed, die, ONSET + 23)
-    assert (down.class_name, down.ended_ns) == ("node_down", 0)
-    assert down.last_slot == ONSET + 22
-    run(feed, die, ONSET + 40)
+    (down,) = run(feed, die, ONSET + 30)
+    assert (down.class_name, down.ended_ns, down.last_slot) == ("node_down", 0, ONSET + 29)
+    assert run(feed, die, ONSET + 45) == [down]
     assert down.ended_ns
 
 
