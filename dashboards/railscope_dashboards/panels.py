@@ -268,7 +268,7 @@ def _finish(  # noqa: PLR0913 - common properties of all panels
     queries: Sequence[Query],
     unit: str = "",
 ) -> _Builder:
-    units = {unit} if unit else {query.unit for query in queries}
+    units = {unit} if unit else {query.shown.unit for query in queries}
     if len(units) != 1:
         message = (
             f"invalid panel {title}: expected one unit of all queries: {', '.join(sorted(units))}"
@@ -299,7 +299,7 @@ def _rows(letter: str, query: Query) -> prometheus.Dataquery:
 
 
 def _target(letter: str, query: Query) -> prometheus.Dataquery:
-    return prometheus.Dataquery().ref_id(letter).expr(query.expression).datasource(DATASOURCE)
+    return prometheus.Dataquery().ref_id(letter).expr(query.shown.expression).datasource(DATASOURCE)
 
 
 def _description(about: str, queries: Iterable[Query]) -> str:
@@ -362,7 +362,7 @@ def _thresholds(steps: Steps) -> build.ThresholdsConfig:
 
 
 def _cell(column: Column) -> list[DynamicConfigValue]:
-    cell = [DynamicConfigValue("unit", column.query.unit)]
+    cell = [DynamicConfigValue("unit", column.query.shown.unit)]
     if len(column.steps) > 1:
         cell.append(DynamicConfigValue("thresholds", _thresholds(column.steps).build()))
         cell.append(DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))

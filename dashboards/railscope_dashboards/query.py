@@ -57,12 +57,6 @@ class Query:
     legend: str = ""
     metrics: tuple[Metric, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Show traffic in bits, as the speeds of ports and links; metrics count bytes."""
-        if self.unit == _BYTES_PER_SECOND:
-            object.__setattr__(self, "unit", "bps")
-            object.__setattr__(self, "expression", f"8 * ({self.expression})")
-
     def with_name(self, name: str) -> Query:
         """Name the query, to distinguish it from others in a panel."""
         return replace(self, legend=", ".join(filter(None, (name, self.legend))))
@@ -70,6 +64,13 @@ class Query:
     def in_unit(self, unit: str) -> Query:
         """Show the query in a unit that is more common than the declared one."""
         return replace(self, unit=unit)
+
+    @property
+    def shown(self) -> Query:
+        """The query as people read it: traffic in bits, as the speeds of ports and links. Metrics count bytes."""
+        if self.unit != _BYTES_PER_SECOND:
+            return self
+        return replace(self, unit="bps", expression=f"8 * ({self.expression})")
 
 
 def now(metric: Metric, rollup_kind: Rollup, *by: str, selector: str = "") -> Query:

@@ -1089,7 +1089,7 @@ async def test_the_overview_has_a_curve_of_15_minutes_of_each_value(tmp_path: Pa
     api = replace(api, views=lambda: views)
     text, model = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
     assert model.load.transmit_bytes_per_second == pytest.approx(30.0)
-    assert model.load.max_pause_ratio == pytest.approx(0.4), "the largest of five minutes"
+    assert model.load.max_pause_ratio == 0.0, "that of the newest roll-ups, of the last minute"
     assert model.load.gpu_hours_today == 59
     assert "<b>59</b> GPU-hours today (UTC)" in text
     assert "<b>0 of 8</b> GPUs claimed" in text
