@@ -88,7 +88,7 @@ def _causes() -> Iterator[panels.Panel]:
         panels.rows(201, "Open incidents", "Device: interface, index of the GPU, switch, server or job.", CAUSE,
                     panels.Column("Severity", query.build_query(_of_incidents(severity), query.COUNT), BY_SEVERITY, SEVERITIES, "highest"),
                     panels.Column("Open for", query.build_query(_of_incidents(age), "s"), worst="highest"), span=24),
-        panels.rows(202, "Affected jobs", "Open incidents of each class that affect the job, except those of severity info.",
+        panels.rows(202, "Affected jobs", "Open incidents of each class that affect the job.",
                     {"tenant": "Tenant", "source": "Source", "workload": "Job", "class": "Class"},
                     panels.Column("Incidents", query.build_query(jobs, query.COUNT), worst="highest")),
         panels.layers(203, "Open by class", "Incidents that no other one explains.", query.build_query(classes, query.COUNT, "{{class}}"), span=12),
@@ -133,7 +133,7 @@ def _diagnosis() -> Iterator[panels.Panel]:
 
 SECTIONS = (
     ("", _summary),
-    ("What is the cause, since when, and which jobs does it touch?", _causes),
+    ("What is the cause, since when, and which jobs does it affect?", _causes),
     ("What do incidents cost?", _costs),
     ("Is the diagnosis up to date?", _diagnosis),
 )

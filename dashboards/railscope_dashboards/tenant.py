@@ -104,14 +104,14 @@ def _jobs() -> Iterator[panels.Panel]:
 
 
 def _incidents() -> Iterator[panels.Panel]:
-    touched = f"count by (source, workload, class) (railscope_job_incident{OF_TENANT})"
+    affected = f"count by (source, workload, class) (railscope_job_incident{OF_TENANT})"
     lost = f"rate(railscope_tenant_incident_lost_gpu_seconds_total{OF_TENANT}[$__rate_interval])"
     yield panels.rows(
         601,
         "Incidents",
-        "Open faults of the cluster that touch a job.",
+        "Open faults of the cluster that affect a job.",
         {"source": "Source", "workload": "Job", "class": "Class"},
-        panels.Column("Incidents", query.build_query(touched, query.COUNT), worst="highest"),
+        panels.Column("Incidents", query.build_query(affected, query.COUNT), worst="highest"),
     )
     yield panels.layers(
         602,
@@ -178,7 +178,7 @@ def _account() -> Iterator[panels.Panel]:
 SECTIONS = (
     ("", _summary),
     ("Which jobs run, and how busy are they?", _jobs),
-    ("Which incidents touch its jobs?", _incidents),
+    ("Which incidents affect its jobs?", _incidents),
     ("Do its GPUs work as expected?", _work),
     ("Is its traffic congested?", _traffic),
     ("What will be accounted for?", _account),

@@ -381,6 +381,8 @@ class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
     speed: float | None = None
     ended: Timestamp | None = None
     """Time by which the job ended while the incident was open; null while it runs."""
+    loss: str = ""
+    """What the lost GPU time follows from, in words: the steps of a job of which no speed was known, the idle GPUs of an ended one."""
 
 
 class OtherDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="other"):
@@ -471,8 +473,6 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     jobs: tuple[JobDocument, ...]
     evidence: tuple[EvidenceDocument, ...]
     symptoms: tuple[str, ...]
-    lost_gpu_seconds: int
-    """As `lost_gpu_time_seconds`, but 0 if it is not known; removed in the release after the next one."""
     action: str
     runbook: str
     detail: str
@@ -484,7 +484,7 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     """Steps of the action, with the names of the cause, for the scheduler of the affected job, otherwise for that of most jobs; none
     for a tenant."""
     lost_gpu_time_seconds: int | None = None
-    """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""
+    """GPU-seconds that jobs lost: by their speed or steps, and, after a fault ended them, by their idle GPUs; null if none of it is known."""
     last_evidence: Timestamp | None = None
     """End of the last slot that shows the fault; null in documents of earlier releases."""
 

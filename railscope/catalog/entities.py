@@ -187,9 +187,9 @@ INCIDENT_CLASS = EntityKind("incident_class", ("class", "severity"))
 INCIDENT_CAUSE = EntityKind("incident_cause", ("incident", "class", "kind", "node", "gpu", "interface", "device", "pci_address"))
 """A node, GPU or NIC that causes an incident, with the labels of its metrics; those that it does not have are empty."""
 INCIDENT_LOSS = EntityKind("incident_loss", ("tenant", "class"))
-INCIDENT_REACH = EntityKind("incident_reach", ("incident", "class", "area", "node", "rail"))
-"""A node or a rail that an incident touches; the other label is empty."""
-JOB_INCIDENT = EntityKind("job_incident", ("tenant", "source", "workload", "incident", "class", "area"))
+INCIDENT_REACH = EntityKind("incident_reach", ("incident", "class", "area", "node", "rail", "tenant", "source", "workload"))
+"""A node, a rail or a job that an incident reaches; the other labels are empty."""
+JOB_INCIDENT = EntityKind("job_incident", ("tenant", "source", "workload", "incident", "class"))
 INCIDENT_NAME = EntityKind("incident_name", ("class",))
 FLEET_NODE = EntityKind("fleet_node", ("node",))
 FLEET_GPU = EntityKind("fleet_gpu", ("node", "gpu"))

@@ -370,6 +370,10 @@ COMMANDS = {name: _list_command(name) for name in LISTINGS}
 nodes, gpus, incidents, rails, jobs, tenants, switches, events = COMMANDS.values()
 
 
+def _victim_text(job: api.JobDocument) -> str:
+    return f"{job.tenant}/{job.workload}" + (f" ({job.loss})" if job.loss else "")
+
+
 def _print_incident(incident_id: str, options: Mapping[str, Any]) -> None:
     """Print one incident with its evidence and commands. Raises ClientError."""
     try:
@@ -388,7 +392,7 @@ def _print_incident(incident_id: str, options: Mapping[str, Any]) -> None:
     facts = {name: getattr(one, name) for name in names} | {
         "onset": utc_text(parse_timestamp(one.onset)),
         "ended": one.ended and utc_text(parse_timestamp(one.ended)),
-        "jobs": ", ".join(f"{job.tenant}/{job.workload}" for job in one.jobs),
+        "jobs": ", ".join(map(_victim_text, one.jobs)),
         "affected": affected_text(one),
         "lost GPU-hours": "not known" if lost is None else f"{lost / 3600:,.2f}",
         "explained by": one.explained_by,

@@ -40,6 +40,7 @@ JOB_OF_INCIDENT = {
     "source": "slurm",
     "workload": "7",
     "speed": 0.5,
+    "loss": "steps take 12 s, before 5.6 s",
 }
 INCIDENT = {
     "id": "abc", "class": "link_down", "text": "A link is down.", "title": "link_down: NIC eth0 of n1",
@@ -48,7 +49,7 @@ INCIDENT = {
     "detected": format_timestamp(NOW_NS), "ended": None, "severity": "critical", "confidence": 0.9,
     "victims": [{"kind": "rack", "rack": "r", "nodes": ["n3"]}], "victim_count": 1,
     "jobs": [JOB_OF_INCIDENT],
-    "evidence": [], "symptoms": [], "lost_gpu_seconds": 9, "action": "check cable", "detail": "",
+    "evidence": [], "symptoms": [], "lost_gpu_time_seconds": 9, "action": "check cable", "detail": "",
     "limits": "", "explained_by": None,
 }  # fmt: skip
 
@@ -284,7 +285,6 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
         "/api/v1/incidents/abc": INCIDENT | {"evidence": evidence},
         "/api/v1/incidents/def": INCIDENT
         | {
-            "lost_gpu_seconds": 0,
             "lost_gpu_time_seconds": None,
             "commands": [
                 {"step": "check", "commands": ["ssh n1 ethtool eth0"]},
@@ -300,11 +300,12 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
         lines = run("incidents", "abc", *here).stdout.splitlines()
         assert lines[0] == "title           link_down: NIC eth0 of n1"
         assert "evidence 1      eth0: link 0.0" in lines
+        assert "steps take 12 s, before 5.6 s" in " ".join(lines)
         (row,) = json.loads(run("incidents", "abc", "--json", *here).stdout)["incidents"]
         assert (
             row["id"],
             [{"text": "", "worst_value": None, "worst_at": None} | each for each in evidence],
-            row["lost_gpu_seconds"],
+            row["lost_gpu_time_seconds"],
         ) == (
             "abc",
             row["evidence"],

@@ -1059,7 +1059,7 @@ async def test_an_incident_shows_its_worst_evidence_and_that_it_recovers(tmp_pat
 
 
 async def test_a_loss_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
-    found = incident_at("a", 0, victims=["b"], lost_gpu_seconds=0, lost_gpu_time_seconds=None)
+    found = incident_at("a", 0, victims=["b"], lost_gpu_time_seconds=None)
     for name, parts in (("incident", {"incident": "I1"}), ("overview", {}), ("incidents", {})):
         text, _ = await page_of(fleet(tmp_path, ["a", "b"], [found]), name, **parts)
         assert "not known" in text

@@ -25,7 +25,7 @@ def incident(number: str, reach: Reach = NO_REACH, **changes: Any) -> ReportedIn
         "onset": "2026-01-01T00:00:00Z",
         "cause": NIC, "onset_uncertainty_seconds": 30.0, "detected": "2026-01-01T00:00:40Z", "ended": None,
         "severity": "warning", "confidence": 0.8, "victims": [], "victim_count": 0, "jobs": [], "evidence": [],
-        "symptoms": [], "lost_gpu_seconds": 7, "lost_gpu_time_seconds": 7, "action": "drain the node", "detail": "", "limits": "",
+        "symptoms": [], "lost_gpu_time_seconds": 7, "action": "drain the node", "detail": "", "limits": "",
         "runbook": "/runbooks/RailscopeIncident#slow_receiver",
         "explained_by": None,
     }  # fmt: skip

@@ -340,6 +340,4 @@ class SplitCluster:
             for job, members in JOBS.items():
                 if {*members} & {*touched}:
                     labels = dict(zip(("tenant", "source", "workload"), job, strict=True))
-                    yield SplitSeries(
-                        name, labels | {"incident": incident, "class": kind, "area": "gpu"}, 1
-                    )
+                    yield SplitSeries(name, labels | {"incident": incident, "class": kind}, 1)

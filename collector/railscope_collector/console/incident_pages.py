@@ -130,12 +130,11 @@ def evidence_figure(curve: resources.CurveDocument, number: int, onset_ns: int) 
 
 
 def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str]) -> bool:
-    """True if an incident touches the node, the rail or the job that the parts of a path name, or if they name none."""
+    """True if an incident reaches the node, the rail or the job that the parts of a path name, or if they name none."""
     if "node" in parts:
-        touched = incident.reach.nodes.union(*incident.tenant_nodes.values())
         victims = {nic.node for nic in incident.victim_nics}
         return parts["node"] in {
-            *touched,
+            *incident.reach.nodes,
             *victims,
             incident_table.cause_labels(incident.document.cause)[1],
         }

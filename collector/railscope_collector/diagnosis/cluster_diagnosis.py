@@ -328,7 +328,12 @@ class ClusterDiagnosis:
             job.key: step_period.find_step(traces.mean(job.nics, end, step_period.WINDOW_SECONDS))
             for job in jobs
         }
-        return {key: step for key, step in found.items() if step is not None}
+        steps = {key: step for key, step in found.items() if step is not None}
+        for key, step in steps.items():
+            past = self.job_histories[key].steps
+            past.append((slot, step.period_seconds))
+            del past[: -findings.MAX_STEPS]
+        return steps
 
     def exceeded_limits(self) -> Iterator[str]:
         """Yield a line for each bound that the input exceeded: the evaluation lacks the rest."""

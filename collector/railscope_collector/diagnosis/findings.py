@@ -208,6 +208,7 @@ MAX_PAUSE_SLOTS = 18
 """Longest pause of a job that is remembered: a longer one was none of its own."""
 
 
+MAX_STEPS = 30
 SPEED_SLOTS = 30
 """Evaluations over which the speed of a slow job counts: a checkpoint or an evaluation in between lowers few of them."""
 
@@ -236,6 +237,8 @@ class JobHistory:
     loss_slot: int = -1
     """Last slot whose loss of time an incident has."""
     wait: JobWait = field(default_factory=JobWait)
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    """Last slot of a window and the period of the job's steps in it, in seconds; of the last MAX_STEPS minutes that show them."""
 
     def add(self, slot: int, *, progresses: bool, exchanges: bool, speed: float) -> None:
         """Add a slot."""

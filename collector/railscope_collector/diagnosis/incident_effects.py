@@ -1,8 +1,9 @@
 """Effects of incidents: NICs that are paused, jobs that are slow, their tenants, and the GPU time that they lose.
 
-The speed of a job in an incident is the median of the last five minutes, without the time in which it falls. What a job
+The speed of a job in an incident is the median of the last five minutes, without the time in which it falls. Where the past of
+its GPUs is unknown, it is the duration of its steps before the onset, relative to that of its steps since. What a job
 loses counts for one incident: one that touches a device of the job rather than one on its rail, and of these the one
-with the highest confidence. The loss begins at the onset.
+with the highest confidence. The loss begins at the onset. GPUs of a job that a fault ended are lost until a job holds them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import switch_links
 from railscope_collector.diagnosis.findings import (
+    MIN_EXCHANGE,
     SLOT_NS,
     SLOTS_PER_MINUTE,
     SPEED_SLOTS,
@@ -22,11 +24,13 @@ from railscope_collector.diagnosis.findings import (
     Flags,
     JobState,
 )
-from railscope_collector.diagnosis.incidents import CLOSE_SLOTS, Incident
+from railscope_collector.diagnosis.incident_classes import Severity
+from railscope_collector.diagnosis.incidents import CLOSE_SLOTS, IdleGpus, Incident
 from railscope_collector.diagnosis.jobs import ActiveJob, EndedJob
 from railscope_collector.diagnosis.network_detectors import victims
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import median_known
+from railscope_collector.diagnosis.step_period import WINDOW_SECONDS
 from railscope_collector.workloads.job_holdings import SCHEDULERS
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -37,29 +41,41 @@ _RAMP_SLOTS = 4
 """Evaluations after the detection in which the speed, that of a minute, still has a part of before the onset."""
 _STEADY_SLOTS = 18
 """Evaluations whose median varies half as much as the speed of one minute does."""
+STEP_SLOTS = WINDOW_SECONDS * SECOND_NS // SLOT_NS
+"""Slots of a window of steps."""
 _HOSTS = frozenset({"nic", "node", "rack"})
 
 
 def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
     """Update the effects of the incidents that were found in this slot; advice has none."""
     slot = view.signals.slot
-    found = [i for i in incidents if i.last_slot == slot and not i.incident_class.is_advice]
+    lasting = [each for each in incidents if not each.incident_class.is_advice]
+    found = [incident for incident in lasting if incident.last_slot == slot]
     touched = {}
     for incident in found:
         _add_paused_nics(view, incident)
-        _update_speeds(view, incident)
         touched[incident.incident_id] = _touched_jobs(view, incident)
         _add_ended(view, incident, touched[incident.incident_id])
         incident.scheduler = _scheduler(view, incident) or incident.scheduler
     causes = [incident for incident in found if not incident.explained_by]
-    for key, cause in _main_causes(causes, touched, view.states.keys()).items():
-        for other in causes:
-            if _is_own(cause, key, touched) and not _is_own(other, key, touched):
-                other.job_speeds.pop(key, None)
-        if _may_have_slowed(view, cause, key, touched):
-            _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
+    own_jobs = {
+        incident.incident_id: {
+            key for key in incident.reach.jobs if _is_own(incident, key, touched)
+        }
+        for incident in found
+    }
+    has_own = set[JobKey]().union(
+        *(own_jobs[cause.incident_id] for cause in causes),
+        # A device that recovers does not leave its job to an incident on its rail.
+        *(each.holders & each.reach.jobs for each in lasting if not each.explained_by),
+    )
     for incident in found:
-        _add_tenants(view, incident, touched)
+        _update_speeds(view, incident, own_jobs[incident.incident_id], has_own)
+    for key, cause in _main_causes(causes, touched, view.states.keys()).items():
+        _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
+    _add_idle_gpus(view, causes)
+    for incident in found:
+        _add_nodes(view, incident, touched[incident.incident_id])
 
 
 def _scheduler(view: DiagnosisView, incident: Incident) -> str:
@@ -93,17 +109,29 @@ def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
     incident.victim_nics |= {p for p in paused if nics[p].rail in reach.rails} - own_parts
 
 
-def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
+def _update_speeds(
+    view: DiagnosisView,
+    incident: Incident,
+    own_jobs: AbstractSet[JobKey],
+    has_own: AbstractSet[JobKey],
+) -> None:
     """Set the speeds of the jobs that the incident reaches and that lose time; those of jobs that have ended stay.
 
-    One that is unknown for as long as the speeds count is removed.
+    One that is unknown for as long as the speeds count is removed, and so is that of a job which an incident of its own slows down.
     """
     slots = max((view.timestamp_ns - incident.detected_ns) // SLOT_NS, 0) + 1
     counted = max(slots - _RAMP_SLOTS, 1)
     speeds = incident.job_speeds
     for key in incident.reach.jobs & view.states.keys():
+        if key not in own_jobs and (key in has_own or slots <= _OWN_CAUSE_SLOTS):
+            speeds.pop(key, None)
+            continue
         state = view.states[key]
         usual, limit = median_known(np.array(state.history.speeds[-counted:])), state.losing_speed
+        if np.isnan(usual):
+            usual = _speed_by_steps(view, incident, state)
+        else:
+            incident.job_steps.pop(key, None)
         if not np.isnan(usual) and len(incident.judged_jobs) < MAX_JOBS:
             incident.judged_jobs.add(key)
         if slots >= _STEADY_SLOTS:
@@ -112,6 +140,28 @@ def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
             speeds.pop(key, None)
         elif usual < limit and (key in speeds or len(speeds) < MAX_JOBS):
             speeds[key] = round(usual, 3)
+
+
+def _speed_by_steps(view: DiagnosisView, incident: Incident, state: JobState) -> float:
+    """Return the speed of a job by its steps before the onset of an incident and since; NaN if unknown.
+
+    A window of steps counts if all of it is before the onset, or after. A job that exchanges nothing ends no step.
+    """
+    slot, key, usual = view.signals.slot, state.job.key, incident.usual_steps
+    onset_slot = slot - (view.timestamp_ns - incident.onset_ns) // SLOT_NS
+    if key not in usual and len(usual) < MAX_JOBS:
+        before = [period for last, period in state.history.steps if last <= onset_slot]
+        usual.update({key: median_known(np.array(before))} if before else {})
+    if key not in usual:
+        return np.nan
+    if state.exchange < MIN_EXCHANGE and slot - SLOTS_PER_MINUTE >= onset_slot:
+        incident.job_steps[key] = np.inf
+        return 0.0
+    last, period = state.history.steps[-1] if state.history.steps else (-1, np.nan)
+    if last - STEP_SLOTS < onset_slot or slot - last > SLOTS_PER_MINUTE:
+        return np.nan
+    incident.job_steps[key] = period
+    return usual[key] / period
 
 
 def _touched_jobs(view: DiagnosisView, incident: Incident) -> set[JobKey]:
@@ -162,15 +212,7 @@ def _is_own(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]])
 
 
 _OWN_CAUSE_SLOTS = 12
-"""Evaluations for which the loss of a job waits for an incident of its own, unless another one touches it."""
-
-
-def _may_have_slowed(
-    view: DiagnosisView, incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]
-) -> bool:
-    """True if an incident touches a job, or none of its own was found for a while: most are found later than one on its rail."""
-    waited_ns = view.timestamp_ns - incident.detected_ns
-    return waited_ns >= _wait_slots(incident, key, touched) * SLOT_NS
+"""Evaluations for which a slow job waits for an incident of its own: most are found later than one on its rail."""
 
 
 def _wait_slots(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]) -> int:
@@ -182,30 +224,48 @@ def _add_loss(view: DiagnosisView, incident: Incident, state: JobState, wait_slo
     slot, history, key = view.signals.slot, state.history, state.job.key
     is_same = slot - history.loss_slot <= CLOSE_SLOTS
     first_slot = history.loss_slot + 1 if is_same else slot
-    if view.timestamp_ns - incident.detected_ns < (wait_slots + SLOTS_PER_MINUTE) * SLOT_NS:
+    is_new = view.timestamp_ns - incident.detected_ns < (wait_slots + SLOTS_PER_MINUTE) * SLOT_NS
+    if is_new or key in incident.job_steps:
         since_onset = (view.timestamp_ns - incident.onset_ns) // SLOT_NS
         first_slot = max(slot - min(since_onset, SPEED_SLOTS), history.loss_slot + 1)
     history.loss_slot = slot
     seconds = len(state.job.gpus) * max(slot - first_slot + 1, 1) * SLOT_NS / SECOND_NS
+    _charge(incident, key.tenant, seconds * (1 - max(incident.job_speeds[key], 0)))
+
+
+def _charge(incident: Incident, tenant: str, seconds: float) -> None:
+    """Add GPU-seconds that a tenant lost."""
     lost = incident.lost_gpu_seconds
-    tenant = key.tenant if key.tenant in lost or len(lost) < MAX_JOBS else ""
-    lost[tenant] = lost.get(tenant, 0.0) + seconds * (1 - max(incident.job_speeds[key], 0))
+    name = tenant if tenant in lost or len(lost) < MAX_JOBS else ""
+    lost[name] = lost.get(name, 0.0) + seconds
 
 
-def _add_tenants(
-    view: DiagnosisView, incident: Incident, touched: Mapping[str, set[JobKey]]
-) -> None:
-    """Add the tenants whose jobs an incident touches or slows down, with the nodes of these jobs."""
-    of_tenants = incident.tenant_nodes
+def _add_idle_gpus(view: DiagnosisView, causes: Iterable[Incident]) -> None:
+    """Add what the GPUs of the jobs that a critical fault ended lose until a job holds them; a job ends others by itself."""
+    now_ns = view.timestamp_ns
+    found = [each for each in causes if each.severity == Severity.CRITICAL]
+    begun = {key for incident in found for key in incident.idle_gpus}
+    for incident in sorted(found, key=lambda each: -each.confidence):
+        for ended in _ended_since(view, incident):
+            key, gpus = ended.job.key, tuple(ended.job.gpus.tolist())
+            if key in incident.ended_jobs and key not in begun:
+                begun.add(key)
+                incident.idle_gpus[key] = IdleGpus(gpus, len(gpus), min(ended.end_ns, now_ns))
+        for key, idle in incident.idle_gpus.items():
+            idle.gpus = tuple(gpu for gpu in idle.gpus if view.job_of_gpu[gpu] < 0)
+            span_ns = min(now_ns - idle.until_ns, (CLOSE_SLOTS + 1) * SLOT_NS)
+            seconds, idle.until_ns = len(idle.gpus) * span_ns / SECOND_NS, now_ns
+            idle.seconds += seconds
+            _charge(incident, key.tenant, seconds)
+
+
+def _add_nodes(view: DiagnosisView, incident: Incident, touched: AbstractSet[JobKey]) -> None:
+    """Add the nodes of the jobs that an incident touches or slows down."""
+    nodes = incident.job_nodes
     for job in _jobs_since(view, incident):
-        tenant = job.key.tenant
-        slows = job.key in incident.job_speeds and _may_have_slowed(
-            view, incident, job.key, touched
-        )
-        if job.key not in touched[incident.incident_id] and not slows:
-            continue
-        if tenant in of_tenants or len(of_tenants) < MAX_JOBS:
-            of_tenants.setdefault(tenant, set()).update(job.nodes)
+        is_concerned = job.key in touched or job.key in incident.job_speeds
+        if is_concerned and (job.key in nodes or len(nodes) < MAX_JOBS):
+            nodes[job.key] = job.nodes
 
 
 def affected_devices(view: DiagnosisView, incidents: Sequence[Incident]) -> dict[DeviceKind, Flags]:

@@ -6,7 +6,8 @@ The schema is docs/incident.schema.json; `make docs` writes it from these types.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from inspect import cleandoc
 
 import msgspec
@@ -67,22 +68,30 @@ def victims_of(
     cause_job = {incident.cause.job} if incident.cause.job else set()
     cause_nic = {incident.cause.position} if incident.cause.kind == "nic" else set()
     unhurt_jobs = (incident.holders | cause_job) - incident.job_speeds.keys()
-    ended = incident.ended_jobs
-    slow = [_job(key, speed, ended.get(key)) for key, speed in sorted(incident.job_speeds.items())]
-    unhurt = [_job(key, None, ended.get(key)) for key in sorted(unhurt_jobs)]
+    slow = [_victim(incident, key, speed) for key, speed in sorted(incident.job_speeds.items())]
+    unhurt = [_victim(incident, key, None) for key in sorted(unhurt_jobs)]
     nics = [
         _nic(position, devices) for position in sorted(incident.victim_nics | affected - cause_nic)
     ]
     return tuple(nics), (*slow, *unhurt)
 
 
-def lost_time(seconds: float, jobs: Iterable[JobDocument], judged: Container[JobKey]) -> int | None:
-    """Return the GPU-seconds that jobs lost; None if it is not known: a job ended, or none had a known speed."""
-    touched = list(jobs)
-    is_known = not touched or any(
-        (job.tenant, job.source, job.workload) in judged and job.ended is None for job in touched
-    )
-    return round(seconds) if is_known or round(seconds) else None
+def nodes_by_tenant(incident: Incident, jobs: Iterable[JobDocument]) -> dict[str, frozenset[str]]:
+    """Return the nodes of the jobs that an incident affects, by tenant."""
+    found = defaultdict[str, set[str]](set)
+    for job in jobs:
+        key = JobKey(job.tenant, job.source, job.workload)
+        found[job.tenant].update(incident.job_nodes.get(key, ()))
+    earlier = {} if incident.job_nodes else incident.tenant_nodes
+    return {name: frozenset(nodes) for name, nodes in (earlier or found).items()}
+
+
+def lost_time(incident: Incident) -> int | None:
+    """Return the GPU-seconds that jobs lost; None if it is not known: no job has a known speed, or idle GPUs after its end."""
+    seconds = round(sum(incident.lost_gpu_seconds.values()))
+    is_known = (incident.judged_jobs - incident.ended_jobs.keys()) | incident.idle_gpus.keys()
+    jobs = incident.holders | incident.job_speeds.keys()
+    return seconds if seconds or not jobs or is_known & jobs else None
 
 
 def parts_of(incident: Incident, devices: ClusterDevices) -> tuple[NicDocument | GpuDocument, ...]:
@@ -131,10 +140,7 @@ def incident_document(
             for each in incident.evidence
         ),
         symptoms=tuple(sorted(incident.symptoms)),
-        lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
-        lost_gpu_time_seconds=lost_time(
-            sum(incident.lost_gpu_seconds.values()), jobs, incident.judged_jobs
-        ),
+        lost_gpu_time_seconds=lost_time(incident),
         action=kind.action,
         commands=tuple(
             commands_of(
@@ -204,7 +210,7 @@ def _device(cause: Cause, devices: ClusterDevices, groups: PeerGroups) -> Entity
         return _leaf(cause.position, devices, groups)
     if cause.kind == "storage":
         return StorageDocument(cause.name)
-    return _job(cause.job) if cause.job else NodeDocument(cause.name)
+    return JobDocument(*cause.job) if cause.job else NodeDocument(cause.name)
 
 
 def _gpu(position: int, devices: ClusterDevices) -> GpuDocument:
@@ -237,9 +243,17 @@ def _leaf(leaf: int, devices: ClusterDevices, groups: PeerGroups) -> LeafDocumen
     )
 
 
-def _job(key: JobKey, speed: float | None = None, end_ns: int | None = None) -> JobDocument:
+def _victim(incident: Incident, key: JobKey, speed: float | None) -> JobDocument:
+    end_ns, loss = incident.ended_jobs.get(key), ""
+    if idle := incident.idle_gpus.get(key):
+        duration = figures.duration(idle.seconds / idle.count)
+        loss = f"{figures.count(idle.count, 'GPU')} idle for {duration}"
+    elif speed is not None and key in incident.job_steps:
+        now, usual = incident.job_steps[key], incident.usual_steps[key]
+        steps = "no step ends" if math.isinf(now) else f"steps take {now:.3g} s"
+        loss = f"{steps}, before {usual:.3g} s"
     ended = None if end_ns is None else format_timestamp(end_ns)
-    return JobDocument(key.tenant, key.source, key.workload, speed, ended)
+    return JobDocument(*key, speed, ended, loss)
 
 
 def _number(text: str) -> int | None:
@@ -338,6 +352,7 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
         speed += f", ended {_time_text(job.ended)}" if job.ended else ""
+        speed += f", {job.loss}" if job.loss else ""
         yield f"  {entity_text(job)}{speed}"
     if job_count > len(incident.jobs):
         yield f"  {figures.count(job_count - len(incident.jobs), 'more job')}"

@@ -23,7 +23,7 @@ from railscope_collector.workloads.job_roster import JobKey
 MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own, and causes; all are counted."""
 MAX_REACH_CELLS = 5000
-"""Nodes, rails and jobs of open incidents with metrics."""
+"""Nodes, rails and jobs that open incidents reach with metrics, and jobs that they affect."""
 _OPERATOR = "by the operator: "
 """Beginning of the action on an incident that the tenant cannot end."""
 OTHER_TENANT = api.JobDocument("another tenant", "", "-")
@@ -33,7 +33,7 @@ OTHER_TENANT = api.JobDocument("another tenant", "", "-")
 class ReportedIncident:
     """An incident as of its last evaluation.
 
-    `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it touches.
+    `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it affects.
     """
 
     document: api.IncidentDocument
@@ -77,7 +77,7 @@ class ReportedIncident:
         return self.is_open and self.document.explained_by is None
 
     def of_tenant(self, tenant: str) -> ReportedIncident | None:
-        """Return what a tenant may read; None if no job of the tenant is touched.
+        """Return what a tenant may read; None if no job of the tenant is affected.
 
         Of other tenants nothing is shown: no job with its ranks, no name of a node without jobs of the tenant, no loss, no
         median of devices, no class of what the incident explains. The detail, which repeats the evidence, is that of the tenant's
@@ -116,7 +116,6 @@ class ReportedIncident:
             jobs=jobs[: report.MAX_LISTED],
             victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),
             victim_count=len(nics) + len(jobs),
-            lost_gpu_seconds=round(lost),
             lost_gpu_time_seconds=round(lost)
             if lost or whole.lost_gpu_time_seconds is not None
             else None,
@@ -271,23 +270,23 @@ class IncidentTable:
         return next((each for each in self.incidents if each.document.id == number), None)
 
     def of_tenant(self, tenant: str, number: str | None = None) -> Iterator[ReportedIncident]:
-        """Yield what a tenant may read of the incidents that touch its jobs, oldest first, or of one of them.
+        """Yield what a tenant may read of the incidents that affect its jobs, oldest first, or of one of them.
 
         An explanation that the tenant may not read is none: for this tenant, the incident is a cause.
         """
-        touching = {
+        affecting = {
             each.document.id: each for each in self.incidents if tenant in each.tenant_nodes
         }
-        chosen = touching.values() if number is None else filter(None, [touching.get(number)])
+        chosen = affecting.values() if number is None else filter(None, [affecting.get(number)])
         for own in filter(None, (each.of_tenant(tenant) for each in chosen)):
             document = own.document
-            if document.explained_by is None or document.explained_by in touching:
+            if document.explained_by is None or document.explained_by in affecting:
                 yield own
             else:
                 yield replace(own, document=msgspec.structs.replace(document, explained_by=None))
 
     def cells(self, tenant: str | None = None) -> Iterator[ViewCell]:
-        """Yield the metrics of incidents; for a tenant those that touch its jobs."""
+        """Yield the metrics of incidents; for a tenant those that affect its jobs."""
         if not self.timestamp_ns:
             return
         reported = self.incidents if tenant is None else tuple(self.of_tenant(tenant))
@@ -306,11 +305,11 @@ class IncidentTable:
             yield _incident_cell(each)
             document = each.document
             yield ViewCell(catalog.TITLE, (document.id, document.title, document.action), 1)
-        touching = [each for each in roots if each.document.severity != Severity.INFO]
         if tenant is None:
-            yield from islice(_cause_cells(touching), MAX_INCIDENT_CELLS)
-            yield from islice(_reach_cells(touching), MAX_REACH_CELLS)
-        yield from islice(_job_cells(touching, tenant), MAX_REACH_CELLS)
+            inhibiting = [each for each in roots if each.document.severity != Severity.INFO]
+            yield from islice(_cause_cells(inhibiting), MAX_INCIDENT_CELLS)
+            yield from islice(_reach_cells(inhibiting), MAX_REACH_CELLS)
+        yield from islice(_job_cells(roots), MAX_REACH_CELLS)
         yield from islice(self._step_cells(tenant), MAX_REACH_CELLS)
 
     def _step_cells(self, tenant: str | None) -> Iterator[ViewCell]:
@@ -417,24 +416,22 @@ def _device_labels(entity: api.EntityDocument) -> Iterator[tuple[str, ...]]:
 
 
 def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
-    """Yield the nodes and rails that incidents touch: alerts on symptoms there are inhibited."""
+    """Yield the nodes, rails and jobs that incidents reach: alerts on symptoms there are inhibited."""
     for incident in incidents:
-        labels = _reach_labels(incident)
-        for node in sorted(incident.reach.nodes.union(*incident.tenant_nodes.values())):
-            yield ViewCell(catalog.REACH, (*labels, node, ""), 1)
-        for rail in sorted(incident.reach.rails - {""}):
-            yield ViewCell(catalog.REACH, (*labels, "", rail), 1)
+        name, reach = incident.document.incident_class, incident.reach
+        labels = incident.document.id, name, AREAS.get(name, "network")
+        for node in sorted(reach.nodes):
+            yield ViewCell(catalog.REACH, (*labels, node, "", "", "", ""), 1)
+        for rail in sorted(reach.rails - {""}):
+            yield ViewCell(catalog.REACH, (*labels, "", rail, "", "", ""), 1)
+        for job in sorted(reach.jobs):
+            yield ViewCell(catalog.REACH, (*labels, "", "", *job), 1)
 
 
-def _job_cells(incidents: Iterable[ReportedIncident], tenant: str | None) -> Iterator[ViewCell]:
-    """Yield the jobs that incidents affect: those that run, and those that ended, which a notification names too."""
+def _job_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
+    """Yield the jobs that incidents affect: those of their documents, whose first ones alone these list."""
     for incident in incidents:
-        ended = {JobKey(job.tenant, job.source, job.workload) for job in incident.jobs if job.ended}
-        for key in sorted(incident.reach.jobs | ended):
-            if tenant in {None, key.tenant}:
-                yield ViewCell(catalog.JOB_REACH, (*key, *_reach_labels(incident)), 1)
-
-
-def _reach_labels(incident: ReportedIncident) -> tuple[str, str, str]:
-    name = incident.document.incident_class
-    return incident.document.id, name, AREAS.get(name, "network")
+        names = incident.document.id, incident.document.incident_class
+        for job in incident.jobs:
+            key = job.tenant, job.source, job.workload
+            yield ViewCell(catalog.JOB_INCIDENT, (*key, *names), 1)

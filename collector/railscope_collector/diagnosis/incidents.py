@@ -49,6 +49,20 @@ MAX_OPEN_PER_CAUSE_NODE = 64
 
 
 @dataclass(slots=True)
+class IdleGpus:
+    """GPUs of a job that a fault ended: a job of another time that holds one ends its loss."""
+
+    gpus: tuple[int, ...]
+    """Positions of those that no job has held since."""
+    count: int
+    """Number of GPUs that the job had."""
+    until_ns: int
+    """Time up to which their loss is counted."""
+    seconds: float = 0.0
+    """GPU-seconds that they were idle."""
+
+
+@dataclass(slots=True)
 class Incident:
     """A fault: its cause, evidence and victims. Times are on the collector's clock; 0 while it lasts."""
 
@@ -78,14 +92,22 @@ class Incident:
     """Estimate of the lost GPU-seconds by tenant; a job's loss counts for one incident."""
     judged_jobs: set[JobKey] = field(default_factory=set)
     """Jobs whose speed was known at some evaluation."""
+    usual_steps: dict[JobKey, float] = field(default_factory=dict)
+    """Seconds that a step of a job took before the onset."""
+    job_steps: dict[JobKey, float] = field(default_factory=dict)
+    """Seconds that a step of a job takes, where its speed follows from its steps."""
+    idle_gpus: dict[JobKey, IdleGpus] = field(default_factory=dict)
+    """GPUs of the jobs that it ended, until they are held again."""
     ended_jobs: dict[JobKey, int] = field(default_factory=dict)
     """Touched jobs that ended since the fault may have begun, with the latest time at which they can have ended."""
     holders: set[JobKey] = field(default_factory=set)
     """Jobs that have held the device that is the cause."""
     scheduler: str = ""
     """Scheduler of the job that is or holds the cause, or that loses time, otherwise of most jobs; empty if no claim names one."""
+    job_nodes: dict[JobKey, tuple[str, ...]] = field(default_factory=dict)
+    """Nodes of the jobs that the incident touches or slows down."""
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
-    """Nodes of the jobs that the incident touches, by tenant."""
+    """Nodes of these jobs by tenant, as release 0.3.0 saved them."""
     last_slot: int = 0
     quiet_slots: int = 0
     """Evaluations in a row, with samples of its nodes, that do not show it; a restart begins them again."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -32,6 +32,7 @@ from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import (
     incident_document,
+    nodes_by_tenant,
     parts_of,
     victims_of,
 )
@@ -459,6 +460,8 @@ class DiagnosisEngine:
     def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:
         groups = diagnosis.groups or PeerGroups(diagnosis.devices)
         seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
+        nics, jobs = victims_of(incident, diagnosis.devices)
+        touched = incident.reach.nodes.union(*incident.job_nodes.values())
         return ReportedIncident(
             incident_document(
                 incident,
@@ -468,10 +471,11 @@ class DiagnosisEngine:
                 diagnosis.end_of(incident.last_slot),
             ),
             incident.onset_ns,
-            incident.reach,
-            *victims_of(incident, diagnosis.devices),
+            replace(incident.reach, nodes=touched),
+            nics,
+            jobs,
             tuple(curve.document() for curve in self._curves.get(incident.incident_id, ())),
-            {name: frozenset(nodes) for name, nodes in incident.tenant_nodes.items()},
+            nodes_by_tenant(incident, jobs),
             dict(incident.lost_gpu_seconds),
             parts_of(incident, diagnosis.devices),
             tuple(each.job for each in incident.evidence),

@@ -390,7 +390,7 @@ def test_a_tenant_reads_no_name_of_another_tenants_node() -> None:
         {
             "id": "1", "class": "hw_slowdown", "text": "", "title": "hw_slowdown: rack r of n1, n2", "cause": {"kind": "rack", "rack": "r", "nodes": ["n1", "n2"]},
             "onset": "", "onset_uncertainty_seconds": 30.0, "detected": "", "ended": None, "severity": "warning", "confidence": 0.8, "victims": [],
-            "victim_count": 0, "jobs": [], "symptoms": [], "lost_gpu_seconds": 7, "action": "", "runbook": "", "detail": "n2", "limits": "", "explained_by": None,
+            "victim_count": 0, "jobs": [], "symptoms": [], "lost_gpu_time_seconds": 7, "action": "", "runbook": "", "detail": "n2", "limits": "", "explained_by": None,
             "evidence": [
                 {"signal": "s", "device": f"{node} GPU 1", "value": 1.0, "threshold": 0.0, "comparison": "", "window_seconds": 30.0} for node in ("n1", "n2")
             ],

@@ -13,5 +13,5 @@ def test_a_job_that_an_incident_ended_has_a_metric() -> None:
     other = {"kind": "job", "tenant": "vision", "source": "slurm", "workload": "8"}
     jobs = [killed | {"ended": "2026-01-01T00:01:00Z"}, other | {"ended": "2026-01-01T00:01:00Z"}]
     table = IncidentTable(1, (incident("I1", jobs=jobs, severity="critical"),))
-    found = [cell.labels[:3] for cell in table.cells() if cell.metric is catalog.JOB_REACH]
+    found = [cell.labels[:3] for cell in table.cells() if cell.metric is catalog.JOB_INCIDENT]
     assert found == [("language", "slurm", "60937"), ("vision", "slurm", "8")]

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.incidents import NIC, incident
+from support.incidents import NIC, NO_REACH, incident
 
 from railscope.api import EvidenceDocument, GainDocument, JobDocument
 from railscope_collector.diagnosis.evidence_words import dated_text, evidence_text
-from railscope_collector.diagnosis.findings import Compared
+from railscope_collector.diagnosis.findings import Cause, Compared
+from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_report import describe, lost_time
+from railscope_collector.diagnosis.incidents import IdleGpus, Incident
 from railscope_collector.sinks.incident_webhook import FIRING, notification
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -134,33 +136,28 @@ def test_advice_has_a_gain_in_place_of_a_cost() -> None:
     assert not any("lost" in line for line in lines)
 
 
-RUNNING, ENDED = (
-    JobDocument("a", "slurm", "7"),
-    JobDocument("a", "slurm", "8", None, "2026-01-01T00:00:00Z"),
-)
+JOB = JobKey("a", "slurm", "7")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "jobs", "judged", "lost"),
+    ("facts", "lost"),
     [
-        (0.0, [], set(), 0),
-        (0.0, [RUNNING], {("a", "slurm", "7")}, 0),
-        (0.0, [RUNNING], set(), None),
-        (0.0, [ENDED], {("a", "slurm", "8")}, None),
-        (0.0, [RUNNING, ENDED], {("a", "slurm", "7")}, 0),
-        (12.4, [ENDED], set(), 12),
+        ({}, 0),
+        ({"holders": {JOB}, "judged_jobs": {JOB}}, 0),
+        ({"holders": {JOB}}, None),
+        ({"holders": {JOB}, "judged_jobs": {JOB}, "ended_jobs": {JOB: 1}}, None),
+        ({"holders": {JOB}, "ended_jobs": {JOB: 1}, "lost_gpu_seconds": {"a": 12.4}}, 12),
+        ({"holders": {JOB}, "ended_jobs": {JOB: 1}, "idle_gpus": {JOB: IdleGpus((), 8, 0)}}, 0),
     ],
 )
-def test_a_loss_without_a_known_speed_is_not_zero(
-    seconds: float, jobs: list[JobDocument], judged: set[JobKey], lost: int | None
+def test_a_loss_of_which_nothing_is_known_is_not_zero(
+    facts: dict[str, Any], lost: int | None
 ) -> None:
-    assert lost_time(seconds, jobs, judged) == lost
-    document = msgspec.structs.replace(
-        incident("a").document, lost_gpu_time_seconds=lost, jobs=tuple(jobs)
-    )
-    lines = list(describe(document, 0, len(jobs)))
-    assert ("  loss not known" in lines) == (lost is None)
-    assert any("ended 2026" in line for line in lines) == (ENDED in jobs)
+    cause = Cause("nic", 0)
+    found = Incident("a", "link_down", cause, 0, 0, Severity.CRITICAL, (), NO_REACH, 1.0, **facts)
+    assert lost_time(found) == lost
+    document = msgspec.structs.replace(incident("a").document, lost_gpu_time_seconds=lost)
+    assert ("  loss not known" in describe(document, 0, 0)) == (lost is None)
 
 
 def test_evidence_of_many_devices_has_the_first_four() -> None:

@@ -66,7 +66,7 @@ def test_an_incident_opens_while_frames_arrive_and_closes_an_hour_after_them(
     assert isinstance(document.cause, NicDocument)
     assert (document.incident_class, document.cause.node) == ("slow_receiver", "gpu-node-2")
     assert document.ended is not None
-    assert document.lost_gpu_seconds > 0
+    assert document.lost_gpu_time_seconds > 0
     (curve,) = incident.curves
     values = [point.value for point in curve.points]
     before, after = (
@@ -88,7 +88,8 @@ def test_a_restart_continues_an_incident(frames: ArrivingFrames, tmp_path: Path)
     assert list(run_until(after, frames, middle_ns, middle_ns + 50 * SECOND_NS)) == []
     (incident,) = after.table.incidents
     assert incident.is_open
-    assert incident.document.lost_gpu_seconds > before.table.incidents[0].document.lost_gpu_seconds
+    lost, earlier = incident.lost_gpu_seconds, before.table.incidents[0].lost_gpu_seconds
+    assert sum(lost.values()) > sum(earlier.values()) > 0
     assert after.table.opened == {"slow_receiver": 1}
     assert [each.sequence for each in after.changes] == [1]
     assert after.acknowledged == 0
@@ -247,10 +248,10 @@ async def test_a_tenant_reads_the_incidents_that_touch_its_jobs(
 ) -> None:
     async with diagnosed(frames, tmp_path) as one:
         (whole,) = (await one.json("/api/v1/incidents"))["rows"]
-        assert whole["lost_gpu_seconds"] > 0
+        assert whole["lost_gpu_time_seconds"] > 0
         (own,) = (await one.json("/api/v1/incidents", "token-physics"))["rows"]
         assert (own["id"], own["jobs"]) == (whole["id"], whole["jobs"])
-        assert own["lost_gpu_seconds"] == whole["lost_gpu_seconds"]
+        assert own["lost_gpu_time_seconds"] == whole["lost_gpu_time_seconds"]
         assert (await one.json("/api/v1/incidents", "token-other"))["rows"] == []
         assert (await one.get(f"/api/v1/incidents/{whole['id']}", "token-other"))[0] == 404
 
@@ -262,7 +263,7 @@ def test_another_tenants_job_is_not_named(frames: ArrivingFrames, tmp_path: Path
     (incident,) = engine.table.incidents
     own = incident.of_tenant("physics")
     assert own is not None
-    assert own.document.lost_gpu_seconds == incident.document.lost_gpu_seconds
+    assert own.document.lost_gpu_time_seconds == incident.document.lost_gpu_time_seconds
     assert [job.tenant for job in own.document.jobs] == ["physics"]
     foreign = JobDocument("physics", "slurm", "secret")
     nodes = {**incident.tenant_nodes, "other": frozenset({"gpu-node-3"})}
