@@ -73,7 +73,7 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
         _update_speeds(view, incident, own_jobs[incident.incident_id], has_own)
     for key, cause in _main_causes(causes, touched, view.states.keys()).items():
         _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
-    _add_idle_gpus(view, causes)
+    _add_idle_gpus(view, lasting, causes)
     for incident in found:
         _add_nodes(view, incident, touched[incident.incident_id])
 
@@ -149,9 +149,9 @@ def _speed_by_steps(view: DiagnosisView, incident: Incident, state: JobState) ->
     """
     slot, key, usual = view.signals.slot, state.job.key, incident.usual_steps
     onset_slot = slot - (view.timestamp_ns - incident.onset_ns) // SLOT_NS
-    if key not in usual and len(usual) < MAX_JOBS:
-        before = [period for last, period in state.history.steps if last <= onset_slot]
-        usual.update({key: median_known(np.array(before))} if before else {})
+    before = [period for last, period in state.history.steps if last <= onset_slot]
+    if key not in usual and before and len(usual) < MAX_JOBS:
+        usual[key] = median_known(np.array(before))
     if key not in usual:
         return np.nan
     if state.exchange < MIN_EXCHANGE and slot - SLOTS_PER_MINUTE >= onset_slot:
@@ -159,7 +159,10 @@ def _speed_by_steps(view: DiagnosisView, incident: Incident, state: JobState) ->
         return 0.0
     last, period = state.history.steps[-1] if state.history.steps else (-1, np.nan)
     if last - STEP_SLOTS < onset_slot or slot - last > SLOTS_PER_MINUTE:
-        return np.nan
+        if incident.job_steps.get(key) != np.inf:
+            return np.nan
+        del incident.job_steps[key]  # it exchanges again, and no window shows yet how fast
+        return 1.0
     incident.job_steps[key] = period
     return usual[key] / period
 
@@ -240,17 +243,25 @@ def _charge(incident: Incident, tenant: str, seconds: float) -> None:
     lost[name] = lost.get(name, 0.0) + seconds
 
 
-def _add_idle_gpus(view: DiagnosisView, causes: Iterable[Incident]) -> None:
-    """Add what the GPUs of the jobs that a critical fault ended lose until a job holds them; a job ends others by itself."""
+def _add_idle_gpus(
+    view: DiagnosisView, lasting: Iterable[Incident], causes: Iterable[Incident]
+) -> None:
+    """Add what the GPUs of the jobs that a critical fault ended lose until a job holds them; others end by themselves."""
     now_ns = view.timestamp_ns
-    found = [each for each in causes if each.severity == Severity.CRITICAL]
+    charged = {key: idle.until_ns for each in lasting for key, idle in each.idle_gpus.items()}
+    found = [
+        each
+        for each in causes
+        if each.severity == Severity.CRITICAL and each.incident_class.slows_jobs
+    ]
     begun = {key for incident in found for key in incident.idle_gpus}
     for incident in sorted(found, key=lambda each: -each.confidence):
         for ended in _ended_since(view, incident):
             key, gpus = ended.job.key, tuple(ended.job.gpus.tolist())
             if key in incident.ended_jobs and key not in begun:
                 begun.add(key)
-                incident.idle_gpus[key] = IdleGpus(gpus, len(gpus), min(ended.end_ns, now_ns))
+                since_ns = charged.get(key, min(ended.end_ns, now_ns))
+                incident.idle_gpus[key] = IdleGpus(gpus, len(gpus), since_ns)
         for key, idle in incident.idle_gpus.items():
             idle.gpus = tuple(gpu for gpu in idle.gpus if view.job_of_gpu[gpu] < 0)
             span_ns = min(now_ns - idle.until_ns, (CLOSE_SLOTS + 1) * SLOT_NS)
