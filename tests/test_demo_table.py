@@ -60,7 +60,7 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     )
     assert lines[:4] == [
         "DEGRADED: 5 nodes: 4 healthy, 1 unknown; 32 GPUs: 24 claimed, 8 unknown",
-        "99 % busy  20.4 kW  console http://127.0.0.1:1/",
+        "99 % busy 1min  20.4 kW  console http://127.0.0.1:1/",
         "next fault in 41 s: hot gpu on gpu-node-4; Ctrl-C ends",
         "critical  fault 1: reset",
     ]

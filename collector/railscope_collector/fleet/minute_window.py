@@ -18,7 +18,7 @@ SLOTS = 6
 SLOT_NS = 10 * SECOND_NS
 """More than a step of most jobs, and two envelopes of an agent with the default settings."""
 MAX_STEP_SECONDS = SLOTS * SLOT_NS / SECOND_NS
-"""The increase over a longer time, such as one without a collector, does not belong to the last minute."""
+"""An increase over a longer time, such as one without a collector, is not of the last minute."""
 _MIN_SLOT_SECONDS = SLOT_NS / SECOND_NS / 2
 """A slot of which less is known has no share of its own."""
 
