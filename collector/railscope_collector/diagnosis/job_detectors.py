@@ -242,7 +242,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
     Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
     hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown. Tasks that
-    wait for processors explain a gap, also a small one, and one that the job has time for.
+    wait for processors, or take them, explain a gap, also a small one, and one that the job has time for.
     """
     pressed, past = _is_pressed(view), job_steps.low_use(view)
     slots, early = (
@@ -401,8 +401,8 @@ def _is_pressed_more(view: findings.DiagnosisView, nodes: slot_sums.Positions) -
 
 
 MIN_CPU, CPU_FACTOR = 0.5, 2.0
-"""Processor time in use of a late host, and relative to its past and to the other nodes of its job: tasks that are bound to processors wait
-although others are free, but hardly while most are.
+"""Processor time in use of a late host, and relative to its past and to the other nodes of its job. Below half, each task finds a free
+processor; above, those that are bound to some may wait although others are free.
 """
 
 

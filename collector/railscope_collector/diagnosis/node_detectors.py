@@ -120,8 +120,8 @@ def stale_nodes(
     """Yield nodes without receipts: down if their jobs wait for them, separated if their jobs continue.
 
     The evidence is what the other nodes of a job report. The node is down if they exchange no data while their GPUs are busy, for
-    longer than in any pause before, or with missed acknowledgements. It is separated if they exchange data after its last
-    receipt. Otherwise it stays unknown, however long: it has no job on other nodes too, the nodes of the job exchange nothing
+    longer than in any pause before, or with missed acknowledgements; or if one of them misses acknowledgements on its rails since
+    then. It is separated if they work and exchange data after its last receipt. Otherwise it stays unknown, however long: it has no job on other nodes too, the nodes of the job exchange nothing
     over their NICs, or the job has ended with it. The alert on the node remains then.
 
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is

@@ -95,8 +95,10 @@ def _is_delayed(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
     nodes, used = job_steps.node_means(view, job, view.signals.gpu["utilization"])
     waits = waits_for_io(view, nodes)
     usual_use = job_steps.node_means(view, job, job_steps.low_use(view))[1]
-    if np.isnan(usual_use).all() or np.isnan(state.speed):
-        # A new job, or one that exchanges nothing, as on one GPU: its speed is unknown.
+    is_new = np.isnan(usual_use).all()
+    if is_new or np.isnan(state.speed):  # it exchanges nothing, as on one GPU
+        if not is_new and state.utilization_now < job_steps.MIN_INPUT:
+            return False
         # Tasks cannot wait longer than the operations take together: else they wait for another disk.
         pressure = view.signals.node["io_pressure"][nodes]
         explained = _in_flight(view)[nodes] > MIN_EXPLAINED * pressure
