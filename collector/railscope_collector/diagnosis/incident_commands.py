@@ -180,9 +180,9 @@ REMEDIES: Mapping[str, Mapping[str, _Step]] = {
 }  # fmt: skip
 """Steps in their order, by class of incidents."""
 _ENDED: Mapping[str, _Step] = {
-    "verify": ("# The fault has ended. If {node} is still drained:", *_VERIFY),
+    "verify": ("railscope nodes {node}", "# The fault has ended. If {node} is still drained, go on when it reports and is healthy."),
     "resume": _RESUME,
-}
+}  # fmt: skip
 
 
 def commands_of(

@@ -179,7 +179,7 @@ def test_without_the_names_of_its_remedy_no_node_returns_and_no_service_stays_st
 
 def test_an_incident_that_has_ended_has_commands_of_return_only() -> None:
     verify, resume = commands_of("ecc_uncorrectable", "a", GPU, "slurm", has_ended=True)
-    assert verify.comment.startswith("The fault has ended. If gpu-node-1 is still drained:")
+    assert verify.comment.startswith("The fault has ended. If gpu-node-1 is still drained,")
     assert resume.commands == ("scontrol update nodename=gpu-node-1 state=resume",)
     assert not list(commands_of("nccl_hang", "a", JOBS[0], "slurm", has_ended=True))
     unnamed = GpuDocument("", 4, "", "")
