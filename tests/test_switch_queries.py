@@ -88,7 +88,7 @@ CASES: tuple[tuple[str, str, int, dict[str, float]], ...] = (
     ("rails", "Pause frames to NICs, received by NICs", 0, {ON_RAIL: 9}),
     ("rails", "Pause frames to switches, received by switches", 0, {ON_RAIL: 4}),
     ("rails", "Pause frames to switches, sent by NICs", 0, {ON_RAIL: 4}),
-    ("rails", "Both ends by rail", 0, {'{rail="3"}': 1000}),
+    ("rails", "Both ends by rail", 0, {'{rail="3"}': 8000}),  # bits
     ("rails", "Pause frames that only one end counted", 0, {OF_LINK: 1800}),
     ("rails", "Pause frames that only one end counted", 1, {}),
     ("pair", "Pause frames to the NIC", 0, {ONE: 11}),

@@ -191,7 +191,7 @@ async def test_a_session_reads_and_never_reports(tmp_path: Path) -> None:
         assert (await reader.get("/api/v1/nodes")).status == 200
         assert (await reader.post("/v1/frames", {}, Sec_Fetch_Site="same-origin")).status == 401
         page = await reader.get("/nodes")
-        assert "operator/reader" in page.text
+        assert "reader (operator)" in page.text
         out = await reader.post("/sign-out", {}, Sec_Fetch_Site="same-origin")
         assert (out.status, out.headers["Location"]) == (303, "/sign-in")
         assert reader.cookies() == {}
@@ -228,7 +228,7 @@ async def test_with_tls_the_cookie_is_secure_and_a_certificate_needs_no_sign_in(
             assert (await other.get("/nodes", Cookie=f"__Host-railscope={value}")).status == 200
         async with browser(running.url, client.context(server)) as certified:
             page = await certified.get("/nodes")
-            assert (page.status, "operator/certified" in page.text) == (200, True)
+            assert (page.status, "certified (operator)" in page.text) == (200, True)
 
 
 async def test_a_session_ends_with_its_token(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_query_has_its_bounds_and_values() -> None:
     assert set(found["state"]["enum"]) == {"", "failed", "degraded", "unknown", "healthy"}
     incidents = DOCUMENT["paths"]["/api/v1/incidents"]["get"]["parameters"]
     (severity,) = (each for each in incidents if each["name"] == "severity")
-    assert severity["schema"]["items"]["enum"] == ["info", "warning", "critical"]
+    assert severity["schema"]["items"]["enum"] == ["info", "warning", "critical", "all"]
 
 
 def check(path: str, status: int, text: str) -> None:
