@@ -239,9 +239,11 @@ class KubernetesProvider:
     ) -> tuple[NodeClaim, ...]:
         """Return the claims, with those of pods with shares as requested instead of as listed.
 
-        A pod with an exclusive device keeps it: an annotation, which a user may write, does not reduce it.
+        A pod with an exclusive device, or one under review, keeps it: an annotation, which a user may write, does not reduce it.
         """
-        exclusive_pods = {_pod_of(claim) for claim in node_claims if claim.exclusive}
+        exclusive_pods = {
+            _pod_of(claim) for claim in node_claims if claim.exclusive or claim.allocated_twice
+        }
         requests = {
             pod: request
             for pod, request in requests.items()

@@ -44,6 +44,8 @@ _TITLES = {
     "tenancy.transfer": "GPU passed to another tenant",
     "tenancy.unclaimed_use": "Use without a claim",
 }
+TYPES = frozenset(_TITLES)
+"""Types of records with a title; `admin` and `node` have further ones, by what changed."""
 _SOURCES = {"slurm": "Slurm", "kubernetes": "Kubernetes"}
 _AUTHORITIES = frozenset(each.label for each in ClaimAuthority) - {"administrator"}
 

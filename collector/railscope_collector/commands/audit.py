@@ -360,11 +360,9 @@ def show(  # noqa: PLR0913, PLR0917 - its options
             continue
         if is_selected(record, kind, node):
             _print_record(raw, as_json=as_json, wide=wide)
-    if kind and not any(is_of_kind(each, kind) for each in types):
-        expected = ", ".join(sorted(types)) or "none: there are no records"
-        message = (
-            f"no record of type {kind!r}: expected a type or family of these records: {expected}"
-        )
+    known = types | record_words.TYPES
+    if kind and not any(is_of_kind(each, kind) for each in known):
+        message = f"unknown type {kind!r}: expected a type or family of: {', '.join(sorted(known))}"
         raise click.ClickException(message)
 
 

@@ -17,7 +17,8 @@ from railscope.timestamps import SECOND_NS
 SLOTS = 6
 SLOT_NS = 10 * SECOND_NS
 """More than a step of most jobs, and two envelopes of an agent with the default settings."""
-MAX_STEP_SECONDS = SLOTS * SLOT_NS / SECOND_NS
+WINDOW_NS = SLOTS * SLOT_NS
+MAX_STEP_SECONDS = WINDOW_NS / SECOND_NS
 """An increase over a longer time, such as one without a collector, is not of the last minute."""
 _MIN_SLOT_SECONDS = SLOT_NS / SECOND_NS / 2
 """A slot of which less is known has no share of its own."""

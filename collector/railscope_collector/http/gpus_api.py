@@ -29,6 +29,7 @@ from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.entity_states import STATES
 from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.fleet.minute_window import WINDOW_NS
 from railscope_collector.http import incidents_api, json_responses, list_query
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.views import gpu_list
@@ -241,9 +242,13 @@ class FleetGpus:
         return dict(holders)
 
     def is_shared(self, position: int, tenant: str) -> bool:
-        """True if the readings of a GPU show what others do beside a tenant's job on it."""
-        holders = self.holders.get(position, ())
-        return any(not each.is_alone for each in holders if each.holding.job.tenant == tenant)
+        """True if the readings of a GPU show what others do on it, or did in the minute of the readings."""
+        from_ns = self.views.timestamp_ns - WINDOW_NS
+        return any(
+            not each.is_alone or each.holding.start_ns > from_ns
+            for each in self.holders.get(position, ())
+            if each.holding.job.tenant == tenant
+        )
 
     @cached_property
     def readings(self) -> dict[str, npt.NDArray[np.float64]]:
@@ -376,7 +381,9 @@ class GpusApi:
         values = {name: gpus.value(position, name) for name in VALUES}
         if owner is not None and gpus.is_shared(position, owner):
             values = dict.fromkeys(values)
-            reasons.append("readings are those of several jobs that share the GPU")
+            reasons.append(
+                "readings are those of several jobs that share the GPU, or held it within a minute"
+            )
         link_up, unclaimed = values.pop("link_up"), values.pop("unclaimed_processes")
         return api.Gpu(
             uuid,

@@ -15,9 +15,11 @@ import numpy as np
 
 from railscope import api
 from railscope.catalog import account as catalog, declare, derived_metric
+from railscope.catalog.rollup import is_of_last_minute
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
 from railscope_collector.fleet import fleet, schema_columns, view_cells
+from railscope_collector.fleet.minute_window import WINDOW_NS
 from railscope_collector.workloads import job_readings, job_roster
 
 MIN_COMPARED_GPUS = 2
@@ -156,7 +158,11 @@ class RunningJobs:
     def _rollups(
         self, job: job_roster.RunningJob
     ) -> Iterator[tuple[declare.Metric, tuple[str, ...], float]]:
+        newest_ns = max(place.holding.start_ns for place in job.places)
         for (metric, part), totals in self._totals.items():
+            # Earlier, the readings of the last minute are also those of the holder before.
+            if is_of_last_minute(metric) and newest_ns > self.timestamp_ns - WINDOW_NS:
+                continue
             for rollup in catalog.BY_JOB.get(metric, ()):
                 value = totals.total(rollup, job.number)
                 if value is not None:
