@@ -382,13 +382,7 @@ class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
     ended: Timestamp | None = None
     """Time by which the job ended while the incident was open; null while it runs."""
     loss: str = ""
-    """What the lost GPU time follows from, in words: the steps of a job of which no speed was known, the idle GPUs of an ended one."""
-
-
-class OtherDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="other"):
-    """An entity of a kind that this release does not have: a client reads it from a newer collector."""
-
-    name: str
+    """Basis of the lost GPU time, in words: the steps of a job whose speed was not known, or the idle GPUs of an ended job."""
 
 
 EntityDocument: TypeAlias = (
@@ -399,7 +393,6 @@ EntityDocument: TypeAlias = (
     | RackDocument
     | StorageDocument
     | JobDocument
-    | OtherDocument
 )
 
 
@@ -441,7 +434,7 @@ class CommandStep(msgspec.Struct, frozen=True):
     commands: tuple[str, ...]
     """Lines for a shell; none of what is done by hand."""
     comment: str = ""
-    """What to know before the commands are typed, or what to do by hand."""
+    """Advice to read before the commands are typed, or an instruction for work by hand."""
 
 
 class IncidentDocument(msgspec.Struct, frozen=True):

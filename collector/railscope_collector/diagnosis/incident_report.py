@@ -22,7 +22,6 @@ from railscope.api import (
     LeafDocument,
     NicDocument,
     NodeDocument,
-    OtherDocument,
     RackDocument,
     StorageDocument,
 )
@@ -312,8 +311,6 @@ def place_text(entity: EntityDocument) -> str:
             text = f"storage {entity.server}"
         case JobDocument():
             text = f"job {entity.workload} of {entity.tenant or 'no tenant'}"
-        case OtherDocument():
-            text = entity.name
     return text
 
 

@@ -365,8 +365,6 @@ def cause_labels(cause: api.EntityDocument) -> tuple[str, str, str, str]:
             labels = "storage", "", cause.server, ""
         case api.JobDocument():
             labels = "job", "", cause.workload, ""
-        case api.OtherDocument():
-            labels = "other", "", cause.name, ""
     return labels
 
 
