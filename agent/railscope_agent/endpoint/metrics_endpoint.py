@@ -156,7 +156,7 @@ class MetricsEndpoint:
         }
         answer = answers.get(request.path)
         if answer is None:
-            text = "404: unknown path: expected /metrics, /metrics/dcgm, /-/healthy or /-/ready"
+            text = f"404: unknown path: expected one of {', '.join(answers)}"
             return HttpServerResponse.text(text, HTTPStatus.NOT_FOUND)
         return answer(request)
 
