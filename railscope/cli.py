@@ -19,7 +19,7 @@ from railscope.settings import SettingsError
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ON_DEMAND = {
     "status": ("railscope.client.commands", "status", "Print the status of a running cluster or node on one screen."),
-    "top": ("railscope.client.commands", "top", "Show the status of a running cluster or node again and again."),
+    "top": ("railscope.client.commands", "top", "Show the status of a running cluster or node repeatedly."),
     "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
     "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),
     "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),

@@ -210,16 +210,16 @@ LISTINGS: Mapping[str, Listing] = {
         served=("state",),
     ),
     "rails": Listing(
-        "List the rails over all nodes, with their cells by state and their readings.",
+        "List the rails over all nodes, with their cells by state and readings of the last minute: of pauses the largest share of ten seconds.",
         columns("""
-            RAIL      rail                       name
+            RAIL      rail                       number
             FAILED    failed                     number
             UNKNOWN   unknown                    number
             DEGRADED  degraded                   number
             HEALTHY   healthy                    number
-            PAUSED 1min max   max_paused_ratio           ratio
-            PAUSING 1min max  max_pausing_ratio          ratio
-            BUSY 1min         mean_utilization_ratio     ratio
+            PAUSED max   max_paused_ratio        ratio
+            PAUSING max  max_pausing_ratio       ratio
+            BUSY 1min    mean_utilization_ratio  ratio
             IN Gb/s 1min      receive_bytes_per_second   gigabits  wide
             OUT Gb/s 1min     transmit_bytes_per_second  gigabits  wide
             HOTTEST   max_temperature_celsius    celsius   wide

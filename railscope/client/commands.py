@@ -20,7 +20,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from railscope import api
+from railscope import __version__, api
 from railscope.api.status import WORST_FIRST, Status, StatusReason, other_reasons, sums
 from railscope.client import contexts, text_layout
 from railscope.client.columns import (
@@ -39,10 +39,12 @@ from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp, u
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 EXIT = {"healthy": 0, "degraded": 1, "failed": 2, "unknown": 3}
 SEVERITIES = ("critical", "warning", "info")
-MAX_VIEW_AGE_SECONDS = 60.0
-"""Age from which views are stale; a collector computes them every few seconds."""
+FAILURES = (ClientError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of a request, and of an answer whose content is of another form than that of this release."""
 _RECENT_SECONDS = 30.0
 _MAX_LISTED = 5
+_MAX_ROWS = 1000
+_MAX_CAUSE = 200
 _WIDTH, _INDENT = 80, " " * 18
 
 
@@ -61,9 +63,17 @@ class ClientCommand(click.Command):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except ClientError as error:
-            click.echo(f"Error: {error.message}", err=True)
+        except FAILURES as error:
+            click.echo(f"Error: {failure_text(error)}", err=True)
             sys.exit(EXIT["unknown"])
+
+
+def failure_text(error: Exception) -> str:
+    """Return the cause of a failure, and how to fix it, in one line."""
+    if isinstance(error, ClientError):
+        return error.message
+    cause = show(f"{type(error).__name__}: {error}"[:_MAX_CAUSE])
+    return f"unexpected content of the answer: {cause}: expected that of version {__version__}; fix: use the command line of the server's release"
 
 
 # Options -----------------------------------------------------------------------------------------
@@ -112,6 +122,15 @@ connection_options = add_options(
 def open_client(options: Mapping[str, Any]) -> ReadClient:
     """Return a client of the server that options or the context name. Raises ClientError."""
     return ReadClient(contexts.choose_address(options, contexts.default_path()))
+
+
+def _open_list(options: Mapping[str, Any], name: str) -> ReadClient:
+    """Return a client of a server that has a list. Raises ClientError."""
+    client = open_client(options)
+    if client.address.is_agent and name not in {"nodes", "gpus"}:
+        message = f"an agent has no list of {name}; fix: name a collector with --collector URL"
+        raise ClientError(message)
+    return client
 
 
 # Text --------------------------------------------------------------------------------------------
@@ -181,27 +200,16 @@ def unmatched(rows: Sequence[Row], key: str, pattern: str) -> str:
 def read_rows(
     client: ReadClient, name: str, query: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Row]]:
-    """Return a document with its rows, worst first; states are unknown if it is stale. Raises ClientError."""
+    """Return a document with its rows. Raises ClientError, ValidationError."""
     found, sent_ns = client.get_as(dict[str, Any], f"/api/v1/{name}", tuple(query.items()))
-    computed_ns = found.get("timestamp_ns", sent_ns)
-    if not computed_ns:
+    if not found.get("timestamp_ns", sent_ns):
         message = f"{name}: it has not been computed yet; fix: wait until the collector is ready; /-/ready states the reason"
         raise ClientError(message)
-    rows = list(found.get(LISTINGS[name].rows, ()))
+    rows = msgspec.convert(found.get(LISTINGS[name].rows), list[dict[str, Any]])
     found["sent_ns"] = sent_ns
     for row in rows if name == "jobs" else ():
         row["runtime_seconds"] = (sent_ns - row["start_ns"]) / SECOND_NS
-    if (seconds := (sent_ns - computed_ns) / SECOND_NS) > MAX_VIEW_AGE_SECONDS:
-        found["stale"] = f"stale: computed {age(seconds)} ago"
-        unknown = {"state": "unknown", "reason": f"the views are {found['stale']}"}
-        rows = [row | unknown if "state" in row else row for row in rows]
-    if name in {"nodes", "jobs"}:
-        rows.sort(
-            key=lambda row: (
-                WORST_FIRST.index(row["state"]) if row.get("state") in WORST_FIRST else 0
-            )
-        )
-    return found, rows
+    return found, list(rows)
 
 
 def _read_list(
@@ -216,7 +224,7 @@ def _read_list(
     found, rows = read_rows(client, name, query)
     chosen, texts = rows, {}
     for key, pattern in filters.items():
-        if key in {*query, *_PARTS}:
+        if key in {*query, "limit", "offset"}:
             continue
         texts[key] = unmatched(rows, key, pattern)
         chosen = [row for row in chosen if not unmatched([row], key, pattern)]
@@ -224,45 +232,55 @@ def _read_list(
         texts[named] = unmatched(read_rows(client, "nodes", {})[1], named, query[named])
     if texts.get(named):
         raise ClientError(texts[named])
+    if client.address.is_agent:  # it returns all of its GPUs
+        offset = int(filters.get("offset", 0))
+        found |= {"found": len(chosen), "offset": offset}
+        chosen = chosen[offset:][: int(filters.get("limit", _MAX_ROWS))]
     return found, rows, chosen, texts
 
 
 def print_list(
     name: str, options: Mapping[str, Any], filters: Mapping[str, str], named: str = ""
-) -> None:
-    """Print a list; `named` is the filter that must match. Raises ClientError."""
-    listing, as_json = LISTINGS[name], options.get("as_json")
+) -> str:
+    """Print a list, and return its name: that of an agent's nodes is `gpus`. Raises one of FAILURES.
+
+    `named` is the filter that must match.
+    """
+    as_json = options.get("as_json")
     try:
-        found, rows, chosen, texts = _read_list(open_client(options), name, filters, named)
-    except ClientError as error:
+        client = _open_list(options, name)
+        if client.address.is_agent:
+            name = "gpus"
+        found, rows, chosen, texts = _read_list(client, name, filters, named)
+    except FAILURES as error:
         if not as_json:
             raise
-        click.echo(json.dumps({name: None, "absence": error.message}, indent=1))
+        click.echo(json.dumps({name: None, "absence": failure_text(error)}, indent=1))
+        if options.get("watch"):
+            return name
         sys.exit(EXIT["unknown"])
-    notes = {key: found[key] for key in ("stale", "problem", "suppressed") if found.get(key)}
-    end = found.get("offset", 0) + len(rows)
+    listing = LISTINGS[name]
+    notes = {key: found[key] for key in ("problem", "suppressed") if found.get(key)}
+    offset, total = found.get("offset", 0), found.get("found", len(chosen))
+    part = {"found": total, "offset": offset} if "offset" in listing.served else {}
     if as_json:
-        click.echo(json.dumps({name: chosen} | notes, indent=1))
-        return
+        click.echo(json.dumps({name: chosen} | part | notes, indent=1))
+        return name
     if not chosen:
         click.echo(f"{name}: none" + f" of {len(rows)} matches" * bool(rows))
     elif name == "incidents" and not options.get("wide"):
-        shown = sorted(msgspec.convert(chosen, list[api.IncidentDocument]), key=_urgency)
+        shown = msgspec.convert(chosen, list[api.IncidentDocument])
         click.echo("\n".join(incident_lines(shown, found["sent_ns"])))
     else:
         click.echo(table_text(listing.columns, chosen, wide=options.get("wide", False)))
     lines = [text for key, text in texts.items() if text and key not in {"state", "severity"}]
-    titles = {"stale": name, "problem": "incidents", "suppressed": "not listed"}
+    titles = {"problem": "incidents", "suppressed": "not listed"}
     lines += [f"{titles[key]}: {note}" for key, note in notes.items()]
-    if "offset" in listing.served and found.get("found", 0) > end:
-        lines.append(f"{found['found'] - end} of {found['found']} follow: --offset {end}")
+    if part and total > (end := offset + len(chosen)):
+        lines.append(f"{total - end} of {total} follow: --offset {end}")
     for line in lines:
         click.echo("\n".join(wrap(line, "  ")))
-
-
-def _urgency(one: api.IncidentDocument) -> tuple[Any, ...]:
-    rank = SEVERITIES.index(one.severity) if one.severity in SEVERITIES else 1
-    return one.ended is not None, one.explained_by is not None, rank, one.onset
+    return name
 
 
 def _list_command(name: str) -> click.Command:
@@ -270,7 +288,7 @@ def _list_command(name: str) -> click.Command:
     listing = LISTINGS[name]
     key = listing.options[0]
 
-    def run(chosen: str, watch: float | None, **options: Any) -> None:
+    def run(chosen: str, **options: Any) -> None:
         selects = (*listing.options, "limit", "offset")
         given = {each: options.get(each) for each in selects}
         filters = {each: str(value) for each, value in given.items() if value not in {None, ""}}
@@ -283,21 +301,17 @@ def _list_command(name: str) -> click.Command:
             if name == "incidents" and chosen:
                 _print_incident(chosen, options)
                 return
-            shown = "gpus" if options["agent"] and name == "nodes" else name
-            print_list(shown, options, filters, key if chosen or key == "node" else "")
-            is_one = name == shown == "nodes" and chosen and not set(chosen) & set("*?[")
+            printed = print_list(name, options, filters, key if chosen or key == "node" else "")
+            is_one = printed == "nodes" and chosen and not set(chosen) & set("*?[")
             if is_one and not options["as_json"]:
                 click.echo()
-                print_list("gpus", options, {"node": chosen})
+                print_list("gpus", options, {"node": chosen, "limit": str(_MAX_ROWS)})
 
-        repeat(draw, watch)
+        repeat(draw, options["watch"])
 
     options = [_filter_option(name, each) for each in listing.options if each != "id"]
     if "offset" in listing.served:
-        options += [
-            click.option(f"--{each}", type=click.IntRange(0), help=about)
-            for each, about in _PARTS.items()
-        ]
+        options += _PART_OPTIONS
     options += [
         json_option,
         click.option("--wide", is_flag=True, help="Print all columns in full; lines may be long."),
@@ -313,10 +327,18 @@ def _list_command(name: str) -> click.Command:
     return click.command(name, cls=ClientCommand, help=listing.about)(add_options(*options)(run))
 
 
-_PARTS = {
-    "limit": "Number of rows at most.",
-    "offset": "Number of rows to omit, for the next part.",
-}
+_PART_OPTIONS = [
+    click.option(
+        "--limit",
+        type=click.IntRange(1, _MAX_ROWS),
+        default=_MAX_ROWS,
+        show_default=True,
+        help="Number of rows at most.",
+    ),
+    click.option(
+        "--offset", type=click.IntRange(0), help="Number of rows to omit, for the next part."
+    ),
+]
 _ABOUT = {
     "node": "Only of these nodes, such as gpu-*.",
     "rail": "Only on this rail.",
@@ -355,13 +377,13 @@ def _filter_option(name: str, key: str) -> Callable[[_Command], _Command]:
 
 
 def repeat(draw: Callable[[], None], seconds: float | None) -> None:
-    """Print once, or again and again: after an error, the next print tries again."""
+    """Print once, or repeatedly: after an error, the next print tries again."""
     while seconds:
         click.clear()
         try:
             draw()
-        except ClientError as error:
-            click.echo(f"NO DATA, retrying: {error.message}")
+        except FAILURES as error:
+            click.echo(f"NO DATA, retrying: {failure_text(error)}")
         time.sleep(seconds)
     draw()
 
@@ -378,7 +400,7 @@ def _print_incident(incident_id: str, options: Mapping[str, Any]) -> None:
     """Print one incident with its evidence and commands. Raises ClientError."""
     try:
         path = f"/api/v1/incidents/{quote(incident_id, safe='')}"
-        one, _ = open_client(options).get_as(api.IncidentDocument, path)
+        one, _ = _open_list(options, "incidents").get_as(api.IncidentDocument, path)
     except ClientError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
@@ -428,7 +450,7 @@ def read_status(options: Mapping[str, Any]) -> tuple[Status, dict[str, str], int
 def status_lines(found: Status, server: Mapping[str, str], now_ns: int) -> Iterator[str]:
     """Yield a status on one screen."""
     old = "" if found.age_seconds is None else f", data {age(found.age_seconds)} old"
-    yield f"{found.status.upper()}  {server['program']} {server['server']}{old}"
+    yield f"{show(found.status).upper()}  {server['program']} {server['server']}{old}"
     reasons = other_reasons(found)
     for reason in reasons:
         yield from wrap(f"  {reason.status}: {reason.text}", "    ")
@@ -454,15 +476,16 @@ def status(*, as_json: bool, **options: Any) -> None:
     incident is open, or a GPU has failed. 3: unknown; no answer, no or stale data, or an error.
     """
     found, server, now_ns = read_status(options)
+    exit_status = EXIT.get(found.status, EXIT["unknown"])
     if as_json:
         content = msgspec.to_builtins(found)
-        head = {"status": content.pop("status"), "exit_status": EXIT[found.status]}
+        head = {"status": content.pop("status"), "exit_status": exit_status}
         click.echo(
             json.dumps(head | {"reasons": content.pop("reasons")} | server | content, indent=1)
         )
     else:
         click.echo("\n".join(status_lines(found, server, now_ns)))
-    sys.exit(EXIT[found.status])
+    sys.exit(exit_status)
 
 
 @click.command(cls=ClientCommand)
@@ -477,12 +500,12 @@ def status(*, as_json: bool, **options: Any) -> None:
 @click.option("--once", is_flag=True, help="Print once, and end.")
 @connection_options
 def top(*, interval: float, once: bool, **options: Any) -> None:
-    """Show the status with the nodes of a cluster, or the GPUs of an agent's node, again and again until Ctrl-C."""
+    """Show the status with the nodes of a cluster, or the GPUs of an agent's node, repeatedly until Ctrl-C."""
 
     def draw() -> None:
         found, server, now_ns = read_status(options)
         click.echo("\n".join([*status_lines(found, server, now_ns), ""]))
-        first = "nodes" if found.nodes is not None else "gpus" if options["agent"] else "jobs"
-        print_list(first, options, {})
+        has_nodes = found.nodes is not None or server["program"] == "agent"
+        print_list("nodes" if has_nodes else "jobs", options, {})
 
     repeat(draw, None if once or not sys.stdout.isatty() else interval)

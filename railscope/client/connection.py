@@ -44,11 +44,6 @@ class ClientError(RailscopeError, OSError):
         super().__init__(message)
         self.message, self.status = message, status
 
-    @property
-    def is_denied(self) -> bool:
-        """True if the server does not permit the request with these credentials."""
-        return self.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
@@ -56,7 +51,7 @@ class ServerAddress:
 
     url: str
     is_agent: bool = False
-    """True for an agent, which has only its metrics endpoint."""
+    """True for an agent, which has only the status and the GPUs of its node."""
     token_file: str = ""
     ca_file: str = ""
     certificate_file: str = ""
@@ -101,7 +96,7 @@ class ReadClient:
         except untrusted_text.DECODING_ERRORS as error:
             message = (
                 f"reading {self.address.url}{path} failed: invalid JSON: {_shown(str(error))}: expected the"
-                f" answer of a {self.address.program} of version {__version__} or newer; fix: check the URL"
+                f" answer of a {self.address.program} of version {__version__}; fix: check the URL and the version"
             )
             raise ClientError(message) from error
 
@@ -160,6 +155,8 @@ class ReadClient:
         fix = _FIXES.get(status, "")
         if not self.address.is_agent and any(part in body for part in _TEXTS_OF_AGENTS):
             text, fix = ": the server is an agent", f"--agent {self.address.url}"
+        elif self.address.is_agent and status == HTTPStatus.NOT_FOUND:
+            fix = f"check that the URL is the base URL of an agent of version {__version__}"
         elif status == HTTPStatus.UNAUTHORIZED and not self.address.token_file:
             fix = "name a file that contains a token with --token-file, or use a client certificate"
         request = f"reading {self.address.url}{path} failed"

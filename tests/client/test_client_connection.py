@@ -81,6 +81,12 @@ def test_another_status_is_stated_with_the_reason_of_the_server(
     assert "<html>" not in found.message
 
 
+def test_an_agent_without_the_path_is_of_another_version():
+    with scripted_server(lambda _: response(b"404: unknown path", "404 Not Found")) as server:
+        message = failure(ServerAddress(server.url, is_agent=True)).message
+    assert "404: unknown path; fix: check that the URL is the base URL of an agent of" in message
+
+
 def test_control_characters_of_a_server_are_visible():
     found = failure_of(json_response({"error": "\x1b[2Jred\u202e\n" + 5000 * "x"}, "403 Forbidden"))
     assert r"\x1b[2Jred\u202e\n" in found.message

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -331,28 +333,76 @@ def test_an_agent_that_is_read_as_a_collector_is_named_with_the_option_for_it():
         assert f"the server is an agent; fix: --agent {server.url}" in outcome.stderr
 
 
-@pytest.mark.parametrize("command", ["nodes", "jobs"])
-def test_states_are_those_of_the_server_and_unknown_if_they_are_stale(command: str):
-    (row,) = (JOB if command == "jobs" else {"node": "n1", **NODE},)
-    for seconds, shown in (
-        (0, "failed as stated"),
-        (600, "unknown the views are stale: computed 10 min ago"),
-        (None, ""),
-    ):
-        at_ns = 0 if seconds is None else NOW_NS - seconds * SECOND_NS
-        content = {
-            "timestamp_ns": at_ns,
-            "rows": [row | {"state": "failed", "reason": "as stated"}],
-        }
-        with collector({f"/api/v1/{command}": content}) as server:
-            outcome = run(command, "--json", "--collector", server.url)
-        found = json.loads(outcome.stdout)
-        if not shown:
-            assert (outcome.exit_code, found[command]) == (3, None), "not none"
-            assert found["absence"].startswith(f"{command}: it has not been computed yet; fix: ")
-            continue
-        (printed,) = found[command]
-        assert (outcome.exit_code, f"{printed['state']} {printed['reason']}") == (0, shown)
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("nodes", [NODE | {"node": "n1"}, NODE | {"node": "n2", "state": "failed"}]),
+        ("jobs", [JOB, JOB | {"state": "failed"}]),
+        ("incidents", [INCIDENT | {"severity": "info"}, INCIDENT]),
+    ],
+)
+def test_states_and_order_are_those_of_the_server(command: str, rows: list[dict[str, Any]]):
+    old = {"timestamp_ns": NOW_NS - 600 * SECOND_NS, "rows": rows}
+    with collector({f"/api/v1/{command}": old}) as server:
+        (found,) = json.loads(run(command, "--json", "--collector", server.url).stdout).values()
+        text = run(command, "--collector", server.url).stdout
+    assert [row | each for row, each in zip(found, rows, strict=True)] == found
+    words = ("info", "critical") if command == "incidents" else ("healthy", "failed")
+    assert text.index(words[0]) < text.index(words[1])
+
+
+@pytest.mark.parametrize(
+    ("command", "document", "error"),
+    [
+        ("nodes", {"timestamp_ns": 0, "rows": []}, "nodes: it has not been computed yet; fix: "),
+        ("nodes", {"rows": None}, "unexpected content of the answer: ValidationError: Expected `array`, got `null`"),
+        ("jobs", {"rows": [{"tenant": "vision"}]}, "KeyError: 'start_ns'"),
+        ("incidents", {"rows": [INCIDENT | {"cause": {"kind": "\x1b[2J"}}]}, r"'\x1b[2J'"),
+        ("nodes", {"rows": [{"gpus": "many"}]}, "ValueError: "),
+        ("status", STATUS | {"status": "maintenance\x1b[2J"}, ""),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_form_is_an_error_in_one_line(
+    command: str, document: dict[str, Any], error: str
+):
+    with collector({f"/api/v1/{command}": document}) as server:
+        outcome = run(command, "--collector", server.url)
+    assert outcome.exit_code == 3
+    assert error in outcome.stderr
+    assert outcome.output.replace("\n", "").isprintable()
+    assert len(outcome.stderr.splitlines()) == bool(error)
+
+
+def test_a_watched_list_as_json_goes_on_after_an_error():
+    with collector({"/api/v1/nodes": DENIED}) as server:
+        arguments = ("nodes", "--json", "--watch", "0.1", "--collector", server.url)
+        command = [sys.executable, "-m", "railscope", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
+            assert watched.stdout is not None
+            absent = (line for line in watched.stdout if "access denied" in line)
+            assert [next(absent, ""), next(absent, "")].count("") == 0
+            watched.kill()
+
+
+def test_the_gpus_of_an_agent_are_read_by_a_context_in_parts(tmp_path: Path):
+    environment = {"RAILSCOPE_CONTEXT": str(tmp_path / "context.toml")}
+    gpus = {"timestamp_ns": NOW_NS, "found": 3, "rows": [GPU | {"index": str(n)} for n in range(3)]}
+    status = STATUS | {"nodes": None}
+    with collector({"/api/v1/gpus": gpus, "/api/v1/status": status}) as server:
+        run("context", "set", "n1", "--agent", server.url, **environment)
+        for command in (("nodes",), ("top", "--once")):
+            outcome = run(*command, **environment)
+            assert outcome.exit_code == 0, outcome.output
+            lines = outcome.stdout.splitlines()
+            assert ["n1", "2", "failed"] in [line.split()[:3] for line in lines]
+        part = json.loads(
+            run("gpus", "--json", "--limit", "1", "--offset", "1", **environment).stdout
+        )
+        assert [row["index"] for row in part["gpus"]] == ["1"]
+        assert (part["found"], part["offset"]) == (3, 1)
+        for command in (("jobs",), ("incidents", "abc")):
+            error = f"an agent has no list of {command[0]}; fix: name a collector"
+            assert error in run(*command, **environment).stderr
 
 
 def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
@@ -509,6 +559,8 @@ def test_the_gpus_of_all_nodes_are_listed_in_parts():
     assert r"evil\x1b[2J" in wide.stdout
     (row,) = content["gpus"]
     assert {key: row[key] for key in GPU} == GPU
+    assert (content["found"], content["offset"]) == (3, 1)
+    assert "limit=1000 " in server.requests[1], "all of them without --limit"
 
 
 # Widths ------------------------------------------------------------------------------------------
