@@ -171,7 +171,7 @@ async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
     well, lines = await run_check(host)
     assert not well
     assert line(lines, "ok      health of GPUs").endswith(
-        "2 GPUs by 35 rules: 1 degraded, 1 failed"
+        "2 GPUs by 36 rules: 1 degraded, 1 failed"
     )
     assert line(lines, "BROKEN  GPU GPU-0") == (
         "BROKEN  GPU GPU-0 (index 0, 0000:01:00.0): failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"

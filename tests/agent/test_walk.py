@@ -70,7 +70,7 @@ async def test_growth_in_a_capture_needs_its_walk_and_not_only_its_end() -> None
     [
         ("lost-gpu", 1, "failed: gpu_lost (NVML reports the GPU as lost"),
         ("pending-row-remap", 1, "degraded: recovery_drain (the driver requires Drain and Reset)"),
-        ("dgx-a100", 0, "health of GPUs: 2 GPUs by 35 rules: 2 healthy"),
+        ("dgx-a100", 0, "health of GPUs: 2 GPUs by 36 rules: 2 healthy"),
     ],
 )
 def test_a_check_of_a_capture_reports_the_faults_of_its_gpus(

@@ -248,7 +248,9 @@ async def backed_up(site: ProgramDirectory, server: postgresql.PostgreSQL) -> Re
     await one.stores(FIRST | LOST)
 
     async def is_recorded() -> bool:
-        return "billing.head" in await one.run_command(f"railscope audit show {STATE}/audit; false")
+        return "billing.head" in await one.run_command(
+            f"railscope audit show --json {STATE}/audit; false"
+        )
 
     await wait_until(is_recorded, "the price book is in the audit log")
     return one

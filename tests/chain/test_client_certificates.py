@@ -60,5 +60,5 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: ProgramDirectory
     )
     assert verified.exit_code == 0, verified.output
     shown = CliRunner().invoke(railscope, ["audit", "show", str(audit)]).output
-    assert re.search("access.login +done +credential node/n1", shown)
-    assert re.search("access.denied +denied +credential operator/n2", shown)
+    assert re.search("Sign-in, by credential node/n1 .*done", shown)
+    assert re.search("Access denied, by credential operator/n2 .*denied", shown)

@@ -59,8 +59,7 @@ NOT_COMBINED = {
     **dict.fromkeys(
         ("railscope-incidents 101 A", "railscope-incidents 103 A", "railscope-incidents 105 A",
          "railscope-incidents 201 A", "railscope-incidents 201 B", "railscope-incidents 202 A",
-         "railscope-incidents 203 A", "railscope-incidents 204 A", "RailscopeIncidentReach 1",
-         "RailscopeIncidentReach 2"), OWN_DIAGNOSIS),
+         "railscope-incidents 203 A", "railscope-incidents 204 A", "RailscopeIncidentReach 1"), OWN_DIAGNOSIS),
 }  # fmt: skip
 """Queries that return something else where collectors share rails or jobs; by pod they return the same."""
 
