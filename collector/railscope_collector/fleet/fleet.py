@@ -196,7 +196,9 @@ class Fleet:
         if row and row.sheet.layout is update.layout:
             if row.schema != schema:
                 self.touched.add(node.name)
-                # Other entities in the same shape: the previous frame cannot be the base of a rate.
+            if row.schema != schema or row.boot_id != update.boot_id:
+                # Other entities in the same shape, or another boot clock: the previous frame cannot be the base of a
+                # rate, and the slots of its last minute are others.
                 row.schema, row.boot_ns, row.boot_id = schema, 0, ""
                 row.block.begin(row.index)
             return row

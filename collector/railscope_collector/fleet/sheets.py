@@ -8,7 +8,7 @@ Batches as numpy arrays. They are encoded by railscope.batch_encoding, without n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -93,10 +93,33 @@ def first_rows(batches: Sequence[Batch], columns: int) -> Integers:
     return np.frombuffer(bases, "<i8").reshape(len(batches), columns)
 
 
-def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
-    """Return the values of the last row of each batch, without computing those between."""
-    last = first.copy()
-    columns = first.shape[1]
+class ChangedColumns(NamedTuple):
+    """The columns that change within batches of equally many rows, in order, and their steps."""
+
+    numbers: list[int]
+    """The numbers of these batches."""
+    positions: Positions
+    """Positions in the table of all batches and columns."""
+    steps: Integers
+
+    def rows_of(self, first: Integers, columns: Positions) -> tuple[Positions, Positions, Integers]:
+        """Return the values in all rows of those of some columns that change.
+
+        Before them, the number of the batch and the position in `columns` of each.
+        """
+        numbers = np.array(self.numbers)
+        wanted = numbers[:, np.newaxis] * first.shape[1] + columns
+        found = self.positions.searchsorted(wanted)
+        # Any valid position: the comparison excludes these columns.
+        found[found == len(self.positions)] = 0
+        place, column = np.nonzero(self.positions[found] == wanted)
+        bases = first.reshape(-1)[wanted[place, column]]
+        steps = self.steps[found[place, column]]
+        return numbers[place], column, np.cumsum(np.column_stack([bases, steps]), axis=1)
+
+
+def changes(batches: Sequence[Batch], columns: int) -> Iterator[ChangedColumns]:
+    """Yield the columns that change, by the number of rows of their batches."""
     for rows in {batch.rows for batch in batches if batch.steps}:
         numbers = [n for n, batch in enumerate(batches) if batch.steps and batch.rows == rows]
         bits = np.frombuffer(b"".join([batches[n].changed for n in numbers]), np.uint8)
@@ -104,13 +127,20 @@ def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
             bits.reshape(len(numbers), -1), axis=1, count=columns, bitorder="little"
         )
         steps = np.frombuffer(b"".join([batches[n].steps for n in numbers]), "<i8")
-        # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
-        sums = np.einsum("ij->i", steps.reshape(-1, rows - 1))
         if len(numbers) == len(batches):
-            last.reshape(-1)[np.flatnonzero(changed)] += sums
+            positions = np.flatnonzero(changed)
         else:
             row, column = np.nonzero(changed)
-            last[np.array(numbers)[row], column] += sums
+            positions = np.array(numbers)[row] * columns + column
+        yield ChangedColumns(numbers, positions, steps.reshape(-1, rows - 1))
+
+
+def last_rows(first: Integers, changed: Iterable[ChangedColumns]) -> Integers:
+    """Return the values of the last row of each batch, without computing those between."""
+    last = first.copy()
+    for group in changed:
+        # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
+        last.reshape(-1)[group.positions] += np.einsum("ij->i", group.steps)
     return last
 
 
@@ -176,6 +206,7 @@ _NARROW_RANGE = 1 << 32
 _NS = 1e9
 
 Rates: TypeAlias = npt.NDArray[np.float64]
+Delays: TypeAlias = npt.NDArray[np.uint32]
 
 
 class SheetBlock:
@@ -202,6 +233,8 @@ class SheetBlock:
         self._window = MinuteWindow(rows, layout.largest)
         self._reasons: Codes | None = None
         """None while no value of any row is absent."""
+        self.delays_us: Delays | None = None
+        """Microseconds from the time of each row to the reads of its counters; None while none was read late."""
 
     def values_at(self, rows: Positions | slice, columns: Positions) -> Integers:
         """Return the newest values of rows, of columns that views read."""
@@ -263,6 +296,14 @@ class SheetBlock:
         rows, counters = rows[:, np.newaxis], self.layout.counters
         codes = None if self._reasons is None else self._reasons[rows, counters]
         return self._values[rows, self.layout.slots[counters]], codes
+
+    def replace_delays(self, rows: Positions, delays_us: Delays) -> Delays:
+        """Set the read delays of the counters of rows, and return those before."""
+        if self.delays_us is None:
+            self.delays_us = np.zeros((len(self.nodes), len(self.layout.counters)), np.uint32)
+        before = self.delays_us[rows]
+        self.delays_us[rows] = delays_us
+        return before
 
     def write(
         self,
@@ -389,12 +430,13 @@ class LayoutSheet:
     def _write_batches(self, pending: Sequence[PendingBatch]) -> None:
         batches = [entry.batch for entry in pending]
         first = first_rows(batches, self.layout.columns)
-        last = last_rows(batches, first)
+        changed = list(changes(batches, self.layout.columns))
+        last = last_rows(first, changed)
         codes = codes_of_last_rows(batches, self.layout.columns)
         codes = self._reject_implausible(last, codes)
         places = _places(pending)
         times = _rate_times(pending)
-        averaged = last.take(self.layout.averaged, axis=1).astype(np.float64)
+        averaged = self._means(batches, first, last, changed)
         rates = np.hstack([self._rates(pending, places, first, last, times.seconds), averaged])
         if codes is not None:
             rates[codes.take(self.layout.rate_columns, axis=1) != PRESENT] = np.nan
@@ -406,6 +448,35 @@ class LayoutSheet:
                 rates[numbers],
                 RateTimes(times.boot_ns[numbers], times.seconds[numbers]),
             )
+
+    def _means(
+        self,
+        batches: Sequence[Batch],
+        first: Integers,
+        last: Integers,
+        changed: Iterable[ChangedColumns],
+    ) -> Rates:
+        """Return the mean of each averaged gauge over the rows of a batch that have a value of it.
+
+        The last row alone would always be of one phase of a job whose step takes as long as a batch.
+        """
+        layout = self.layout
+        means = last.take(layout.averaged, axis=1).astype(np.float64)
+        limits = layout.bounded.searchsorted(layout.averaged)
+        for group in changed if len(layout.averaged) else ():
+            numbers, places, values = group.rows_of(first, layout.averaged)
+            lowest, highest = (
+                each[limits[places], np.newaxis] for each in (layout.lowest, layout.highest)
+            )
+            is_read = (values >= lowest) & (values <= highest)
+            for number in group.numbers:
+                if batches[number].reasons:
+                    codes = reasons(batches[number], layout.columns).T
+                    of_batch = numbers == number
+                    is_read[of_batch] &= codes[layout.averaged[places[of_batch]]] == PRESENT
+            total = np.where(is_read, values, 0).sum(axis=1)
+            means[numbers, places] = total / np.maximum(is_read.sum(axis=1), 1)
+        return means
 
     def _reject_implausible(self, last: Integers, codes: Codes | None) -> Codes | None:
         """Make values absent that their quantity cannot have, as agents do; earlier agents sent them."""
@@ -433,21 +504,45 @@ class LayoutSheet:
         """Return rates of the counters relative to the row's content, or else to the batch's first row."""
         counters = self.layout.counters
         before, after = first.take(counters, axis=1), last.take(counters, axis=1)
-        per_second = np.full(len(pending), np.nan)
+        # A counter that was read later than at the base has increased for longer than its row states.
+        late = self._delay_increases(pending, places)
+        elapsed = seconds[:, np.newaxis] if late is None else seconds[:, np.newaxis] + late
+        per_second = np.full(elapsed.shape, np.nan)
         # Without elapsed time there is no rate: NaN, and not infinity.
-        np.divide(1.0, seconds, out=per_second, where=seconds > 0)
+        np.divide(1.0, elapsed, out=per_second, where=elapsed > 0)
         unknown = self._write_bases(pending, places, before)
         steps = after - before
-        rates: Rates = steps * per_second[:, np.newaxis]
+        rates: Rates = steps * per_second
         # Rare: the exact treatment of resets costs time for all counters of these rows only.
         fell = np.flatnonzero((steps < 0).any(axis=1))
         if len(fell):
             resumed = np.array([[pending[number].resumed] for number in fell.tolist()])
             increments = increase(before[fell], after[fell], self.layout.narrow & resumed)
-            rates[fell] = increments * per_second[fell, np.newaxis]
+            rates[fell] = increments * per_second[fell]
         for numbers, codes in unknown:
             rates[numbers] = np.where(codes == PRESENT, rates[numbers], np.nan)
         return np.minimum(rates, self.layout.max_rates)
+
+    def _delay_increases(
+        self, pending: Sequence[PendingBatch], places: Sequence[_BlockPositions]
+    ) -> Rates | None:
+        """Return the seconds by which the counters of the last rows were read later than at their bases.
+
+        The delays become those of the rows' content. None if no device was read late.
+        """
+        late = [number for number, entry in enumerate(pending) if entry.batch.read_delays]
+        if not late and all(block.delays_us is None for block, _, _ in places):
+            return None
+        columns, counters = self.layout.columns, self.layout.counters
+        before, after = np.zeros((2, len(pending), len(counters)), np.uint32)
+        for number in late:
+            delays = np.frombuffer(pending[number].batch.read_delays, "<u4").reshape(-1, columns)
+            before[number], after[number] = delays[0].take(counters), delays[-1].take(counters)
+        is_continued = np.array([entry.since_ns > 0 for entry in pending])
+        for block, numbers, rows in places:
+            chosen = is_continued[numbers]
+            before[numbers[chosen]] = block.replace_delays(rows, after[numbers])[chosen]
+        return (after.astype(np.float64) - before) * (MICROSECOND_NS / _NS)
 
     def _write_bases(
         self, pending: Sequence[PendingBatch], places: Sequence[_BlockPositions], before: Integers
