@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, strategies as st
 
 from railscope import api
 from railscope.api.status import Status
@@ -36,12 +37,20 @@ PORT = Entity(RDMA_PORT, ("mlx5_0", "1"))
 ROW_REMAP = Entity(GPU_REASON, ("GPU-1", "row_remap_pending"))
 
 
-def state_of(source: str, *readings: tuple[str, Entity, int], age: float = 0.0) -> SourceState:
-    """A source with a frame of these readings."""
+def state_of(
+    source: str,
+    *readings: tuple[str, Entity, int],
+    nics: tuple[Entity, ...] = (),
+    age: float = 0.0,
+    delay_us: int = 0,
+) -> SourceState:
+    """A source with a frame of these readings; each was read after a delay."""
     columns = tuple((METRICS[f"railscope_{name}"], entity) for name, entity, _ in readings)
     at = NodeTimestamp(1, NOW_NS - round(age * SECOND_NS))
     values = array("q", [value for *_, value in readings])
-    frame = Frame(FrameOrigin("n1", "r", "b"), Schema(source, columns), 1, at, values)
+    delays = delay_us.to_bytes(4, "little") * len(columns) if delay_us else b""
+    schema = Schema(source, columns, nics)
+    frame = Frame(FrameOrigin("n1", "r", "b"), schema, 1, at, values, read_delays=delays)
     return SourceState(SOURCES[source], state=OK, frame=frame)
 
 
@@ -57,7 +66,7 @@ def sources(
     return {
         "gpu": state_of("gpu", ("gpu_power_watts", first, 500_500), ("gpu_power_watts", second, 1), age=gpu_age),
         "gpu_verdict": state_of("gpu_verdict", *health, *reason, age=age),
-        "link": state_of("link", ("network_link_up", ETH0, link)),
+        "link": state_of("link", ("network_link_up", Entity(NIC, ETH0.key), link), nics=(ETH0,)),
         "tenancy": state_of("tenancy", *use),
     }  # fmt: skip
 
@@ -135,3 +144,22 @@ def test_rates_are_those_between_two_reads() -> None:
 
     assert [rate(1000, 4.0), rate(3000, 2.0), rate(3000, 2.0)] == [None, 1000.0, 1000.0]
     assert rate(10, 1.0) is None, "the counter was reset"
+
+
+LINE = 50_000
+"""Bytes per microsecond of a port of 400 Gb/s."""
+
+
+@given(st.lists(st.integers(0, 900_000), min_size=2, max_size=12))
+def test_reads_that_are_late_show_no_rate_above_that_of_the_line(delays_us: list[int]) -> None:
+    served = NodeApi("n1")
+    for number, delay_us in enumerate(delays_us):
+        age = len(delays_us) - number
+        received = ("nic_receive_bytes_total", ETH0, LINE * (delay_us + number * 1_000_000))
+        states = sources()
+        states["nic"] = state_of("nic", received, age=age, delay_us=delay_us)
+        now_ns = NOW_NS - age * SECOND_NS
+        found = served.document("/api/v1/gpus", list(states.values()), now_ns)
+        rate = msgspec.json.decode(found, type=api.GpuList).rows[0].receive_bytes_per_second
+        if number:
+            assert rate == pytest.approx(LINE * 1_000_000, rel=0.01)

@@ -13,10 +13,12 @@ from railscope import api, figures
 from railscope.api.status import Status, StatusReason, worst
 from railscope.catalog import METRICS
 from railscope.catalog.collector import NODE_STATES
+from railscope.catalog.entities import GPU, NIC
 from railscope.catalog.gpu_health import by_cause, reason_text
 from railscope.frame import Frame
 from railscope.reading import Absent
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
+from railscope.wire import BYTES_PER_DELAY
 from railscope_agent.sampling.status import SourceState
 
 MAX_AGE_SECONDS = 60.0
@@ -78,18 +80,16 @@ class NodeApi:
             return msgspec.json.encode(api.GpuList(wall_ns, tuple(gpus), len(gpus)))
         return msgspec.json.encode(_status(gpus, statuses, now_ns))
 
-    def _gpus(self, frames: Iterable[tuple[Frame, bool]]) -> list[api.Gpu]:
+    def _gpus(self, frames: Sequence[tuple[Frame, bool]]) -> list[api.Gpu]:
         """Return the GPUs with the NICs on their rails, worst first."""
         known: dict[str, None] = {}
         values: dict[Any, float] = {}
-        facts: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)
+        facts = _facts(frame for frame, _ in frames)
         reasons = defaultdict[str, list[str]](list)
         for frame, is_fresh in frames:
-            for metric, entity, reading in frame.readings():
+            for column, (metric, entity, reading) in enumerate(frame.readings()):
                 if metric not in _SHOWN:
                     continue
-                if metric.about is entity.kind and entity.facts:
-                    facts[entity.kind.name][entity.key[0]] = entity.facts
                 if metric in {_HEALTH, *_GPU_VALUES.values()}:
                     known[entity.key[0]] = None
                 if not is_fresh:
@@ -100,7 +100,7 @@ class NodeApi:
                     key, value = (metric, entity.key[0]), float(reading * metric.scale)
                     values[key] = value
                     if metric in _AVERAGED:
-                        self._add_recent(key, frame.timestamp.boot_ns, value)
+                        self._add_recent(key, _read_ns(frame, column), value)
         nics = {
             each["rail"]: name for name, each in reversed(facts["nic"].items()) if each.get("rail")
         }
@@ -146,7 +146,7 @@ class NodeApi:
         )
 
     def _add_recent(self, key: Any, boot_ns: int, value: float) -> None:
-        """Add a reading to those of the last minute."""
+        """Add a reading, of the time at which its device was read, to those of the last minute."""
         recent = self._recent.setdefault(key, deque(maxlen=_MAX_RECENT))
         if recent and key[0] is not _UTILIZATION and value < recent[-1][1]:
             recent.clear()  # the counter was reset
@@ -166,6 +166,23 @@ class NodeApi:
     def _mean(self, key: Any) -> float | None:
         recent = self._recent.get(key)
         return fmean(value for _, value in recent) if recent else None
+
+
+def _facts(frames: Iterable[Frame]) -> dict[str, dict[str, Mapping[str, str]]]:
+    """Return the facts of GPUs and NICs by kind and name. Columns may name a device without its facts."""
+    facts: dict[str, dict[str, Mapping[str, str]]] = {GPU.name: {}, NIC.name: {}}
+    for frame in frames:
+        for entity in frame.schema.entities:
+            if entity.facts and entity.kind in {GPU, NIC}:
+                facts[entity.kind.name][entity.key[0]] = entity.facts
+    return facts
+
+
+def _read_ns(frame: Frame, column: int) -> int:
+    """Return the time at which the device of a column was read, on the boot clock."""
+    start = column * BYTES_PER_DELAY
+    delay_us = int.from_bytes(frame.read_delays[start : start + BYTES_PER_DELAY], "little")
+    return frame.timestamp.boot_ns + delay_us * MICROSECOND_NS
 
 
 def _use(claimed: float | None, unclaimed: float | None) -> str:
