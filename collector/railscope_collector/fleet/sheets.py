@@ -8,7 +8,7 @@ Batches as numpy arrays. They are encoded by railscope.batch_encoding, without n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -102,6 +102,11 @@ class ChangedColumns(NamedTuple):
     """Positions in the table of all batches and columns."""
     steps: Integers
 
+    def add_steps(self, first: Integers) -> None:
+        """Make the values of the first rows of these batches those of their last rows, without computing those between."""
+        # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
+        first.reshape(-1)[self.positions] += np.einsum("ij->i", self.steps)
+
     def rows_of(self, first: Integers, columns: Positions) -> tuple[Positions, Positions, Integers]:
         """Return the values in all rows of those of some columns that change.
 
@@ -133,15 +138,6 @@ def changes(batches: Sequence[Batch], columns: int) -> Iterator[ChangedColumns]:
             row, column = np.nonzero(changed)
             positions = np.array(numbers)[row] * columns + column
         yield ChangedColumns(numbers, positions, steps.reshape(-1, rows - 1))
-
-
-def last_rows(first: Integers, changed: Iterable[ChangedColumns]) -> Integers:
-    """Return the values of the last row of each batch, without computing those between."""
-    last = first.copy()
-    for group in changed:
-        # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
-        last.reshape(-1)[group.positions] += np.einsum("ij->i", group.steps)
-    return last
 
 
 def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -> Integers:
@@ -430,14 +426,16 @@ class LayoutSheet:
     def _write_batches(self, pending: Sequence[PendingBatch]) -> None:
         batches = [entry.batch for entry in pending]
         first = first_rows(batches, self.layout.columns)
-        changed = list(changes(batches, self.layout.columns))
-        last = last_rows(first, changed)
+        last = first.copy()
+        means = first.take(self.layout.averaged, axis=1).astype(np.float64)
+        for changed in changes(batches, self.layout.columns):
+            changed.add_steps(last)
+            self._write_means(means, batches, first, changed)
         codes = codes_of_last_rows(batches, self.layout.columns)
         codes = self._reject_implausible(last, codes)
         places = _places(pending)
         times = _rate_times(pending)
-        averaged = self._means(batches, first, last, changed)
-        rates = np.hstack([self._rates(pending, places, first, last, times.seconds), averaged])
+        rates = np.hstack([self._rates(pending, places, first, last, times.seconds), means])
         if codes is not None:
             rates[codes.take(self.layout.rate_columns, axis=1) != PRESENT] = np.nan
         for block, numbers, rows in places:
@@ -449,34 +447,26 @@ class LayoutSheet:
                 RateTimes(times.boot_ns[numbers], times.seconds[numbers]),
             )
 
-    def _means(
-        self,
-        batches: Sequence[Batch],
-        first: Integers,
-        last: Integers,
-        changed: Iterable[ChangedColumns],
-    ) -> Rates:
-        """Return the mean of each averaged gauge over the rows of a batch that have a value of it.
+    def _write_means(
+        self, means: Rates, batches: Sequence[Batch], first: Integers, changed: ChangedColumns
+    ) -> None:
+        """Write the means of averaged gauges that change, over the rows of a batch that have a value.
 
         The last row alone would always be of one phase of a job whose step takes as long as a batch.
         """
         layout = self.layout
-        means = last.take(layout.averaged, axis=1).astype(np.float64)
-        limits = layout.bounded.searchsorted(layout.averaged)
-        for group in changed if len(layout.averaged) else ():
-            numbers, places, values = group.rows_of(first, layout.averaged)
-            lowest, highest = (
-                each[limits[places], np.newaxis] for each in (layout.lowest, layout.highest)
-            )
-            is_read = (values >= lowest) & (values <= highest)
-            for number in group.numbers:
-                if batches[number].reasons:
-                    codes = reasons(batches[number], layout.columns).T
-                    of_batch = numbers == number
-                    is_read[of_batch] &= codes[layout.averaged[places[of_batch]]] == PRESENT
-            total = np.where(is_read, values, 0).sum(axis=1)
-            means[numbers, places] = total / np.maximum(is_read.sum(axis=1), 1)
-        return means
+        if not len(layout.averaged):
+            return
+        numbers, places, values = changed.rows_of(first, layout.averaged)
+        limits = layout.bounded.searchsorted(layout.averaged)[places, np.newaxis]
+        is_valid = (values >= layout.lowest[limits]) & (values <= layout.highest[limits])
+        for number in changed.numbers:
+            if batches[number].reasons:
+                of_batch = numbers == number
+                codes = reasons(batches[number], layout.columns).T
+                is_valid[of_batch] &= codes[layout.averaged[places[of_batch]]] == PRESENT
+        total = np.where(is_valid, values, 0).sum(axis=1)
+        means[numbers, places] = total / np.maximum(is_valid.sum(axis=1), 1)
 
     def _reject_implausible(self, last: Integers, codes: Codes | None) -> Codes | None:
         """Make values absent that their quantity cannot have, as agents do; earlier agents sent them."""
