@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,14 @@ def incident(number: int, **more: Any) -> dict[str, Any]:
 def views(*incidents: dict[str, Any]) -> dict[str, Any]:
     values = {"sum_gpu_power_watts": 20400, "mean_gpu_utilization_ratio": 0.99}
     opened = [each for each in incidents if not (each["ended"] or each["explained_by"])]
+    severities = Counter(each["severity"] for each in opened)
     status = {
         "status": "degraded",
         "reasons": [],
         "nodes": {"healthy": 4, "unknown": 1},
         "gpus": {"claimed": 24, "unclaimed": 0, "idle": 0, "unknown": 8},
+        "incidents": severities,
+        "open_incidents": opened[:10],
     }
     metrics = {f"railscope_cluster_{name}": value for name, value in values.items()}
     pauses = (
@@ -46,7 +50,7 @@ def views(*incidents: dict[str, Any]) -> dict[str, Any]:
         (3, "receive", 0.2),
     )
     return {
-        "status": status | {"open_incidents": opened},
+        "status": status,
         "cluster": {"rows": [{"metric": name, "value": value} for name, value in metrics.items()]},
         "nodes": {"rows": [{"node": "a", "railscope_node_reporting": 1, "gpus": 8, "streams": ["gpu"]}]},
         "rails": {"rows": [rail(number, f"max_nic_{way}_pfc_pause_ratio", share) for number, way, share in pauses]},
@@ -58,17 +62,37 @@ def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
     _, *lines = status_lines(
         views(incident(1), incident(2, ended="x"), incident(3, explained_by="1")), (), NOTES
     )
-    assert lines[:4] == [
-        "DEGRADED: 5 nodes: 4 healthy, 1 unknown; 32 GPUs: 24 claimed, 8 unknown",
+    assert lines[:5] == [
+        "DEGRADED: 5 nodes: 4 healthy, 1 unknown; 32 GPUs: 24 claimed, 8 unknown; 1 open",
+        "  incident: 1 critical",
         "99 % busy 1min  20.4 kW  console http://127.0.0.1:1/",
         "next fault in 41 s: hot gpu on gpu-node-4; Ctrl-C ends",
         "critical  fault 1: reset",
     ]
-    assert [line.split(" ")[0] for line in lines[4:]] == ["RAIL", "2", "3", "0", "1"]
+    assert [line.split(" ")[0] for line in lines[5:]] == ["Rails:", "RAIL", "2", "3", "0", "1"]
     links = [["a", "b", "c", "d", "e", "f"]] * 9
-    many = status_lines(views(*map(incident, range(9))), links, NOTES)
-    assert "and 6 more in the console" in many
+    minor = incident(99, severity="info")
+    many = status_lines(views(minor, *map(incident, range(20))), links, NOTES)
+    assert "and 17 more in the console" in many, "the status lists ten of them"
     assert len(many) <= MAX_STATUS_LINES
+
+
+def test_the_rails_fit_a_terminal_of_80_columns() -> None:
+    """Of a cluster with 16 nodes at its limits."""
+    limits = {
+        "max_nic_receive_pfc_pause_ratio": 1, "max_nic_transmit_pfc_pause_ratio": 1, "mean_gpu_utilization_ratio": 1,
+        "sum_gpu_power_watts": 16_000, "max_gpu_temperature_celsius": 99, "sum_nic_receive_bytes_per_second": 800e9,
+        "sum_nic_transmit_bytes_per_second": 800e9, "sum_rdma_ecn_marked_packets_per_second": 9e7,
+        "sum_rdma_congestion_notifications_handled_per_second": 9e5,
+    }  # fmt: skip
+    busy = {"rails": {"rows": [rail(0, name, value) for name, value in limits.items()]}}
+    lines = status_lines(views() | busy, (), NOTES)
+    assert [line.split()[:3] for line in lines[-2:]] == [
+        ["RAIL", "paused", "pausing"],
+        ["0", "100.0", "%"],
+    ]
+    assert "-" not in lines[-1].split()
+    assert max(map(len, lines)) < 80
 
 
 def test_the_summary_states_what_became_of_each_fault() -> None:

@@ -26,17 +26,22 @@ from railscope_simulator.demo.faults import FaultChange
 
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
+_PAUSES = {
+    "paused": "railscope_rail_max_nic_receive_pfc_pause_ratio",
+    "pausing": "railscope_rail_max_nic_transmit_pfc_pause_ratio",
+}
 _RAIL = (
-    ("GPU busy 1min", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
+    *((head, metric, 100, "{:.1f} %") for head, metric in _PAUSES.items()),
+    ("busy", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
     ("power", "railscope_rail_sum_gpu_power_watts", 1, "{:.0f} W"),
     ("hottest", "railscope_rail_max_gpu_temperature_celsius", 1, "{:.0f} C"),
-    ("in 1min", "railscope_rail_sum_nic_receive_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
-    ("out 1min", "railscope_rail_sum_nic_transmit_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
-    ("paused 1min max", "railscope_rail_max_nic_receive_pfc_pause_ratio", 100, "{:.2f} %"),
-    ("pausing 1min max", "railscope_rail_max_nic_transmit_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("in", "railscope_rail_sum_nic_receive_bytes_per_second", 8 / GIGA, "{:.0f}"),
+    ("out", "railscope_rail_sum_nic_transmit_bytes_per_second", 8 / GIGA, "{:.0f}"),
     ("marked/s", "railscope_rail_sum_rdma_ecn_marked_packets_per_second", 1, "{:.0f}"),
     ("CNP/s", "railscope_rail_sum_rdma_congestion_notifications_handled_per_second", 1, "{:.0f}"),
 )
+"""Columns of the rails, within 80 of a terminal. A narrower one has the first ones, by which the rails are sorted."""
+_RAILS_TITLE = "Rails: pauses (worst 10 s), busy GPUs and traffic in Gb/s of the last 1 min"
 
 
 def status_lines(
@@ -44,13 +49,16 @@ def status_lines(
 ) -> list[str]:
     """Return the state of a cluster in at most MAX_STATUS_LINES lines: the console and the next fault are in `notes`."""
     place, following = notes
+    status = msgspec.convert(views["status"] | {"open_incidents": ()}, Status)
     root_causes = [row for row in views["status"]["open_incidents"] if row["severity"] != "info"]
     shown = [f"{row['severity']:8}  {row['title']}: {row['action']}" for row in root_causes]
-    more = len(shown) - _MAX_INCIDENTS
-    shown[_MAX_INCIDENTS:] = [f"and {more} more in the console"] if more > 0 else []
+    shown = shown[:_MAX_INCIDENTS]
+    # The status lists the most urgent ones only, and has the number of all.
+    counts = {**(status.incidents or {}), "info": 0}
+    more = sum(counts.values()) - len(shown)
+    shown += [f"and {more} more in the console"] if more > 0 else []
     paused = _table(link_ends.TABLE_HEAD, links[:_MAX_LINKS]).splitlines() if links else []
-    rails = _rails(views["rails"]["rows"]).splitlines()
-    status = msgspec.convert(views["status"] | {"open_incidents": ()}, Status)
+    rails = [_RAILS_TITLE, *_rails(views["rails"]["rows"]).splitlines()]
     lines = [
         "",
         *wrap(headline(status), _NARROW, "  "),
@@ -89,8 +97,7 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
 
 def _pause(values: dict[str, float]) -> float:
     """Largest percentage of a rail's time lost to pauses, rounded to suppress noise."""
-    names = (metric for head, metric, *_ in _RAIL if head.startswith("paus"))
-    return round(100 * max(values.get(metric, 0.0) for metric in names))
+    return round(100 * max(values.get(metric, 0.0) for metric in _PAUSES.values()))
 
 
 _UNHELD_TITLES = {"unclaimed": "used without a claim"}
