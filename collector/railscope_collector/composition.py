@@ -50,7 +50,6 @@ from railscope_collector.http import (
     identity_conflicts,
     ingest,
     read_api,
-    status_api,
     write_probes,
 )
 from railscope_collector.http.access_control import RequestAuthorizer, make_application
@@ -454,12 +453,11 @@ def build_http(
         **dict.fromkeys(("frames", "copies"), receiver.handle),
         "records": cluster.serve,
         **api.handlers(),
-        **status_api.handlers(api),
         **audit.handlers(),
         **access.audit.witness_api.handlers(),
         **billing.handlers(),
     }
     routing = cluster_routing.ClusterRouting(cluster)
-    routed = routing.route(handlers, (*api.handlers(), "status", *console.switches), CLUSTER_PAGES)
+    routed = routing.route(handlers, (*api.handlers(), *console.switches), CLUSTER_PAGES)
     application = make_application(authorizer, routed, settings.limits.body_bytes, console.routes)
     return HttpLayer(application, reading, context)

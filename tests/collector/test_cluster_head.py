@@ -18,6 +18,7 @@ from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support import postgresql
 
+from railscope.api.status import WORST_FIRST
 from railscope.catalog.entities import CLAIM
 from railscope.catalog.tenancy import CLAIM_START_EVENT
 from railscope.frame import Entity, Event
@@ -333,7 +334,9 @@ async def test_other_collectors_refer_to_the_head(tmp_path: Path, database: str)
     async with running(tmp_path, database, ["a", "b"]) as two:
         await report(nodes, by_node(two))
         head, other = two["a"], two["b"]
-        for path in ("/api/v1/cluster?x=1", "/api/v1/incidents", "/nodes", "/nodes/n1/history"):
+        assert (await head.json("/api/v1/status"))["status"] in WORST_FIRST
+        referred_paths = ("/api/v1/cluster?x=1", "/api/v1/incidents", "/api/v1/status", "/nodes")
+        for path in (*referred_paths, "/nodes/n1/history"):
             answer = await referred(other, path)
             assert answer == (307, head.url + path)
         assert await referred(other, "/nodes/n2/history") == (200, ""), "its own node"

@@ -22,7 +22,7 @@ from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.console.console_server import page_models
 from railscope_collector.console.fleet_pages import FleetPages
 from railscope_collector.http.read_api import ViewApi
-from railscope_collector.http.status_api import VisibleFacts, make_status, read_status
+from railscope_collector.http.status_api import VisibleFacts, make_status
 from railscope_collector.inventory.inventory_view import NEVER_REPORTED
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
@@ -49,7 +49,7 @@ async def test_every_surface_has_the_same_word_and_sums_while_a_node_is_stale(
     tmp_path: Path,
 ) -> None:
     view_api = claimed(tmp_path)
-    status = read_status(view_api, ANYONE)
+    status = view_api.status(ANYONE)
     content = msgspec.to_builtins(status)
     assert content["gpus"] == {"claimed": 24, "unclaimed": 0, "idle": 0, "unknown": 8}
     assert content["nodes"] == {"healthy": 3, "degraded": 0, "unknown": 1, "failed": 0}
@@ -70,13 +70,13 @@ async def test_every_surface_has_the_same_word_and_sums_while_a_node_is_stale(
 
 
 def test_a_tenant_has_a_status_of_its_own_gpus(tmp_path: Path) -> None:
-    found = read_status(claimed(tmp_path), Credential("board", Role.TENANT, "vision"))
+    found = claimed(tmp_path).status(Credential("board", Role.TENANT, "vision"))
     assert (found.status, found.jobs, found.nodes) == ("degraded", 1, None)
     assert [reason.text for reason in found.reasons] == [
         "8 of 32 GPUs of your jobs are on stale nodes"
     ]
     assert "tenant" in found.absent["nodes"]
-    other = read_status(claimed(tmp_path), Credential("board", Role.TENANT, "language"))
+    other = claimed(tmp_path).status(Credential("board", Role.TENANT, "language"))
     assert (other.status, other.jobs, sum((other.gpus or {}).values())) == ("healthy", 0, 0)
 
 

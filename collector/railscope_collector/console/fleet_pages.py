@@ -23,7 +23,7 @@ from railscope_collector import view_refresh
 from railscope_collector.console import curves, incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.http import read_api, status_api
+from railscope_collector.http import read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.views import cluster_load
@@ -163,7 +163,7 @@ class FleetPages:
     def _make_overview(
         self, request: page_table.PageRequest, missing: Counter[str], not_ready: str
     ) -> OverviewModel:
-        status = status_api.read_status(self.api, request.credential, not_ready)
+        status = self.api.status(request.credential, not_ready)
         views, table = self.api.views(), self.api.incidents()
         visible = visible_incidents(table, request.credential)
         roots = [each for each in visible if each.is_root]

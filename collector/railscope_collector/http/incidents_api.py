@@ -103,10 +103,6 @@ class IncidentsApi:
             dict(counts),
         )
 
-    def list_open(self, credential: Credential) -> api.IncidentList:
-        """Return the open incidents, the most urgent one first. Blocking."""
-        return self.select(credential, lambda one: one.is_open, slice(MAX_LISTED))
-
     def progress_for(self, credential: Credential) -> api.DiagnosisProgress:
         """Return how current the incidents are; without the reason of a restart for a tenant, as it may name files."""
         progress = self.progress()

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from railscope import api, claim_terms, exposition, service, timestamps
 from railscope.api import tenants as tenant_api
+from railscope.api.status import Status
 from railscope.catalog import declare
 from railscope.catalog.rollup import part_labels
 from railscope_collector import view_refresh
@@ -39,6 +40,7 @@ from railscope_collector.http import (
     list_query,
     node_readings,
     route_table,
+    status_api,
 )
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
 from railscope_collector.http.json_compression import accepts_gzip
@@ -122,6 +124,7 @@ class ViewApi:
         return {
             "healthy": self._healthy,
             "ready": self._ready,
+            "status": self._status,
             "metrics": self._metrics,
             "cluster": self._cluster,
             "rails": self._rails,
@@ -386,6 +389,27 @@ class ViewApi:
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
+
+    async def _status(self, request: web.Request, credential: Credential) -> web.Response:
+        make = partial(self.status, credential, await self.not_ready())
+        return await json_responses.tagged_response(request, make)
+
+    def status(self, credential: Credential, not_ready: str = "") -> Status:
+        """Return the status as a reader may see it. Blocking."""
+        is_tenant = credential.role is Role.TENANT
+        jobs = self.views().jobs
+        visible = len(incidents_api.visible_jobs(jobs, credential))
+        query = gpus_api.GpusQuery(limit=1)
+        return status_api.make_status(
+            status_api.VisibleFacts(
+                self.wall_ns(),
+                None if is_tenant else self.node_rows(),
+                self.gpus.select(self.gpus.newest(), self.incidents(), credential, query),
+                self.listed_incidents.select(credential, lambda one: one.is_open, slice(None)),
+                visible + (0 if is_tenant else jobs.suppressed) if jobs.timestamp_ns else None,
+                not_ready,
+            )
+        )
 
     async def not_ready(self) -> str:
         """Return why the collector is not ready; empty if it is."""

@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from aiohttp import web
 
 from railscope import api, figures
 from railscope.api.status import Status, StatusReason, worst
 from railscope.timestamps import SECOND_NS
 from railscope_collector import view_refresh
-from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.http import gpus_api, incidents_api, json_responses, read_api, route_table
 from railscope_collector.inventory.inventory_view import NEVER_REPORTED
 
 MAX_VIEW_AGE_SECONDS = 60.0
@@ -51,37 +46,6 @@ class VisibleFacts:
         """Age of the views; None if they have not been computed."""
         at_ns = self.gpus.timestamp_ns
         return (self.now_ns - at_ns) / SECOND_NS if at_ns else None
-
-
-def handlers(view_api: read_api.ViewApi) -> route_table.RouteHandlers:
-    """Return the handler by the name of the route."""
-    return {"status": partial(_respond, view_api)}
-
-
-async def _respond(
-    view_api: read_api.ViewApi, request: web.Request, credential: Credential
-) -> web.Response:
-    not_ready = await view_api.not_ready()
-    make = partial(read_status, view_api, credential, not_ready)
-    return await json_responses.tagged_response(request, make)
-
-
-def read_status(view_api: read_api.ViewApi, credential: Credential, not_ready: str = "") -> Status:
-    """Return the status as a reader may see it. Blocking."""
-    is_tenant = credential.role is Role.TENANT
-    views, table = view_api.views(), view_api.incidents()
-    gpus, jobs = view_api.gpus, views.jobs
-    visible = len(incidents_api.visible_jobs(jobs, credential))
-    return make_status(
-        VisibleFacts(
-            view_api.wall_ns(),
-            None if is_tenant else view_api.node_rows(),
-            gpus.select(gpus.newest(), table, credential, gpus_api.GpusQuery(limit=1)),
-            view_api.listed_incidents.list_open(credential),
-            visible + (0 if is_tenant else jobs.suppressed) if jobs.timestamp_ns else None,
-            not_ready,
-        )
-    )
 
 
 def make_status(facts: VisibleFacts) -> Status:
