@@ -34,7 +34,7 @@ class Gpu(msgspec.Struct, frozen=True):
     """State of the GPU alone; a victim of an incident elsewhere has no worse state."""
     nics: tuple[str, ...] = ()
     nic_state: str = ""
-    """Worst state of these NICs; empty without any."""
+    """Worst state of these NICs, `down` if a link is down; empty without any."""
     health: str = "unknown"
     """Verdict of the agent on the GPU."""
     reason: str = ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from railscope import api, figures
 
 WORST_FIRST = ("failed", "unknown", "degraded", "healthy")
+"""States of a cluster, node, device or job; what is stale is unknown."""
 _NOUNS = {"nodes": "node", "gpus": "GPU", "incidents": "open incident", "jobs": "running job"}
 _WORDS = {"unclaimed": "used without a claim"}
 
@@ -38,9 +39,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, str] = {}
 
 
-def worst(states: Iterable[str]) -> str:
+def rank(state: str) -> int:
+    """Return the position of a state, the worst first; that of unknown for a word of a newer release."""
+    return WORST_FIRST.index(state if state in WORST_FIRST else "unknown")
+
+
+def worst(*states: str) -> str:
     """Return the worst of some states; failed is worse than unknown."""
-    return min(states, key=WORST_FIRST.index, default="healthy")
+    return min(states, key=rank, default="healthy")
 
 
 def sums(found: Status) -> dict[str, str]:
@@ -66,4 +72,4 @@ def other_reasons(found: Status) -> list[StatusReason]:
     """Return the reasons that are not the title of an open incident, worst first."""
     titles = {each.title for each in found.open_incidents}
     reasons = [each for each in found.reasons if each.text not in titles]
-    return sorted(reasons, key=lambda each: WORST_FIRST.index(each.status))
+    return sorted(reasons, key=lambda each: rank(each.status))

@@ -19,7 +19,7 @@ class Tenant(msgspec.Struct, frozen=True):
     jobs: int | None = None
     """Its running jobs."""
     incidents: int | None = None
-    """Open incidents that affect them."""
+    """Open incidents that affect them, without those that another incident explains."""
 
 
 class TenantList(msgspec.Struct, frozen=True):

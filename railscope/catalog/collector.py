@@ -15,8 +15,6 @@ CLUSTER_GPUS = _COLLECTOR.gauge("railscope_cluster_gpus", "GPUs of the nodes of 
 STALE_GPUS = _COLLECTOR.gauge("railscope_cluster_stale_gpus", "GPUs on stale nodes among them: their states and readings are unknown, and the roll-ups are without them.", "collector")
 UNCLAIMED_GPUS = _COLLECTOR.gauge("railscope_cluster_unclaimed_gpus", "GPUs that processes use without a claim; of a partly claimed GPU, only the unclaimed share counts.", "processes and claims, as agents report them")
 NODE_UP = _NODE.gauge("railscope_node_reporting", "1 if frames of the node are fresh, 0 if the node is stale.", "collector")
-NODE_STATES = ("failed", "unknown", "degraded", "healthy")
-"""States of a node, worst first; a stale node is unknown."""
 NODE_AGE = _NODE.gauge("railscope_node_last_frame_age_seconds", "Time since the timestamp of the newest frame of the node.", "collector", scale=declare.NANO)
 NODE_CLOCK_OFFSET = _NODE.gauge("railscope_node_clock_offset_seconds", "Offset of the node's clock from the collector's when it sent its last frames, positive if it is ahead; network delay appears as a negative offset.", "collector, time of sending compared with time of arrival", scale=declare.NANO)
 ENVELOPES = _COLLECTOR.counter("railscope_collector_received_envelopes_total", "Envelopes of frames accepted from agents.", "collector")

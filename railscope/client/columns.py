@@ -47,7 +47,7 @@ def _holders(gpu: Row) -> str:
 
 
 def _nics(gpu: Row) -> str:
-    state = "down" if gpu.get("link_up") is False else gpu.get("nic_state", "")
+    state = gpu.get("nic_state", "")
     suffix = f" {state}" if state in {"down", "failed", "degraded"} else ""
     return ", ".join(gpu.get("nics", ())) + suffix
 

@@ -83,6 +83,7 @@ def test_a_tenant_has_a_status_of_its_own_gpus(tmp_path: Path) -> None:
 HEALTHY = api.Node("n1", 8, "healthy", reporting=1.0)
 STALE = api.Node("n2", 8, "unknown", "stale since 2026-11-22T19:00:00Z", reporting=0.0)
 FAILED = api.Node("n3", 8, "failed", "GPU 3 failed", reporting=1.0)
+WORN = api.Node("n4", 8, "degraded", "GPU 2: retired memory", reporting=1.0)
 NEVER = api.Node("n9", state="unknown", reason=NEVER_REPORTED, reporting=0.0)
 USE = {"claimed": 8, "unclaimed": 0, "idle": 0, "unknown": 0}
 
@@ -118,6 +119,7 @@ def status_of(
         ({"nodes": (STALE,)}, "unknown", "no node reports"),
         ({"nodes": (STALE,), "incident": {"severity": "critical"}}, "failed", "no node reports"),
         ({"nodes": (FAILED, HEALTHY)}, "failed", "n3: GPU 3 failed"),
+        ({"nodes": (HEALTHY, WORN)}, "degraded", "n4: GPU 2: retired memory"),
         ({"nodes": (HEALTHY, NEVER)}, "degraded", "never reported: n9"),
         ({"nodes": ()}, "unknown", "no node has ever reported"),
         ({"age": 600}, "unknown", "nodes, gpus, jobs: the views are stale: computed 10 min ago"),
@@ -135,6 +137,15 @@ def test_the_status_is_the_worst_of_its_reasons(
     assert found.status == status
     assert any(text in reason.text for reason in found.reasons) if text else not found.reasons
     assert all(getattr(found, name) is None for name in found.absent)
+
+
+def test_all_open_incidents_are_counted(tmp_path: Path) -> None:
+    many = [incident_at("a", 0, number=str(number), severity="critical") for number in range(300)]
+    found = claimed(tmp_path, *many).status(ANYONE)
+    assert (found.incidents, len(found.open_incidents)) == (
+        {"critical": 300, "warning": 0, "info": 0},
+        10,
+    )
 
 
 def test_the_titles_of_many_incidents_are_bounded() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from railscope import api, figures
-from railscope.api.status import Status, StatusReason, worst
+from railscope.api.status import Status, StatusReason, rank, worst
 from railscope.catalog import METRICS
-from railscope.catalog.collector import NODE_STATES
 from railscope.catalog.entities import GPU, NIC
 from railscope.catalog.gpu_health import by_cause, reason_text
 from railscope.frame import Frame
@@ -105,9 +104,7 @@ class NodeApi:
             each["rail"]: name for name, each in reversed(facts["nic"].items()) if each.get("rail")
         }
         gpus = [self._gpu(uuid, facts, values, by_cause(reasons[uuid]), nics) for uuid in known]
-        return sorted(
-            gpus, key=lambda gpu: (NODE_STATES.index(gpu.state), len(gpu.index), gpu.index)
-        )
+        return sorted(gpus, key=lambda gpu: (rank(gpu.state), len(gpu.index), gpu.index))
 
     def _gpu(
         self, uuid: str, facts: Any, values: Any, reasons: list[str], nics: dict[str, str]
@@ -132,6 +129,7 @@ class NodeApi:
             self._node,
             health,
             (nic,) if nic else (),
+            nic_state="down" if link_up == 0 else "",
             health=health,
             reason=reason_text(next(iter(reasons), "")),
             reasons=tuple(reasons),
@@ -204,7 +202,7 @@ def _status(gpus: Sequence[api.Gpu], statuses: Sequence[SourceState], now_ns: in
     uses = Counter(gpu.use for gpu in gpus)
     absent = {} if ages else {"age_seconds": "the GPUs have not been read"}
     return Status(
-        status=worst(each.status for each in reasons),
+        status=worst(*(each.status for each in reasons)),
         reasons=reasons,
         age_seconds=age,
         gpus={use: uses[use] for use in ("claimed", "unclaimed", "idle", "unknown")},
@@ -221,7 +219,7 @@ def _reasons(
         if gpu.state != "healthy":
             text = gpu.reason or "no reason is reported"
             yield StatusReason(gpu.state, f"GPU {gpu.index or gpu.gpu}: {text}")
-        if gpu.link_up is False:
+        if gpu.nic_state == "down":
             yield StatusReason(
                 "degraded", f"rail {gpu.rail}: the link of {', '.join(gpu.nics)} is down"
             )

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from railscope import api
-from railscope.catalog import collector as catalog, incidents as incident_catalog
+from railscope.api.status import WORST_FIRST, rank, worst
+from railscope.catalog import incidents as incident_catalog
 from railscope.timestamps import SECOND_NS, utc_text
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import (
@@ -33,8 +34,7 @@ from railscope_collector.diagnosis.incident_table import (
 )
 from railscope_collector.workloads.job_roster import JobKey
 
-FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = catalog.NODE_STATES
-"""Worst first."""
+FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = WORST_FIRST
 LETTERS = {FAILED: "F", UNKNOWN: "U", DEGRADED: "D", HEALTHY: ".", "victim": "v", "": "-"}
 """State of a cell, the GPU and the NIC of one rail of a node, as one letter; `-` for a rail without both."""
 STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()} | {"v": HEALTHY}
@@ -42,15 +42,9 @@ GPU, NIC = "gpu", "nic"
 MAX_RAILS = 64
 _MAX_INCIDENTS = 20
 """Incidents that the row of a node or of a job has."""
-_RANKS = {state: rank for rank, state in enumerate(STATES)}
 NOT_DIAGNOSED = "nothing has been diagnosed yet, or the diagnosis is disabled"
 GpuRails = Mapping[str, Mapping[int, str]]
 """UUID of the GPU on each rail by node; GPUs without a rail have a negative key."""
-
-
-def worst(*states: str) -> str:
-    """Return the worst of some states."""
-    return min(states, key=_RANKS.__getitem__)
 
 
 @dataclass(slots=True)
@@ -60,8 +54,10 @@ class CellMarks:
     gpu: str = HEALTHY
     """State of the GPU alone: a link that is down is no reason to reset its GPU."""
     nic: str = HEALTHY
-    incidents: dict[str, ReportedIncident] = field(default_factory=dict)
-    """Incidents caused here."""
+    of_gpu: dict[str, ReportedIncident] = field(default_factory=dict)
+    """Incidents caused here, by the GPU or by both."""
+    of_nic: dict[str, ReportedIncident] = field(default_factory=dict)
+    """Those of the NIC alone."""
     victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
 
     @property
@@ -73,7 +69,7 @@ class CellMarks:
         self, number: str, incident: ReportedIncident, caused: str, kinds: Container[str]
     ) -> None:
         """Add an incident that is caused here, by devices of these kinds."""
-        self.incidents[number] = incident
+        (self.of_gpu if GPU in kinds else self.of_nic)[number] = incident
         if GPU in kinds:
             self.gpu = worst(self.gpu, caused)
         if NIC in kinds:
@@ -98,7 +94,7 @@ class NodeMarks:
         """Yield the incidents whose cause is the GPU of a cell, if the verdict on it is no better than they are."""
         cell = self.cells.get(key, CellMarks())
         if worst(verdict, cell.gpu) == verdict:
-            for number, each in cell.incidents.items():
+            for number, each in cell.of_gpu.items():
                 if isinstance(each.document.cause, api.GpuDocument):
                     yield number
 
@@ -108,7 +104,8 @@ class NodeMarks:
         return CellMarks(
             worst(found.gpu, whole.gpu),
             worst(found.nic, whole.nic),
-            found.incidents | whole.incidents,
+            found.of_gpu | whole.of_gpu,
+            found.of_nic | whole.of_nic,
             found.victim_of,
         )
 
@@ -230,7 +227,7 @@ def node_rows(facts: Mapping[str, NodeFacts], table: IncidentTable, now_ns: int)
 
 def _urgency(row: api.Node) -> tuple[int, bool, int, int, bool, str]:
     return (
-        _RANKS[row.state],
+        rank(row.state),
         not row.incidents,
         -row.rails.count(LETTERS[FAILED]),
         -row.rails.count(LETTERS[DEGRADED]),

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from railscope import api, claim_terms
+from railscope.api.status import worst
 from railscope.catalog import METRICS, collector as catalog, gpu_health
 from railscope.catalog.declare import Metric
 from railscope_collector import view_refresh
@@ -147,6 +148,7 @@ class FleetGpus:
         jobs = self.views.jobs
         rest = "idle" if jobs.timestamp_ns and not jobs.suppressed else "unknown"
         uses = np.where(unclaimed > 0, USES.index("unclaimed"), USES.index(rest))
+        uses[np.isnan(unclaimed)] = USES.index("unknown")
         uses[list(self.holders)] = USES.index("claimed")
         uses[~self.is_fresh] = USES.index("unknown")
         return uses
@@ -362,13 +364,15 @@ class GpusApi:
     ) -> api.Gpu:
         node, rail, uuid = gpus.places[position]
         state, nic_state = states
-        is_shown = nics or nic_state in {entity_states.FAILED, entity_states.DEGRADED}
         verdict = STATES[gpus.verdicts[position]]
         holders = gpus.holders.get(position, [])
         holders = [each for each in holders if owner in {None, each.holding.job.tenant}]
         names = self.core.names_of_gpu(node, uuid)
-        reasons = [each.reason(is_fresh=gpus.fresh[node]) for each in cell.incidents.values()]
-        if entity_states.worst(cell.gpu, verdict) == verdict:
+        reasons, of_nic = (
+            [each.reason(is_fresh=gpus.fresh[node]) for each in incidents.values()]
+            for incidents in (cell.of_gpu, cell.of_nic)
+        )
+        if worst(cell.gpu, verdict) == verdict:
             reasons = [*gpus.reasons_of(node, rail), *reasons]
         else:
             reasons += gpus.reasons_of(node, rail)
@@ -378,6 +382,7 @@ class GpusApi:
             reasons.append("the rail of the GPU is not known")
         elif verdict == entity_states.UNKNOWN:
             reasons.append("the agent has no verdict on the GPU")
+        reasons += of_nic
         values = {name: gpus.value(position, name) for name in VALUES}
         if owner is not None and gpus.is_shared(position, owner):
             values = dict.fromkeys(values)
@@ -385,6 +390,10 @@ class GpusApi:
                 "readings are those of several jobs that share the GPU, or held it within a minute"
             )
         link_up, unclaimed = values.pop("link_up"), values.pop("unclaimed_processes")
+        if link_up == 0:
+            nic_state = "down"
+        elif not nics and nic_state in {entity_states.UNKNOWN, entity_states.HEALTHY}:
+            nic_state = ""
         return api.Gpu(
             uuid,
             names["index"],
@@ -393,12 +402,12 @@ class GpusApi:
             node,
             state,
             nics=tuple(nics),
-            nic_state=nic_state if is_shown else "",
+            nic_state=nic_state,
             health=verdict,
             reason=gpu_health.reason_text(next(iter(reasons), "")),
             use=USES[gpus.uses[position]],
             reasons=tuple(reasons),
-            incidents=tuple(cell.incidents),
+            incidents=(*cell.of_gpu, *cell.of_nic),
             victim_of=tuple(cell.victim_of),
             age_seconds=gpus.age(node),
             link_up=None if link_up is None else bool(link_up),

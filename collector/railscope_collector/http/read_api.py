@@ -288,7 +288,7 @@ class ViewApi:
             units = sum(place.holding.units for place in job.places)
             held_now[job.key.tenant] = exact(held_now[job.key.tenant] + units)
             jobs[job.key.tenant] += 1
-        opened = (each.tenant_nodes for each in table.incidents if each.is_open)
+        opened = (each.tenant_nodes for each in table.incidents if each.is_open and each.is_root)
         incidents = Counter(chain.from_iterable(opened))
         sums = account.tenants() if account else {}
         names = {*sums, *held_now} - {""} if tenant is None else {tenant}

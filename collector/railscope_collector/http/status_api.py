@@ -15,11 +15,11 @@ from railscope.api.status import Status, StatusReason, worst
 from railscope.timestamps import SECOND_NS
 from railscope_collector import view_refresh
 from railscope_collector.diagnosis import entity_states
+from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.inventory.inventory_view import NEVER_REPORTED
 
 MAX_VIEW_AGE_SECONDS = 60.0
 """Age from which views are stale; a collector computes them every few seconds."""
-SEVERITIES = ("critical", "warning", "info")
 CLAIMS_UNKNOWN = "the claims of GPUs cannot be determined"
 MAX_INCIDENTS = 10
 _MAX_NAMED = 5
@@ -59,10 +59,10 @@ def make_status(facts: VisibleFacts) -> Status:
         "nodes": {state: states[state] for state in reversed(entity_states.STATES)},
         "gpus": facts.gpus.use,
         "jobs": facts.jobs,
-        "incidents": {each: severities[each] for each in SEVERITIES},
+        "incidents": {each.value: severities[each] for each in reversed(Severity)},
     }
     return Status(
-        status=worst(reason.status for reason in reasons),
+        status=worst(*(reason.status for reason in reasons)),
         reasons=reasons,
         age_seconds=facts.age_seconds,
         open_incidents=roots[:MAX_INCIDENTS],
@@ -104,7 +104,8 @@ def _reasons(
         yield StatusReason(_status_of(more[0]), figures.count(len(more), "more open incident"))
     if facts.nodes is not None and "nodes" not in absent:
         critical = {one.id for one in urgent if one.severity == "critical"}
-        yield from _node_reasons(facts.nodes, critical)
+        stated = {"failed": critical, "degraded": {one.id for one in facts.incidents.rows}}
+        yield from _node_reasons(facts.nodes, stated)
     if facts.nodes is None and "gpus" not in absent and (unknown := facts.gpus.use["unknown"]):
         text = (
             f"{unknown} of {figures.count(facts.gpus.found, 'GPU')} of your jobs are on stale nodes"
@@ -116,13 +117,16 @@ def _status_of(incident: api.IncidentDocument) -> str:
     return "failed" if incident.severity == "critical" else "degraded"
 
 
-def _node_reasons(rows: Sequence[api.Node], stated: set[str]) -> Iterator[StatusReason]:
+def _node_reasons(
+    rows: Sequence[api.Node], stated: Mapping[str, set[str]]
+) -> Iterator[StatusReason]:
+    """Yield the reasons that nodes are; `stated` has the incidents that are reasons of their own, by state of their node."""
     if not rows:
         yield StatusReason("unknown", "no node has ever reported")
-    # A critical incident of the node is a reason of its own.
-    failed = [row for row in rows if row.state == "failed" and stated.isdisjoint(row.incidents)]
-    if failed:
-        yield StatusReason("failed", _names([f"{row.node}: {row.reason}" for row in failed], "; "))
+    for state, incidents in stated.items():
+        ill = [row for row in rows if row.state == state and incidents.isdisjoint(row.incidents)]
+        if ill:
+            yield StatusReason(state, _names([f"{row.node}: {row.reason}" for row in ill], "; "))
     silent = [row for row in rows if not row.reporting]
     never = [row.node for row in silent if row.reason == NEVER_REPORTED]
     stale = [row.node for row in silent if row.reason != NEVER_REPORTED]
