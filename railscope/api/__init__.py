@@ -63,7 +63,7 @@ class Gpu(msgspec.Struct, frozen=True):
     """Processes that no claim covers."""
     holders: tuple[Holder, ...] = ()
     use: str = "unknown"
-    """`claimed`, `unclaimed` (used without a claim), `idle`, or `unknown`: the node is stale, or claims are not known."""
+    """`claimed`, `unclaimed` (used without a claim), `idle`, or `unknown`: the node is stale, or claims or processes are not known."""
 
 
 class GpuList(msgspec.Struct, frozen=True):

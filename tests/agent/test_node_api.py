@@ -130,6 +130,7 @@ def test_gpus_are_listed_worst_first_with_the_nic_of_their_rail(port: int, is_up
         "1", "degraded", "unclaimed", ("row_remap_pending",),
     )  # fmt: skip
     assert (other.nics, other.link_up, other.rail) == (("ib0",), is_up, 0)
+    assert other.nic_state == ("" if is_up else "down")
     assert (other.use, other.holders[0].held_ratio, other.power_watts) == ("claimed", 0.5, 500.5)
 
 

@@ -105,7 +105,7 @@ def with_nodes(*nodes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 GPU = {"node": "n1", "gpu": "GPU-a", "index": "0", "pci_address": "", "rail": 0, "nics": ["eth0", HOSTILE], "state": "failed", "use": "claimed",
-       "health": "failed", "reasons": ["xid"], "link_up": False, "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
+       "health": "failed", "reasons": ["xid"], "nic_state": "down", "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
 STALE = {
     "state": "unknown",
     "reason": "stale since 2026-11-22 19:00:00 UTC",

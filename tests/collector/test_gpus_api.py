@@ -75,6 +75,7 @@ class SmallFleet:
         self.jobs: list[RunningJob] = []
         self.verdicts: dict[tuple[str, int], int] = {}
         self.diagnosed_ns = NOW_NS
+        self.link_up = 1
         self.codes = codes
         self.verdict_layout = make_layout(to_wire_schema(verdict_schema("n", gpus, codes)))
         self.nic_layout = make_layout(to_wire_schema(nic_schema(gpus)))
@@ -91,7 +92,7 @@ class SmallFleet:
             codes = [self.verdicts.get((name, rail), HEALTHY) for rail in range(self.gpus)]
             row = [*codes, *(int(code > HEALTHY) for code in codes * len(self.codes))]
             ports = self.gpus + 1
-            traffic = [[*[1] * ports, *[number * 1000] * ports] for number in (0, 2)]
+            traffic = [[*[self.link_up] * ports, *[number * 1000] * ports] for number in (0, 2)]
             for layout, rows in ((self.verdict_layout, [row, row]), (self.nic_layout, traffic)):
                 batch = batch_of(rows, boot_ns=[SECOND_NS, 3 * SECOND_NS])
                 at_ns = 1 if name in self.stale else NOW_NS
@@ -106,7 +107,7 @@ class SmallFleet:
 
     def read(self, reader: Credential = ANYONE, **query: Any) -> dict[str, Any]:
         views, table = self.views(), IncidentTable(self.diagnosed_ns, tuple(self.incidents))
-        api = GpusApi(self.core, lambda: views, lambda: table)
+        api = GpusApi(self.core, lambda: views, lambda: table, lambda: NOW_NS)
         content = api.select(FleetGpus(views), table, reader, msgspec.convert(query, GpusQuery))
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
         return found
@@ -161,6 +162,26 @@ def test_the_worst_come_first_with_their_reasons(tmp_path: Path) -> None:
     found = fleet.read()
     assert found["states"] == {"failed": 1, "unknown": 7, "degraded": 0, "healthy": 0}
     assert "nothing has been diagnosed" in found["problem"]
+
+
+def test_a_link_that_is_down_is_the_state_of_the_nic_alone(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 1)
+    fleet.link_up = 0
+    fleet.hold("vision", "n0000", 0)
+    rows = fleet.read()["rows"]
+    assert [(row["state"], row["nic_state"]) for row in rows] == [("healthy", "down")] * 2
+    assert [row["use"] for row in rows] == ["claimed", "unknown"], "no count of processes is known"
+
+
+def test_the_reasons_of_a_gpu_come_before_those_of_its_nic(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 1)
+    cause = {"kind": "gpu", "node": "n0000", "index": 1, "uuid": "GPU-n0000-1", "pci_address": ""}
+    fleet.incidents = [
+        incident("I1", cause=cause, title="slow GPU"),
+        incident("I2", cause=NIC | {"node": "n0000", "rail": 1}, title="slow NIC"),
+    ]
+    row = fleet.read()["rows"][0]
+    assert (row["reasons"], row["incidents"]) == (["slow GPU", "slow NIC"], ["I1", "I2"])
 
 
 def test_one_fault_has_one_reason_in_a_list_and_in_the_row_of_its_node(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.console.console_server import page_models
 from railscope_collector.console.fleet_pages import FleetPages
+from railscope_collector.http.gpus_api import GpusQuery
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.http.status_api import VisibleFacts, make_status
 from railscope_collector.inventory.inventory_view import NEVER_REPORTED
@@ -78,6 +79,27 @@ def test_a_tenant_has_a_status_of_its_own_gpus(tmp_path: Path) -> None:
     assert "tenant" in found.absent["nodes"]
     other = claimed(tmp_path).status(Credential("board", Role.TENANT, "language"))
     assert (other.status, other.jobs, sum((other.gpus or {}).values())) == ("healthy", 0, 0)
+
+
+def test_the_incidents_of_a_tenant_are_those_that_no_other_one_explains(tmp_path: Path) -> None:
+    incidents = [incident_at("a", 0, number="i1"), incident_at("b", 0, number="i2", explained_by="i1")]  # fmt: skip
+    touched = {"vision": frozenset({"a", "b"})}
+    shown = claimed(tmp_path, *(replace(each, tenant_nodes=touched) for each in incidents))
+    (tenant,) = shown.tenant_list(None, slice(None)).tenants
+    assert (tenant.tenant, tenant.incidents) == ("vision", 1)
+
+
+def test_no_state_is_known_while_the_views_are_stale(tmp_path: Path) -> None:
+    found = claimed(tmp_path, incident_at("a", 0, severity="critical"))
+    late = replace(found, wall_ns=lambda: NOW_NS + 120 * SECOND_NS)
+    reason = "the views are stale: computed 2 min ago"
+    rows = late.node_rows()
+    assert {(row.state, row.reason, row.rails) for row in rows} == {("unknown", reason, "UUUUUUUU")}
+    listed = late.gpus.select(late.gpus.newest(), late.incidents(), ANYONE, GpusQuery())
+    assert listed.problem == reason
+    assert {gpu.state for gpu in listed.rows} == {"unknown"}
+    assert late.jobs_api.states(ANYONE).problem == reason
+    assert found.node_rows()[0].state == "failed"
 
 
 HEALTHY = api.Node("n1", 8, "healthy", reporting=1.0)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from railscope import api
+from railscope import api, figures
 from railscope.api.status import WORST_FIRST, rank, worst
 from railscope.catalog import incidents as incident_catalog
 from railscope.timestamps import SECOND_NS, utc_text
@@ -43,6 +43,8 @@ MAX_RAILS = 64
 _MAX_INCIDENTS = 20
 """Incidents that the row of a node or of a job has."""
 NOT_DIAGNOSED = "nothing has been diagnosed yet, or the diagnosis is disabled"
+MAX_VIEW_AGE_SECONDS = 60.0
+"""Age from which views are stale; a collector computes them every few seconds."""
 GpuRails = Mapping[str, Mapping[int, str]]
 """UUID of the GPU on each rail by node; GPUs without a rail have a negative key."""
 
@@ -108,6 +110,14 @@ class NodeMarks:
             found.of_nic | whole.of_nic,
             found.victim_of,
         )
+
+
+def view_problem(computed_ns: int, now_ns: int) -> str:
+    """Return why no state is known now, by the time of the views; empty if they are current, or have not been computed."""
+    age = (now_ns - computed_ns) / SECOND_NS
+    if not computed_ns or age <= MAX_VIEW_AGE_SECONDS:
+        return ""
+    return f"the views are stale: computed {figures.duration(round(age, 1))} ago"
 
 
 def diagnosis_problem(diagnosed_ns: int, now_ns: int) -> str:
@@ -293,6 +303,12 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
         age_seconds=age_seconds,
         clock_offset_seconds=facts.clock_offset_seconds,
     )
+
+
+def unknown_row(row: api.Node, problem: str) -> api.Node:
+    """Return the row of a node while no state is known."""
+    rails = "".join(each if each == LETTERS[""] else LETTERS[UNKNOWN] for each in row.rails)
+    return msgspec.structs.replace(row, state=UNKNOWN, reason=problem, since_ns=None, rails=rails)
 
 
 def device_state(caused: str, verdict: str, *, is_fresh: bool, is_known: bool) -> str:

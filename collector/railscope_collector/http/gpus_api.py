@@ -282,6 +282,7 @@ class GpusApi:
     core: CollectorState
     views: Callable[[], view_refresh.CollectorViews]
     incidents: Callable[[], IncidentTable]
+    wall_ns: Callable[[], int]
     _newest: FleetGpus = field(default_factory=lambda: FleetGpus(view_refresh.CollectorViews()))
 
     def newest(self) -> FleetGpus:
@@ -298,14 +299,15 @@ class GpusApi:
             text = view_refresh.NOT_COMPUTED
             return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         select = partial(self.select, gpus, table, credential)
-        version = gpus.views.timestamp_ns, table.timestamp_ns, credential.tenant
+        stale = entity_states.view_problem(gpus.views.timestamp_ns, self.wall_ns())
+        version = gpus.views.timestamp_ns, table.timestamp_ns, credential.tenant, stale
         return await json_responses.selected_response(request, GpusQuery, select, *version)
 
     def select(
         self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery
     ) -> api.GpuList:
         """Return the part of the list that a query selects. Blocking."""
-        marks, states, problem = _decide(gpus, table, credential)
+        marks, states, problem = _decide(gpus, table, credential, self.wall_ns())
         nic_states = _nic_states(gpus, marks, is_known=not problem)
         owner = credential.tenant if credential.role is Role.TENANT else None
         chosen = np.flatnonzero(_selected(gpus, states, query, owner))
@@ -331,7 +333,7 @@ class GpusApi:
     def of_node(self, node: str) -> tuple[api.Gpu, ...]:
         """Return the GPUs of a node by rail, for readers of all nodes. Blocking."""
         gpus = self.newest()
-        marks, states, problem = _decide(gpus, self.incidents(), ANYONE)
+        marks, states, problem = _decide(gpus, self.incidents(), ANYONE, self.wall_ns())
         nic_states = _nic_states(gpus, marks, is_known=not problem)
         rows = self._rows(gpus, marks, (states, nic_states), None, gpus.spans.get(node, ()))
         return tuple(sorted(rows, key=lambda each: (each.rail is None, each.rail or 0, each.gpu)))
@@ -421,11 +423,13 @@ class GpusApi:
 
 
 def _decide(
-    gpus: FleetGpus, table: IncidentTable, credential: Credential
+    gpus: FleetGpus, table: IncidentTable, credential: Credential, now_ns: int
 ) -> tuple[_Marks, npt.NDArray[np.int8], str]:
-    """Return the marks of all nodes, the state of each GPU as its position in STATES, and why incidents are not known."""
+    """Return the marks of all nodes, the state of each GPU as its position in STATES, and why states are not known."""
     visible = incidents_api.visible_incidents(table, credential)
     marks = entity_states.marks_of(visible, gpus.views.gpus.gpus)
+    if stale := entity_states.view_problem(gpus.views.timestamp_ns, now_ns):
+        return marks, np.full_like(gpus.verdicts, _UNKNOWN), stale
     problem = entity_states.diagnosis_problem(table.timestamp_ns, gpus.views.timestamp_ns)
     states = gpus.verdicts.copy()
     if problem:

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from railscope import api, service
+from railscope.api.status import rank
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
@@ -28,7 +29,7 @@ from railscope_collector.workloads.job_roster import JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
 
 MAX_LISTED = 200
-"""Incidents of one response, newest first."""
+"""Incidents of one response, the most urgent ones."""
 _ALL = "all"
 FILTERS = {
     "state": ("open", "closed", _ALL),
@@ -73,7 +74,7 @@ class IncidentsApi:
         # While it is not evaluated, its age changes: every 10 seconds, as the incidents otherwise.
         age, restarts = int((progress.age_seconds or 0) // 10), progress.restarts
         version = table.timestamp_ns, age, progress.running, restarts, credential.tenant, chosen
-        make = partial(self.select, credential, is_selected, slice(MAX_LISTED), newest_first=True)
+        make = partial(self.select, credential, is_selected, slice(MAX_LISTED))
         return await tagged_response(request, make, *version)
 
     def select(
@@ -82,14 +83,11 @@ class IncidentsApi:
         is_selected: Callable[[ReportedIncident], bool],
         part: slice,
         sort: str = "",
-        *,
-        newest_first: bool = False,
     ) -> api.IncidentList:
         """Return a part of the selected incidents, the most urgent one first, or sorted by a field of the document. Blocking."""
         table = self.table()
         visible = visible_incidents(table, credential)
-        found = [each for each in visible if is_selected(each)]
-        found = found if newest_first else worst_first(found)
+        found = worst_first(each for each in visible if is_selected(each))
         documents = list_query.sort_rows((each.document for each in found), sort)
         rows, offset = documents[part], part.start or 0
         counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
@@ -169,6 +167,7 @@ class JobsApi:
 
     jobs: Callable[[], RunningJobs]
     names_of: NamesOfGpu
+    wall_ns: Callable[[], int]
     incidents: Callable[[], IncidentTable] = IncidentTable
 
     def handlers(self) -> RouteHandlers:
@@ -178,12 +177,16 @@ class JobsApi:
     async def _list(self, request: web.Request, credential: Credential) -> web.Response:
         view, tenants = self.jobs(), set(request.query.getall("tenant", []))
         times = view.timestamp_ns, self.incidents().timestamp_ns
+        stale = entity_states.view_problem(view.timestamp_ns, self.wall_ns())
 
         def make() -> api.JobList:
             jobs = visible_jobs(view, credential, tenants)
-            return self.list_of(view, jobs, credential, len(jobs))
+            found = self.list_of(view, jobs, credential, len(jobs))
+            rows = sorted(found.rows, key=lambda row: rank(row.state))
+            return msgspec.structs.replace(found, rows=tuple(rows))
 
-        return await tagged_response(request, make, *times, credential.tenant, sorted(tenants))
+        version = *times, stale, credential.tenant, sorted(tenants)
+        return await tagged_response(request, make, *version)
 
     def list_of(
         self, view: RunningJobs, jobs: Iterable[RunningJob], credential: Credential, found: int
@@ -193,12 +196,6 @@ class JobsApi:
         rows = tuple(self.row(view, job, states) for job in jobs)
         suppressed = 0 if is_tenant else view.suppressed
         return api.JobList(view.timestamp_ns, rows, suppressed, found)
-
-    def list_of_all(self, credential: Credential) -> api.JobList:
-        """Return all jobs that a reader may see. Blocking."""
-        view = self.jobs()
-        jobs = visible_jobs(view, credential)
-        return self.list_of(view, jobs, credential, len(jobs))
 
     async def _job(self, request: web.Request, credential: Credential) -> web.Response:
         view, job = self.find(request.match_info)
@@ -215,8 +212,9 @@ class JobsApi:
 
     def states(self, credential: Credential) -> entity_states.JobStates:
         """Return the states of jobs by the incidents that a reader may see."""
-        table = self.incidents()
-        problem = entity_states.diagnosis_problem(table.timestamp_ns, self.jobs().timestamp_ns)
+        table, at_ns = self.incidents(), self.jobs().timestamp_ns
+        problem = entity_states.view_problem(at_ns, self.wall_ns())
+        problem = problem or entity_states.diagnosis_problem(table.timestamp_ns, at_ns)
         visible = visible_incidents(table, credential)
         return entity_states.JobStates.from_incidents(visible, problem)
 

@@ -106,7 +106,7 @@ class ViewApi:
 
     def __post_init__(self) -> None:
         """Create the caches of the newest views and of the ends of links of this state."""
-        self.gpus = gpus_api.GpusApi(self.core, self.views, self.incidents)
+        self.gpus = gpus_api.GpusApi(self.core, self.views, self.incidents, self.wall_ns)
         cabling = self.switches.polling.cabling
         self.link_ends = switch_view.LinkEnds(self.core, cabling, self.wall_ns)
 
@@ -148,7 +148,7 @@ class ViewApi:
     def jobs_api(self) -> incidents_api.JobsApi:
         """Handlers of jobs."""
         return incidents_api.JobsApi(
-            lambda: self.views().jobs, self.core.names_of_gpu, self.incidents
+            lambda: self.views().jobs, self.core.names_of_gpu, self.wall_ns, self.incidents
         )
 
     def node_rows(self) -> Sequence[api.Node]:
@@ -160,6 +160,8 @@ class ViewApi:
             rows += missing_nodes(self.views().inventory_comparison, {row.node for row in rows})
             rows.sort(key=lambda row: entity_states.STATES.index(row.state))
             latest = self._nodes = version, tuple(rows)
+        if stale := entity_states.view_problem(version[0], self.wall_ns()):
+            return [entity_states.unknown_row(row, stale) for row in latest[1]]
         return latest[1]
 
     def select_nodes(self, query: NodesQuery) -> api.NodeList:
@@ -321,7 +323,9 @@ class ViewApi:
         return await json_responses.tagged_response(request, self.rail_list, *version)
 
     async def _node_list(self, request: web.Request, _: Credential) -> web.Response:
-        version = self.views().timestamp_ns, self.incidents().timestamp_ns
+        at_ns = self.views().timestamp_ns
+        stale = entity_states.view_problem(at_ns, self.wall_ns())
+        version = at_ns, self.incidents().timestamp_ns, stale
         return await json_responses.selected_response(
             request, NodesQuery, self.select_nodes, *version
         )

@@ -18,8 +18,6 @@ from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.inventory.inventory_view import NEVER_REPORTED
 
-MAX_VIEW_AGE_SECONDS = 60.0
-"""Age from which views are stale; a collector computes them every few seconds."""
 CLAIMS_UNKNOWN = "the claims of GPUs cannot be determined"
 MAX_INCIDENTS = 10
 _MAX_NAMED = 5
@@ -73,12 +71,10 @@ def make_status(facts: VisibleFacts) -> Status:
 
 def _absent(facts: VisibleFacts) -> dict[str, str]:
     """Return the reason for each figure that is not known."""
-    age = facts.age_seconds
-    absent = {}
-    if age is None or age > MAX_VIEW_AGE_SECONDS:
-        stale = f"the views are stale: computed {figures.duration(round(age or 0.0, 1))} ago"
-        reason = view_refresh.NOT_COMPUTED if age is None else stale
-        absent = dict.fromkeys(("nodes", "gpus", "jobs"), reason)
+    at_ns, absent = facts.gpus.timestamp_ns, {}
+    stale = entity_states.view_problem(at_ns, facts.now_ns)
+    if not at_ns or stale:
+        absent = dict.fromkeys(("nodes", "gpus", "jobs"), stale or view_refresh.NOT_COMPUTED)
     elif facts.jobs is None:
         absent["jobs"] = CLAIMS_UNKNOWN
     if facts.nodes is None:
