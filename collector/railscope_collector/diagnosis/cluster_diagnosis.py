@@ -325,7 +325,9 @@ class ClusterDiagnosis:
     ) -> dict[JobKey, api.JobStep]:
         end, traces = (slot + 1) * SLOT_SECONDS, self.readings.traces
         found = {
-            job.key: step_period.find_step(traces.mean(job.nics, end, step_period.WINDOW_SECONDS))
+            job.key: step_period.find_step(
+                traces.mean(job.exchange_nics, end, step_period.WINDOW_SECONDS)
+            )
             for job in jobs
         }
         steps = {key: step for key, step in found.items() if step is not None}
@@ -475,23 +477,20 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     """Return the state of a job, relative to its past."""
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
-    state = findings.JobState(job, view.thresholds.jobs.slow_speed)
-    state.exchange = mean_known(nic["send"][job.nics])
+    state, nics = findings.JobState(job, view.thresholds.jobs.slow_speed), job.exchange_nics
+    state.exchange = mean_known(nic["send"][nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = mean_known(newest["utilization"][job.gpus])
     state.activity = mean_known(gpu["activity"][job.gpus])
-    usual = view.base(DeviceKind.NIC, "send")[job.nics]
+    usual = view.base(DeviceKind.NIC, "send")[nics]
     past = mean_known(usual)
-    # A job that exchanges nothing has no such measure; what the NICs of a job on one node send is no exchange of it.
-    if past > findings.MIN_EXCHANGE and len(job.nodes) > 1:
-        own = np.fmin(nic["send"][job.nics], MAX_OWN_LOAD * usual)
+    if past > findings.MIN_EXCHANGE:  # a job that exchanges nothing has no such measure
+        own = np.fmin(nic["send"][nics], MAX_OWN_LOAD * usual)
         state.exchange_change = mean_known(own) / past
-        low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
+        low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[nics])
         max_loss = SLOW_VARIATION_FACTOR * (1 - low / past)
         state.slow_speed = min(state.slow_speed, 1 - max_loss)
-        state.exchange_now = (
-            mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
-        )
+        state.exchange_now = mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][nics]) / past
     for name, least in (("utilization", 0.0), ("nvlink", findings.MIN_NVLINK_BYTES_PER_SECOND)):
         past = mean_known(view.base(DeviceKind.GPU, name)[job.gpus])
         if past > least:

@@ -56,7 +56,7 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
         _add_paused_nics(view, incident)
         touched[incident.incident_id] = _touched_jobs(view, incident)
         _add_ended(view, incident, touched[incident.incident_id])
-        incident.scheduler = _scheduler(view, incident) or incident.scheduler
+        incident.scheduler = _scheduler(view, incident)
     causes = [incident for incident in found if not incident.explained_by]
     own_jobs = {
         incident.incident_id: {
@@ -69,24 +69,35 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
         # A device that recovers does not leave its job to an incident on its rail.
         *(each.holders & each.reach.jobs for each in lasting if not each.explained_by),
     )
-    for incident in found:
-        _update_speeds(view, incident, own_jobs[incident.incident_id], has_own)
+    judged = {
+        incident.incident_id: _update_speeds(
+            view, incident, own_jobs[incident.incident_id], has_own
+        )
+        for incident in found
+    }
     for key, cause in _main_causes(causes, touched, view.states.keys()).items():
-        _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
+        is_first = key in judged[cause.incident_id] and key in cause.job_steps
+        _add_loss(
+            view, cause, view.states[key], _wait_slots(cause, key, touched), is_first=is_first
+        )
     _add_idle_gpus(view, lasting, causes)
     for incident in found:
         _add_nodes(view, incident, touched[incident.incident_id])
 
 
 def _scheduler(view: DiagnosisView, incident: Incident) -> str:
-    """Return the scheduler of an incident. In a cluster with two of them, an idle node may be one of the other."""
-    if incident.cause.job:
-        sources = [incident.cause.job.source]
-    else:
-        jobs = (*sorted(incident.holders), *sorted(incident.job_speeds))
-        of_cluster = Counter(job.key.source for job in view.jobs).most_common()
-        sources = [*(job.source for job in jobs), *(source for source, _ in of_cluster)]
-    return next((source for source in sources if source in SCHEDULERS), "")
+    """Return the scheduler of an incident; empty if its nodes have jobs of several: a reboot ends those of each.
+
+    In a cluster with two of them, an idle node may be one of the other.
+    """
+    if job := incident.cause.job:
+        return job.source if job.source in SCHEDULERS else ""
+    on_nodes = {job.key for job in view.jobs if not incident.reach.nodes.isdisjoint(job.nodes)}
+    for jobs in (incident.holders | on_nodes, incident.job_speeds):
+        if sources := {job.source for job in jobs} & SCHEDULERS:
+            return sources.pop() if len(sources) == 1 else ""
+    of_cluster = Counter(job.key.source for job in view.jobs if job.key.source in SCHEDULERS)
+    return incident.scheduler or "".join(source for source, _ in of_cluster.most_common(1))
 
 
 def _add_ended(view: DiagnosisView, incident: Incident, touched: AbstractSet[JobKey]) -> None:
@@ -114,14 +125,15 @@ def _update_speeds(
     incident: Incident,
     own_jobs: AbstractSet[JobKey],
     has_own: AbstractSet[JobKey],
-) -> None:
-    """Set the speeds of the jobs that the incident reaches and that lose time; those of jobs that have ended stay.
+) -> set[JobKey]:
+    """Set the speeds of the jobs that the incident reaches and that lose time; return those with a speed for the first time.
 
-    One that is unknown for as long as the speeds count is removed, and so is that of a job which an incident of its own slows down.
+    The speed of a job that has ended stays. One that is unknown for as long as the speeds count is removed, and so is that of a
+    job which an incident of its own slows down.
     """
     slots = max((view.timestamp_ns - incident.detected_ns) // SLOT_NS, 0) + 1
     counted = max(slots - _RAMP_SLOTS, 1)
-    speeds = incident.job_speeds
+    speeds, judged = incident.job_speeds, set[JobKey]()
     for key in incident.reach.jobs & view.states.keys():
         if key not in own_jobs and (key in has_own or slots <= _OWN_CAUSE_SLOTS):
             speeds.pop(key, None)
@@ -133,6 +145,7 @@ def _update_speeds(
         else:
             incident.job_steps.pop(key, None)
         if not np.isnan(usual) and len(incident.judged_jobs) < MAX_JOBS:
+            judged |= {key} - incident.judged_jobs
             incident.judged_jobs.add(key)
         if slots >= _STEADY_SLOTS:
             limit = (1 + limit) / 2
@@ -140,6 +153,7 @@ def _update_speeds(
             speeds.pop(key, None)
         elif usual < limit and (key in speeds or len(speeds) < MAX_JOBS):
             speeds[key] = round(usual, 3)
+    return judged
 
 
 def _speed_by_steps(view: DiagnosisView, incident: Incident, state: JobState) -> float:
@@ -222,13 +236,18 @@ def _wait_slots(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKe
     return 0 if _is_own(incident, key, touched) else _OWN_CAUSE_SLOTS
 
 
-def _add_loss(view: DiagnosisView, incident: Incident, state: JobState, wait_slots: int) -> None:
-    """Add what a job lost in this slot, in those before without the finding, and after detection and wait since the onset."""
+def _add_loss(
+    view: DiagnosisView, incident: Incident, state: JobState, wait_slots: int, *, is_first: bool
+) -> None:
+    """Add what a job lost in this slot, and in those before without the finding.
+
+    After detection and wait, and if its steps show its speed for the first time (`is_first`), also since the onset.
+    """
     slot, history, key = view.signals.slot, state.history, state.job.key
     is_same = slot - history.loss_slot <= CLOSE_SLOTS
     first_slot = history.loss_slot + 1 if is_same else slot
     is_new = view.timestamp_ns - incident.detected_ns < (wait_slots + SLOTS_PER_MINUTE) * SLOT_NS
-    if is_new or key in incident.job_steps:
+    if is_new or is_first:
         since_onset = (view.timestamp_ns - incident.onset_ns) // SLOT_NS
         first_slot = max(slot - min(since_onset, SPEED_SLOTS), history.loss_slot + 1)
     history.loss_slot = slot
@@ -254,7 +273,7 @@ def _add_idle_gpus(
         for each in causes
         if each.severity == Severity.CRITICAL and each.incident_class.slows_jobs
     ]
-    begun = {key for incident in found for key in incident.idle_gpus}
+    begun = {key for each in lasting if not each.explained_by for key in each.idle_gpus}
     for incident in sorted(found, key=lambda each: -each.confidence):
         for ended in _ended_since(view, incident):
             key, gpus = ended.job.key, tuple(ended.job.gpus.tolist())
@@ -264,7 +283,7 @@ def _add_idle_gpus(
                 incident.idle_gpus[key] = IdleGpus(gpus, len(gpus), since_ns)
         for key, idle in incident.idle_gpus.items():
             idle.gpus = tuple(gpu for gpu in idle.gpus if view.job_of_gpu[gpu] < 0)
-            span_ns = min(now_ns - idle.until_ns, (CLOSE_SLOTS + 1) * SLOT_NS)
+            span_ns = min(max(now_ns - idle.until_ns, 0), (CLOSE_SLOTS + 1) * SLOT_NS)
             seconds, idle.until_ns = len(idle.gpus) * span_ns / SECOND_NS, now_ns
             idle.seconds += seconds
             _charge(incident, key.tenant, seconds)

@@ -103,7 +103,10 @@ class Incident:
     holders: set[JobKey] = field(default_factory=set)
     """Jobs that have held the device that is the cause."""
     scheduler: str = ""
-    """Scheduler of the job that is or holds the cause, or that loses time, otherwise of most jobs; empty if no claim names one."""
+    """Scheduler of the job that is the cause, or of those that hold it, are on its nodes or lose time, otherwise of most jobs.
+
+    Empty if no claim names one, or claims of its nodes name several.
+    """
     job_nodes: dict[JobKey, tuple[str, ...]] = field(default_factory=dict)
     """Nodes of the jobs that the incident touches or slows down."""
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)

@@ -494,7 +494,7 @@ def _stands_still(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     least = findings.MIN_NVLINK_BYTES_PER_SECOND
     if findings.above(view.signals.gpu["nvlink"][job.gpus], least).any():
         return False
-    nics = job.nics if len(job.nodes) > 1 else job.nics[:0]
+    nics = job.exchange_nics
     now, usual = view.signals.nic["send"][nics], view.base(DeviceKind.NIC, "send")[nics]
     has_sent = findings.above(usual, job_steps.HUNG_EXCHANGE)
     has_nvlink = findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], least).any()

@@ -169,13 +169,9 @@ class _PastExchange(NamedTuple):
 
 
 def _past_exchanges(view: findings.DiagnosisView, job: ActiveJob) -> Iterator[_PastExchange]:
-    """Yield what a job has exchanged so far, over its NICs and over NVLink.
-
-    Between its nodes: what the NICs of a job on one node carry is storage, or that of others.
-    """
-    nics = job.nics if len(job.nodes) > 1 else job.nics[:0]
+    """Yield what a job has exchanged so far, over its NICs and over NVLink."""
     for kind, name, positions, least in (
-        (DeviceKind.NIC, "send", nics, findings.MIN_EXCHANGE),
+        (DeviceKind.NIC, "send", job.exchange_nics, findings.MIN_EXCHANGE),
         (DeviceKind.GPU, "nvlink", job.gpus, findings.MIN_NVLINK_BYTES_PER_SECOND),
     ):
         past = view.base(kind, name)[positions]

@@ -97,6 +97,11 @@ class ActiveJob:
     gpus: Positions
     nics: Positions
 
+    @property
+    def exchange_nics(self) -> Positions:
+        """NICs of its exchange between nodes: what those of a job on one node carry is storage, or that of others."""
+        return self.nics if len(self.nodes) > 1 else self.nics[:0]
+
 
 class EndedJob(NamedTuple):
     """A job that ended within the last minute, and the latest time at which it can have ended."""

@@ -174,6 +174,9 @@ def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
         incident.onset_ns -= by_ns
         incident.detected_ns -= by_ns
         incident.ended_ns -= by_ns if incident.ended_ns else 0
+        incident.ended_jobs = {key: ns - by_ns for key, ns in incident.ended_jobs.items()}
+        for idle in incident.idle_gpus.values():
+            idle.until_ns -= by_ns
     saved.rank_events = [
         each._replace(
             timestamp_ns=each.timestamp_ns - by_ns, read_ns=each.read_ns and each.read_ns - by_ns

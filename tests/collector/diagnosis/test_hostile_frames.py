@@ -31,6 +31,7 @@ from railscope_collector.diagnosis.incidents import Incident, IncidentTracker
 from railscope_collector.diagnosis.ranking import Reach
 from railscope_collector.live_diagnosis import diagnosis_engine
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, ReceivedBatches
+from railscope_collector.workloads.job_roster import JobKey
 
 START_NS = 1_700_000_000 * SECOND_NS
 STEP_NS = 10 * SECOND_NS
@@ -44,6 +45,8 @@ class HostileFeed:
     schemas: dict[bytes, WireSchema] = field(default_factory=dict)
     now_ns: int = START_NS
     items: list[ReceivedBatches] = field(default_factory=list)
+    running: dict[JobKey, list[str]] = field(default_factory=dict)
+    """GPUs of the jobs that run."""
     engine: DiagnosisEngine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ class HostileFeed:
         changes = []
         for _ in range(slots):
             self.now_ns += STEP_NS
-            changes += self.engine.process(self.items, {}, self.now_ns)
+            changes += self.engine.process(self.items, self.running, self.now_ns)
             self.items = []
         return [(change.kind, change.incident.class_name) for change in changes]
 
@@ -349,6 +352,20 @@ def test_incidents_continue_after_the_clock_was_set_back(
     assert after.detected < before.detected
     assert changes == []
     assert feed.evaluate(incidents.STALE_SLOTS) == [(ChangeKind.CLOSED, "gpu_lost")]
+
+
+def test_idle_gpus_lose_the_time_that_passes_while_the_clock_is_set_back(feed: HostileFeed) -> None:
+    feed.running = {JobKey("vision", "slurm", "7"): ["a"]}
+    lost = list[int | None]()
+    for number in range(12):
+        feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns, number)])
+        if number == 4:
+            feed.running = {}
+        if number == 8:
+            feed.now_ns -= 3600 * SECOND_NS
+        feed.evaluate()
+        lost += (each.lost_gpu_time_seconds for each in feed.documents)
+    assert lost[3:] == [0, 10, 20, 30, 30, 30, 30, 40]
 
 
 def test_a_state_that_cannot_be_written_does_not_end_the_evaluation(feed: HostileFeed) -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.drawn_cluster import GONE, RAILS, DrawnCluster, DrawnFeed, Row, gpu_uuid
-from support.drawn_readings import ONSET, classes_of, drawn_feed, healthy_feed, run
+from support.drawn_readings import (
+    MAX_SLOTS,
+    NODES,
+    ONSET,
+    classes_of,
+    drawn_feed,
+    healthy_feed,
+    run,
+)
 
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.findings import JobHistory
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.workloads.job_roster import JobKey
@@ -348,6 +357,60 @@ def test_a_fault_on_its_rail_is_not_charged_with_a_wait_of_a_job_that_is_found_l
     assert stall.lost_gpu_seconds == {
         "tenant-102": pytest.approx((1 - 0.6) * gpus * 36 * SLOT_SECONDS, rel=0.15)
     }
+
+
+def test_idle_gpus_are_charged_once_where_two_faults_ended_their_job() -> None:
+    """The first fault, which is charged, is not found while the second one begins."""
+    job, feed = JobKey("vision", "slurm", "7"), drawn_feed()
+    nodes = feed.cluster.jobs[0].nodes[:3]
+    gpus = [gpu_uuid(node, index) for node in nodes for index in range(8)]
+    for slot in range(ONSET + 20):
+        row, since = feed.cluster.draw(), slot - ONSET
+        if 0 <= since < 5 or since >= 10:
+            row.absent[nodes[0], 3] = GONE
+        if since >= 4:
+            row.absent[nodes[1], 3] = GONE
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot, {job: gpus} if since < 4 else {})
+    losses = [sum(each.lost_gpu_seconds.values()) for each in feed.diagnosis.tracker.incidents]
+    assert sorted(losses) == [0, pytest.approx(len(gpus) * 15 * SLOT_SECONDS)]
+
+
+YOUNG_JOB = JobKey("tenant-101", "slurm", "101")
+"""A job without a past: its GPU waits for a remapping from the start."""
+
+
+def young_job_feed(job_nodes: int) -> DrawnFeed:
+    """Return a cluster with steps of 8 seconds in the traffic of its first job, and before its first slot."""
+    feed = drawn_feed(job_nodes=job_nodes)
+    feed.diagnosis.resume_jobs([(YOUNG_JOB, JobHistory(steps=[(0, 8.0)]))], 0)
+    seconds = np.arange(10 * MAX_SLOTS)
+    amounts = np.tile(1e9 * (1.0 + (seconds % 8 < 4)), (1, 8 * NODES, 1))
+    feed.diagnosis.readings.traces.add(
+        seconds[None], np.ones((1, len(seconds))), np.arange(8 * NODES)[None], amounts, amounts > 0
+    )
+    return feed
+
+
+def remap_then_checkpoint(cluster: DrawnCluster, row: Row, since: int) -> None:
+    nodes = cluster.jobs[0].nodes
+    row.gpu["remap"][nodes[0], 2] = 1
+    if 10 <= since < 17:
+        row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+        row.gpu["nvlink"][nodes] = 0.0
+
+
+@pytest.mark.parametrize(("job_nodes", "lost_slots"), [(2, 2), (1, 0)])
+def test_a_checkpoint_of_a_young_job_is_not_charged_back_to_the_onset_of_its_fault(
+    job_nodes: int, lost_slots: int
+) -> None:
+    """What the NICs of a job on one node send is none of its exchange: it has no steps."""
+    feed = young_job_feed(job_nodes)
+    remap = only(run(feed, remap_then_checkpoint, ONSET + 24), "row_remap")
+    assert (YOUNG_JOB in feed.diagnosis.steps) == (job_nodes > 1)
+    lost = remap.lost_gpu_seconds.get(YOUNG_JOB.tenant, 0)
+    assert lost == pytest.approx(8 * job_nodes * lost_slots * SLOT_SECONDS)
 
 
 def test_links_of_a_node_whose_job_has_ended_are_down_for_maintenance() -> None:

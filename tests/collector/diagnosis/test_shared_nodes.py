@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
-from support.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
+from support.drawn_cluster import GONE, DrawnCluster, DrawnFeed, Row, gpu_uuid
 from support.drawn_faults import FAULTS
 
 from railscope_collector.diagnosis.incidents import Incident
@@ -95,3 +95,32 @@ def test_a_gpu_that_is_lost_touches_the_job_that_holds_it(gpu: int, job: JobKey)
 
     (found,) = [each for each in incidents_of(remap) if each.class_name == "row_remap"]
     assert found.reach.jobs == {job}
+
+
+@pytest.mark.parametrize(("other", "expected"), [((), "kubernetes"), (range(5, 8), "")])
+def test_commands_are_of_the_scheduler_that_all_jobs_of_the_node_have(
+    other: Sequence[int], expected: str
+) -> None:
+    """Most jobs of the cluster are of another one, and the GPU that is lost is idle."""
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    feed = DrawnFeed(cluster, SLOTS)
+    pod = JobKey("vision", "kubernetes", "research/train")
+    gpus = {FIRST: [(0, range(8))], SECOND: [(1, range(8)), (3, other)], pod: [(3, range(4))]}
+    for slot in range(16):
+        row = cluster.draw()
+        if slot >= 10:
+            row.absent[3, 4] = GONE
+        if slot == 14:
+            del gpus[pod]  # the node is drained: its commands stay the same
+            gpus[SECOND].pop()
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        running = {
+            job: [gpu_uuid(node, index) for node, indices in parts for index in indices]
+            for job, parts in gpus.items()
+        }
+        feed.diagnosis.evaluate(slot, running)
+        if slot == 13:
+            (lost,) = feed.diagnosis.tracker.incidents
+            assert lost.scheduler == expected
+    assert (lost.class_name, lost.scheduler) == ("gpu_lost", expected or "slurm")
