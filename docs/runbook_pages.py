@@ -144,7 +144,7 @@ def _commands(alert: str, same: list[dict[str, Any]]) -> list[str]:
 _NODE = NicDocument("NODE", "INTERFACE", "", "PCI_ADDRESS", None, "", "")
 _CAUSES = {
     "Slurm": (_NODE, JobDocument("", "slurm", "JOB")),
-    "Kubernetes": (_NODE, JobDocument("", "kubernetes", "NAMESPACE/POD")),
+    "Kubernetes": (_NODE, JobDocument("", "kubernetes", "NAMESPACE/JOB")),
 }
 
 

@@ -15,7 +15,7 @@ from railscope_collector.workloads.job_holdings import KUBERNETES, SLURM
 _Lines: TypeAlias = tuple[str, ...]
 """Commands of a step with names in braces; lines that begin with # are its comment."""
 _Step: TypeAlias = _Lines | Mapping[str, _Lines]
-"""Lines, or those of each scheduler; the empty scheduler is one that no claim names."""
+"""Lines, or those of each scheduler; the empty scheduler stands for none or several that claims name."""
 
 _DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
 _QUEUE = "squeue --nodelist={node}"
@@ -26,24 +26,24 @@ _PODS = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}
 _LET_JOBS_END = {
     SLURM: (_DRAIN, _QUEUE, "# Go on when squeue lists no job. End a job that hangs: scancel JOBID."),
     KUBERNETES: ("kubectl cordon {node}", _PODS, _EVICT, "# Type kubectl drain when no job is in the list: it evicts what is left."),
-    "": ("# Drain {node} in its scheduler, which no claim names. Go on when its jobs have ended.",),
+    "": ("# Drain {node} in each of its schedulers. Go on when its jobs have ended.",),
 }  # fmt: skip
 # A fault that spreads costs other jobs more than those of its node. `kubectl drain` cordons first: kubectl(1).
 _END_JOBS = {
     SLURM: (_DRAIN, _QUEUE, "# The fault spreads: do not wait, end each job that squeue lists: scancel JOBID."),
     KUBERNETES: (_EVICT, "# The fault spreads: this evicts the jobs at once. Delete pods that it refuses."),
-    "": ("# The fault spreads: drain {node} in its scheduler, which no claim names, and end its jobs.",),
+    "": ("# The fault spreads: drain {node} in each of its schedulers, and end its jobs.",),
 }  # fmt: skip
 # The pods of a node that does not answer stay in deletion: a drain would wait for them.
 _EXCLUDE = {
     SLURM: (_DRAIN,),
     KUBERNETES: ("kubectl cordon {node}",),
-    "": ("# Drain {node} in its scheduler, which no claim names.",),
+    "": ("# Drain {node} in each of its schedulers.",),
 }
 _RESUME = {
     SLURM: ("scontrol update nodename={node} state=resume",),
     KUBERNETES: ("kubectl uncordon {node}",),
-    "": ("# Return {node} to service in its scheduler.",),
+    "": ("# Return {node} to service in each of its schedulers.",),
 }
 _VERIFY = ("railscope nodes {node}", "# Go on when it reports and is healthy.")
 # Each record has a directory of its own, also when the fault returns.
@@ -100,27 +100,23 @@ _COLLECT_DUMPS = (
     'for node in $(scontrol show hostnames "$(squeue --noheader --format=%N --jobs={workload})"); do '
     'ssh "$node" sudo tar --create --directory=/run/railscope flight-recorder > flight-recorder-{workload}-"$node".tar; done'
 )
-_COLLECT_DUMPS_OF_POD = (
-    "kubectl --namespace {namespace} cp {pod}:/run/railscope/flight-recorder flight-recorder-{pod}"
-)
+# A job is known by the part of their names that its pods share, not by these names.
+_PODS_OF_JOB = "kubectl --namespace {namespace} get pods"
 _RESTART_JOB: Mapping[str, _Step] = {
-    "check": {SLURM: ("scontrol show job {workload}",), KUBERNETES: ("kubectl --namespace {namespace} describe pod {pod}",)},
+    "check": {SLURM: ("scontrol show job {workload}",), KUBERNETES: (_PODS_OF_JOB, "# The pods of the job are those with {job} in their names.")},
     "record": {
         SLURM: (_COLLECT_DUMPS,),
-        KUBERNETES: (_COLLECT_DUMPS_OF_POD,),
+        KUBERNETES: ("# Copy /run/railscope/flight-recorder from each pod of {job}: kubectl cp.",),
         "": ("# Copy /run/railscope/flight-recorder from the nodes of {workload}.",),
     },
     "act": {
         SLURM: ("scontrol requeue {workload}",),
-        KUBERNETES: (
-            "kubectl --namespace {namespace} delete pod {pod}",
-            '# Only if its description has "Controlled By": no other pod is started again.',
-        ),
+        KUBERNETES: ('# Delete each pod of {job} whose description has "Controlled By": no other pod is started again.',),
         "": ("# Restart {workload}.",),
     },
     "verify": {
         SLURM: ("squeue --jobs={workload}", "# It runs again."),
-        KUBERNETES: ("kubectl --namespace {namespace} get pods", "# Its controller has started it again."),
+        KUBERNETES: (_PODS_OF_JOB, "# The controller has started them again."),
     },
 }  # fmt: skip
 
@@ -190,7 +186,7 @@ def commands_of(
 ) -> Iterator[CommandStep]:  # fmt: skip
     """Yield the steps of an incident, in their order; of one that has ended, those that return its node to service.
 
-    A check whose name is not known is left out. With any other step, so are all that follow: a node does not return to service
+    A check that needs an unknown name is left out. Any other step that needs one is the last: a node does not return to service
     without its remedy.
     Names come from agents: each is quoted for the shell, and once more in a command that ssh passes to the shell of the node.
     A name that a program would take for an option has no command.
@@ -218,14 +214,14 @@ def commands_of(
             yield CommandStep(name, commands, comment)
 
 
-_NAMES = ("node", "pci_address", "interface", "workload", "namespace", "pod")
+_NAMES = ("node", "pci_address", "interface", "workload", "namespace", "job")
 _UNKNOWN = "The PCI address of the device is not known: find it before you go on."
 
 
 def _names_of(cause: EntityDocument) -> Mapping[str, str]:
     if isinstance(cause, JobDocument):
-        namespace, _, pod = cause.workload.partition("/")
-        return {"workload": cause.workload, "namespace": namespace, "pod": pod}
+        namespace, _, job = cause.workload.partition("/")
+        return {"workload": cause.workload, "namespace": namespace, "job": job}
     return {name: getattr(cause, name, "") for name in ("node", "pci_address", "interface")}
 
 

@@ -29,7 +29,7 @@ NIC = NicDocument("gpu-node-1", "ens4f0np0", "mlx5_3", "0000:5e:00.0", 3, "leaf-
 NODE = NodeDocument("gpu-node-1")
 JOBS = (
     JobDocument("language", "slurm", "60937"),
-    JobDocument("vision", "kubernetes", "research/train-0"),
+    JobDocument("vision", "kubernetes", "research/train"),
 )
 OTHER_JOB = JobDocument("language", "file", "train")
 SCHEDULERS = ("slurm", "kubernetes", "")
@@ -68,7 +68,6 @@ class SimulatedNames:
             "ethtool": set(moment.names["/sys/class/net"]),
             "scontrol": node | {"60937"},
             "kubectl": node | {"pods"},
-            "kubectl pod": {"research/train-0"},
             "squeue": node | {"60937"},
             **dict.fromkeys(("railscope", "ping", "scp"), node),
         }
@@ -112,11 +111,8 @@ def checked_programs(command: str, names: SimulatedNames) -> set[str]:
         plain = [plain[0].partition(":")[0]]
     subject = assigned[0] if assigned else plain[-1].removeprefix("railscope-")
     if program == "kubectl" and options[:1] == ["--namespace"]:
-        if plain[-2:] == ["get", "pods"]:
-            assert plain[:1] == ["research"]
-            return {program}
-        pod = subject.removeprefix("flight-recorder-")
-        program, subject = "kubectl pod", f"{plain[0]}/{pod}"
+        assert plain == ["research", "get", "pods"]
+        return {program}
     assert subject.removeprefix("pci/") in names.of_program[program], command
     return {program}
 
@@ -136,7 +132,7 @@ def test_commands_of_a_class_that_pages_are_valid_on_a_simulated_node(
         for command in lines_of(name, cause, of_cause):
             assert "{" not in command
             used |= checked_programs(command, names)
-        other = {"scontrol", "squeue"} if of_cause == "kubernetes" else {"kubectl", "kubectl pod"}
+        other = {"scontrol", "squeue"} if of_cause == "kubernetes" else {"kubectl"}
         assert used
         assert not used & other, "commands of one scheduler"
 
@@ -158,7 +154,7 @@ def test_without_a_scheduler_the_steps_say_what_to_do(name: str) -> None:
     used = " ".join(line for step in steps.values() for line in step.commands)
     assert not re.search("scontrol|squeue|kubectl", used)
     for step in {"drain", "resume"} & steps.keys():
-        assert "in its scheduler" in steps[step].comment
+        assert "in each of its schedulers" in steps[step].comment
 
 
 @pytest.mark.parametrize("cause", [NODE, LeafDocument("leaf-3", 0, 3), GpuDocument("", 4, "", "")])
@@ -238,22 +234,24 @@ def test_no_command_ends_jobs_of_a_node_that_still_compute(name: str, scheduler:
         assert "when no job is in the list" in steps["drain"].comment
 
 
-def test_a_pod_is_deleted_only_if_a_controller_starts_it_again() -> None:
+def test_a_job_of_several_pods_has_commands_that_list_them() -> None:
+    """Its name, which its pods share, is the name of none of them."""
     steps = steps_of("nccl_hang", "kubernetes")
-    assert "delete pod" in steps["act"].commands[0]
-    assert 'Only if its description has "Controlled By"' in steps["act"].comment
-    assert "describe pod" in steps["check"].commands[0]
+    for step in ("check", "verify"):
+        assert steps[step].commands == ("kubectl --namespace research get pods",)
+    for step in ("check", "record", "act"):
+        assert re.search(r"\btrain\b", steps[step].comment)
+    assert 'whose description has "Controlled By"' in steps["act"].comment
 
 
 def test_dumps_are_copied_from_the_directory_of_the_agents() -> None:
     directory = CollectiveSettings().flight_recorder_directory
-    (of_pod,) = steps_of("nccl_hang", "kubernetes")["record"].commands
     (of_job,) = steps_of("nccl_hang", "slurm")["record"].commands
-    assert directory in of_pod
     assert directory in of_job.replace(
         f"{PurePath(directory).parent} ", f"{PurePath(directory).parent}/"
     )
-    assert directory in steps_of("nccl_hang", "")["record"].comment
+    for scheduler in ("", "kubernetes"):
+        assert directory in steps_of("nccl_hang", scheduler)["record"].comment
 
 
 SLURM = """\
