@@ -22,7 +22,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from railscope import capture, cli, settings, timestamps
+from railscope import capture, cli, figures, settings, timestamps
 from railscope.envelopes import unpack
 from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
 from railscope_collector.commands import config_option, follow_log, load_settings, node_clocks
@@ -79,7 +79,7 @@ class FailedPart:
     failures: int = 0
 
     def __str__(self) -> str:
-        return f"{self.part} failed {self.failures} times: {self.problem}"
+        return f"{self.part} failed {figures.count(self.failures, 'time')}: {self.problem}"
 
 
 class RecordedDiagnosis(ClusterDiagnosis):

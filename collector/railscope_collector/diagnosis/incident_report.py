@@ -85,11 +85,17 @@ def nodes_by_tenant(incident: Incident, jobs: Iterable[JobDocument]) -> dict[str
     return {name: frozenset(nodes) for name, nodes in (earlier or found).items()}
 
 
-def lost_time(incident: Incident) -> int | None:
-    """Return the GPU-seconds that jobs lost; None if it is not known: no job has a known speed, or idle GPUs after its end."""
-    seconds = round(sum(incident.lost_gpu_seconds.values()))
+def lost_time(incident: Incident, tenant: str | None = None) -> int | None:
+    """Return the GPU-seconds that jobs, of one tenant or of all, lost.
+
+    None if it is not known: no job has a known speed, or idle GPUs after its end.
+    """
+    lost = incident.lost_gpu_seconds.items()
+    seconds = round(sum(each for name, each in lost if tenant in {None, name}))
     is_known = (incident.judged_jobs - incident.ended_jobs.keys()) | incident.idle_gpus.keys()
-    jobs = incident.holders | incident.job_speeds.keys()
+    jobs = {
+        key for key in incident.holders | incident.job_speeds.keys() if tenant in {None, key.tenant}
+    }
     return seconds if seconds or not jobs or is_known & jobs else None
 
 

@@ -33,7 +33,8 @@ OTHER_TENANT = api.JobDocument("another tenant", "", "-")
 class ReportedIncident:
     """An incident as of its last evaluation.
 
-    `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it affects.
+    `lost_gpu_seconds`, where they are known, and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it
+    affects.
     """
 
     document: api.IncidentDocument
@@ -45,7 +46,7 @@ class ReportedIncident:
     """As `victim_nics`."""
     curves: tuple[api.CurveDocument, ...] = ()
     tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    lost_gpu_seconds: Mapping[str, int] = field(default_factory=dict)
     parts: Sequence[api.NicDocument | api.GpuDocument] = ()
     """Devices that a larger cause consists of."""
     evidence_jobs: Sequence[JobKey | None] = ()
@@ -89,7 +90,7 @@ class ReportedIncident:
         whole = self.document
         jobs = tuple(job for job in self.jobs if job.tenant == tenant)
         nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
-        lost = self.lost_gpu_seconds.get(tenant, 0.0)
+        lost = self.lost_gpu_seconds.get(tenant)
         cause = whole.cause
         curves = tuple(map(_without_peers, self.curves)) if self._is_measured_at(tenant) else ()
         is_own_job = isinstance(cause, api.JobDocument) and cause.tenant == tenant
@@ -116,15 +117,13 @@ class ReportedIncident:
             jobs=jobs[: report.MAX_LISTED],
             victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),
             victim_count=len(nics) + len(jobs),
-            lost_gpu_time_seconds=round(lost)
-            if lost or whole.lost_gpu_time_seconds is not None
-            else None,
+            lost_gpu_time_seconds=lost,
             evidence=tuple(each for each, _ in shown),
             symptoms=(),
             detail=whole.detail if is_of_job_only and len(shown) == len(whole.evidence) else "",
             gain=whole.gain if is_of_job_only else None,
         )
-        own_nodes, losses = {tenant: nodes}, {tenant: lost} if lost else {}
+        own_nodes, losses = {tenant: nodes}, {} if lost is None else {tenant: lost}
         return replace(
             self,
             document=document,
@@ -427,7 +426,7 @@ def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
 
 
 def _job_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
-    """Yield the jobs that incidents affect: those of their documents, whose first ones alone these list."""
+    """Yield the jobs that incidents affect: all of them, of which a document lists the first ones."""
     for incident in incidents:
         names = incident.document.id, incident.document.incident_class
         for job in incident.jobs:

@@ -121,8 +121,9 @@ def stale_nodes(
 
     The evidence is what the other nodes of a job report. The node is down if they exchange no data while their GPUs are busy, for
     longer than in any pause before, or with missed acknowledgements; or if one of them misses acknowledgements on its rails since
-    then. It is separated if they work and exchange data after its last receipt. Otherwise it stays unknown, however long: it has no job on other nodes too, the nodes of the job exchange nothing
-    over their NICs, or the job has ended with it. The alert on the node remains then.
+    then. It is separated if they work and exchange data after its last receipt. Otherwise a node that
+    was down stays down, and any other is unknown, with the alert on the node only: it has no job on other nodes too, or the nodes
+    of the job exchange nothing over their NICs.
 
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
     unknown. `sample_slots` are the slots with samples of each node that has a capture, whether or not the collector

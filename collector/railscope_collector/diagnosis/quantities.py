@@ -276,7 +276,7 @@ LIMITS = (
     Limit("row_remap", Quantity("remap_pending", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_pending"), 0.0, "1 or 0", "1 if a memory row waits for its remapping.", strength=REMAP_STRENGTH),
     Limit("ecc_uncorrectable", Quantity("uncorrected_errors", DeviceKind.GPU, QuantityKind.COUNTER, "railscope_gpu_ecc_errors_total", ("uncorrected/volatile",)), 0.0, "errors", "Uncorrectable memory errors."),
     Limit("nic_failed", Quantity("driver_failure", DeviceKind.NIC, QuantityKind.LAST, _DRIVER_REPORT), _SEND_QUEUE_STUCK, "state", "Report of the driver: 4 is a failure of the NIC."),
-    Limit("nic_fault", Quantity("driver_report", DeviceKind.NIC, QuantityKind.LAST, _DRIVER_REPORT), 0.0, "state", "Report of the driver: 1 too hot, 2 cable or transceiver faulty, 3 send queue stuck.", "NIC fault reported", "The driver of a NIC reports a fault: a stuck send queue, a faulty cable, or heat.", "read the kernel log of the node; reset the NIC", up_to=_SEND_QUEUE_STUCK),
+    Limit("nic_fault", Quantity("driver_report", DeviceKind.NIC, QuantityKind.LAST, _DRIVER_REPORT), 0.0, "state", "Report of the driver: 1 too hot, 2 cable or transceiver faulty, 3 send queue stuck.", "NIC fault reported", "The driver of a NIC reports a fault: a stuck send queue, a faulty cable, or heat.", "follow the remedy that railscope health states for the NIC", up_to=_SEND_QUEUE_STUCK),
 )  # fmt: skip
 
 QUANTITIES = MappingProxyType(

@@ -32,6 +32,7 @@ from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import (
     incident_document,
+    lost_time,
     nodes_by_tenant,
     parts_of,
     victims_of,
@@ -462,6 +463,8 @@ class DiagnosisEngine:
         seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
         nics, jobs = victims_of(incident, diagnosis.devices)
         touched = incident.reach.nodes.union(*incident.job_nodes.values())
+        tenant_nodes = nodes_by_tenant(incident, jobs)
+        lost = {name: lost_time(incident, name) for name in tenant_nodes}
         return ReportedIncident(
             incident_document(
                 incident,
@@ -475,8 +478,8 @@ class DiagnosisEngine:
             nics,
             jobs,
             tuple(curve.document() for curve in self._curves.get(incident.incident_id, ())),
-            nodes_by_tenant(incident, jobs),
-            dict(incident.lost_gpu_seconds),
+            tenant_nodes,
+            {name: seconds for name, seconds in lost.items() if seconds is not None},
             parts_of(incident, diagnosis.devices),
             tuple(each.job for each in incident.evidence),
             incident.recovering_slots,

@@ -155,7 +155,10 @@ def test_a_loss_of_which_nothing_is_known_is_not_zero(
 ) -> None:
     cause = Cause("nic", 0)
     found = Incident("a", "link_down", cause, 0, 0, Severity.CRITICAL, (), NO_REACH, 1.0, **facts)
-    assert lost_time(found) == lost
+    assert lost_time(found) == lost_time(found, "a") == lost
+    assert (
+        lost_time(replace(found, holders={*found.holders, JobKey("b", "slurm", "8")}), "b") is None
+    )
     document = msgspec.structs.replace(incident("a").document, lost_gpu_time_seconds=lost)
     assert ("  loss not known" in describe(document, 0, 0)) == (lost is None)
 
