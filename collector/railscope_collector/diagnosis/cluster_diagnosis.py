@@ -325,10 +325,9 @@ class ClusterDiagnosis:
     ) -> dict[JobKey, api.JobStep]:
         end, traces = (slot + 1) * SLOT_SECONDS, self.readings.traces
         found = {
-            job.key: step_period.find_step(
-                traces.mean(job.exchange_nics, end, step_period.WINDOW_SECONDS)
-            )
+            job.key: step_period.find_step(traces.mean(job.nics, end, step_period.WINDOW_SECONDS))
             for job in jobs
+            if len(job.gpus) > 1  # one rank exchanges nothing: its traffic is storage
         }
         steps = {key: step for key, step in found.items() if step is not None}
         for key, step in steps.items():
@@ -478,7 +477,7 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
     state, nics = findings.JobState(job, view.thresholds.jobs.slow_speed), job.exchange_nics
-    state.exchange = mean_known(nic["send"][nics])
+    state.exchange = mean_known(nic["send"][job.nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = mean_known(newest["utilization"][job.gpus])
     state.activity = mean_known(gpu["activity"][job.gpus])

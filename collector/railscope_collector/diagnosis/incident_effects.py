@@ -17,12 +17,14 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import switch_links
 from railscope_collector.diagnosis.findings import (
     MIN_EXCHANGE,
+    MIN_NVLINK_BYTES_PER_SECOND,
     SLOT_NS,
     SLOTS_PER_MINUTE,
     SPEED_SLOTS,
     DiagnosisView,
     Flags,
     JobState,
+    above,
 )
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incidents import CLOSE_SLOTS, IdleGpus, Incident
@@ -159,7 +161,8 @@ def _update_speeds(
 def _speed_by_steps(view: DiagnosisView, incident: Incident, state: JobState) -> float:
     """Return the speed of a job by its steps before the onset of an incident and since; NaN if unknown.
 
-    A window of steps counts if all of it is before the onset, or after. A job that exchanges nothing ends no step.
+    A window of steps counts if all of it is before the onset, or after. A job that exchanges nothing, over NICs and
+    over NVLink, ends no step: the NICs of a job on one node may carry storage only.
     """
     slot, key, usual = view.signals.slot, state.job.key, incident.usual_steps
     onset_slot = slot - (view.timestamp_ns - incident.onset_ns) // SLOT_NS
@@ -168,7 +171,9 @@ def _speed_by_steps(view: DiagnosisView, incident: Incident, state: JobState) ->
         usual[key] = median_known(np.array(before))
     if key not in usual:
         return np.nan
-    if state.exchange < MIN_EXCHANGE and slot - SLOTS_PER_MINUTE >= onset_slot:
+    moved = view.signals.gpu["nvlink"][state.job.gpus]
+    is_still = not above(moved, MIN_NVLINK_BYTES_PER_SECOND).any()
+    if is_still and state.exchange < MIN_EXCHANGE and slot - SLOTS_PER_MINUTE >= onset_slot:
         incident.job_steps[key] = np.inf
         return 0.0
     last, period = state.history.steps[-1] if state.history.steps else (-1, np.nan)

@@ -393,24 +393,37 @@ def young_job_feed(job_nodes: int) -> DrawnFeed:
     return feed
 
 
-def remap_then_checkpoint(cluster: DrawnCluster, row: Row, since: int) -> None:
-    nodes = cluster.jobs[0].nodes
-    row.gpu["remap"][nodes[0], 2] = 1
-    if 10 <= since < 17:
-        row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
-        row.gpu["nvlink"][nodes] = 0.0
-
-
-@pytest.mark.parametrize(("job_nodes", "lost_slots"), [(2, 2), (1, 0)])
+@pytest.mark.parametrize(("job_nodes", "nvlink", "lost_slots"), [(2, 0.0, 2), (1, 1.0, 0)])
 def test_a_checkpoint_of_a_young_job_is_not_charged_back_to_the_onset_of_its_fault(
-    job_nodes: int, lost_slots: int
+    job_nodes: int, nvlink: float, lost_slots: int
 ) -> None:
-    """What the NICs of a job on one node send is none of its exchange: it has no steps."""
+    """A job on one node goes on over NVLink: its NICs carried storage."""
+
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        row.gpu["remap"][nodes[0], 2] = 1
+        if 10 <= since < 17:
+            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+            row.gpu["nvlink"][nodes] *= nvlink
+
     feed = young_job_feed(job_nodes)
-    remap = only(run(feed, remap_then_checkpoint, ONSET + 24), "row_remap")
-    assert (YOUNG_JOB in feed.diagnosis.steps) == (job_nodes > 1)
+    remap = only(run(feed, change, ONSET + 24), "row_remap")
+    assert YOUNG_JOB in remap.judged_jobs
     lost = remap.lost_gpu_seconds.get(YOUNG_JOB.tenant, 0)
     assert lost == pytest.approx(8 * job_nodes * lost_slots * SLOT_SECONDS)
+
+
+def test_a_job_on_one_gpu_has_no_steps() -> None:
+    feed = young_job_feed(job_nodes=1)
+    running = {
+        JobKey("vision", "slurm", str(count)): [gpu_uuid(node, index) for index in range(count)]
+        for node, count in ((0, 1), (1, 2))
+    }
+    for slot in range(18):
+        feed.put(slot, feed.cluster.draw())
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot, running)
+    assert [key.workload for key in feed.diagnosis.steps] == ["2"]
 
 
 def test_links_of_a_node_whose_job_has_ended_are_down_for_maintenance() -> None:
