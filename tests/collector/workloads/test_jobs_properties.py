@@ -22,6 +22,7 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import NodeUpdate
+from railscope_collector.fleet.minute_window import WINDOW_NS
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.metering.tiling import HELD_STATES, GpuTimeline
 from railscope_collector.metering.units import Tiling
@@ -195,7 +196,11 @@ def view_of(streams, held) -> RunningJobs:
         timestamp_ns = NOW if fresh else SECOND
         core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, timestamp_ns))
     for (node, name), jobs in held.items():
-        roster.set_holdings(name, [JobHolding(job, node, 840 // len(jobs), 1) for job in jobs])
+        # Held for as long as readings are averaged.
+        held_ns = NOW - WINDOW_NS
+        roster.set_holdings(
+            name, [JobHolding(job, node, 840 // len(jobs), held_ns) for job in jobs]
+        )
     positions, gathered = FleetPositions(core, roster), GatheredReadings()
     asyncio.run(positions.refresh(lambda: asyncio.sleep(0)))
     for block in core.fleet.blocks():
