@@ -17,7 +17,7 @@ from support.batches import batch_of
 from railscope.catalog import METRICS, account as catalog, gpu
 from railscope.catalog.declare import MetricKind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
-from railscope.catalog.rollup import derived_name
+from railscope.catalog.rollup import derived_name, is_averaged
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
@@ -242,7 +242,8 @@ def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
             job = job_of(held, node, entity)
             if fresh and not code and job:
                 rate = float(np.float32((after - before if after >= before else after) / 2))
-                value = rate if metric.kind is MetricKind.COUNTER else float(after)
+                now = (before + after) / 2 if is_averaged(metric) else float(after)
+                value = rate if metric.kind is MetricKind.COUNTER else now
                 read[job, metric].append(value * float(metric.scale))
     expected = {
         (derived_name(metric, "job", rollup), job): HOW[rollup](values)
