@@ -1,4 +1,4 @@
-"""Every class of events is judged by something: what nobody judges tells an operator nothing."""
+"""Every class of events is judged by something: an event without a judgement does not tell an operator what to do."""
 
 from __future__ import annotations
 

@@ -464,8 +464,8 @@ def _sort_keys(
     if sort == "node":
         return np.arange(len(states), dtype=np.float64)
     if not sort:
-        worst = np.minimum(states, nic_states).astype(np.float64)
-        return worst * len(STATES) + states
+        both = np.minimum(states, nic_states).astype(np.float64)
+        return both * len(STATES) + states
     keys = gpus.readings[sort].copy()
     if owner is not None:
         keys[[position for position in gpus.holders if gpus.is_shared(position, owner)]] = np.nan

@@ -26,7 +26,7 @@ _TENANT = "the credentials are those of a tenant: own GPUs, jobs and incidents o
 
 @dataclass(frozen=True, slots=True)
 class VisibleFacts:
-    """What one reader may see of the cluster at one time."""
+    """Facts about the cluster that one reader may see, at one time."""
 
     now_ns: int
     nodes: Sequence[api.Node] | None
