@@ -1,7 +1,7 @@
 """Faults of PCIe devices that their drivers report, each until the driver reports the opposite.
 
 Link and counters of a device may be good while its driver reports a fault. A reset ends a fault only if the fault does
-not return within a minute: some drivers reset their device again and again.
+not return within a minute: some drivers reset their device repeatedly.
 """
 
 from __future__ import annotations
