@@ -1,8 +1,8 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make cluster          three collectors, PostgreSQL with a standby and twenty simulated nodes; some of them fail
 # make test             check, then all tests
-# make quick            tests without programs, databases and simulated nodes, for use while editing
-# make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
+# make quick            stories and properties, for use while editing
+# make thorough         tests marked thorough; properties with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
 # make dashboards docs  write dashboards and generated documents again
@@ -54,7 +54,6 @@ test:
 	@$(MAKE) --jobs 3 --output-sync=recurse check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --durations 40
 
-# Modules without programs, ledgers, whole services, recorded or simulated nodes (tests/support/quick_modules.py).
 quick: $(VENV)/.ready-to-test
 	$(PY) -m pytest -q -n logical --dist worksteal --quick
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from support import examples, processor_time
+from support import examples, processor_time, stories
 from support.disk import memory_directory, small_file_system
-from support.quick_modules import quick_modules
 
 # Unless the caller has chosen a directory for temporary files: in memory, also for child processes.
 if "TMPDIR" not in os.environ and (_memory := memory_directory()):
@@ -38,6 +37,8 @@ settings.register_profile(
 # `make thorough` tries many more, other ones in each run.
 settings.register_profile("thorough", deadline=None, max_examples=1000, derandomize=False)
 settings.load_profile("railscope")
+# `make quick` tries few.
+settings.register_profile("quick", parent=settings.get_profile("railscope"), max_examples=3)
 
 
 # As rarely as in a collector, which sets this for the process of a test as well; also while the tests
@@ -46,41 +47,62 @@ gc.set_threshold(50_000, 50, 1000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make quick`."""
+    """Add the option of `make quick`, and the one that writes expected lines again."""
+    parser.addoption("--quick", action="store_true", help="only stories and properties")
     parser.addoption(
-        "--quick", action="store_true", help="only modules whose tests take milliseconds"
+        "--write-stories", action="store_true", help="write the expected lines of stories again"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Select modules; let each worker import other ones first: in a fresh clone they share the work of compiling."""
+    """Let each worker import other modules first: in a fresh clone they share the work of compiling."""
     config.pluginmanager.register(processor_time)
+    if config.option.quick:
+        settings.load_profile("quick")
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     directories = [Path(path) for path in config.args if "::" not in path]
-    if not (worker or config.option.quick) or len(directories) < len(config.args):
+    if not worker or len(directories) < len(config.args):
         return
     modules = sorted(
         module
         for path in directories
         for module in (path.rglob("test_*.py") if path.is_dir() else [path])
     )
-    if config.option.quick:
-        modules = quick_modules(modules)
-    first = 0
-    if worker:
-        number = int(worker["workerid"].removeprefix("gw"))
-        first = len(modules) * number // worker["workercount"]
+    number = int(worker["workerid"].removeprefix("gw"))
+    first = len(modules) * number // worker["workercount"]
     config.args = [str(module) for module in modules[first:] + modules[:first]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give the test of a runner its stories."""
+    stories.parametrize(metafunc)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    """True for a story and for a property of Hypothesis, whose plugin marks it."""
+    is_property = item.get_closest_marker("hypothesis") is not None
+    return is_property or "story" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave a second database to `make thorough`, except for the tests of its statements."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if "postgresql" in parameters and not item.get_closest_marker("statements"):
+        item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start tests of real programs first, on the workers in excess of cores: they mostly wait.
+    """Select those of `make quick`; start tests of real programs first, on the workers in excess of cores: they mostly wait.
 
     `--dist worksteal` gives each worker an equal part of the list of selected tests (so this runs after the selection by
     marks), in its order, and does not move its last tests. Tests of a module share its fixtures, but those with a longer
     time limit have none to share: they go to different workers, and first.
     """
+    if config.option.quick:
+        config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
+        items[:] = filter(_is_quick, items)
     items.sort(key=lambda item: item.path)
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     waiting = max(workers - len(os.sched_getaffinity(0)), 1)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 _PROPERTY = "processor_seconds"
+MAX_SECONDS = 1
+"""Of a test of `make test` that is no journey. Longer ones are printed; `make thorough` fails at three times that."""
 _START = pytest.StashKey[float]()
 _FILE = os.environ.pop("RAILSCOPE_PROCESSOR_TIMES", "")
 """File that receives a line per test: seconds, and the test. Not for pytest within tests: it would replace the file."""

@@ -1,4 +1,4 @@
-"""Tests that `make quick` and the mutation test select."""
+"""Areas and switches of the mutation test."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ from pathlib import Path
 
 import mutation
 import pytest
-from support.quick_modules import quick_modules
-
-TESTS = Path(__file__).parent
-
-
-@pytest.mark.parametrize(
-    ("module", "is_quick"),
-    [
-        ("vocabulary/test_merkle.py", True),
-        ("agent/owners/test_cgroup.py", True),
-        ("test_man_pages.py", False),  # imports subprocess
-        ("collector/diagnosis/test_network_readings.py", False),  # by a helper, which imports one
-        ("collector/ledger/test_ledger_writers.py", False),
-    ],
-)
-def test_a_module_is_quick_unless_it_or_a_helper_uses_what_takes_time(
-    module: str, *, is_quick: bool
-) -> None:
-    assert (TESTS / module).is_file()
-    assert bool(quick_modules([TESTS / module])) is is_quick
 
 
 @pytest.mark.parametrize("area", mutation.AREAS)
