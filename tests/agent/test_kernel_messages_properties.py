@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given, strategies as st
 
 from railscope_agent.streams.kernel_messages import (
@@ -168,57 +166,6 @@ def test_every_part_of_an_sxid_line_comes_out(line: LogLine) -> None:
     assert (message.entity.key, message.facts) == (line.key, line.facts)
 
 
-@given(number=st.integers(0, 99999), values=st.lists(st.integers(0, 2**32 - 1), max_size=8))
-def test_lines_that_follow_an_sxid_are_not_further_errors(number: int, values: list[int]) -> None:
-    start = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {number:05}, "
-    data = ", ".join(f"0x{value:08x}" for value in values)
-    assert (
-        parse_kernel_message(f"{start}Severity 1 Engine instance 30 Sub-engine instance 00") is None
-    )
-    assert parse_kernel_message(f"{start}Data {{{data}}}") is None
-    assert parse_kernel_message(start) is None
-
-
-@pytest.mark.parametrize(
-    ("line", "facts"),
-    [
-        ("13, pid=7, name=my app, Graphics", {"process": "7", "process_name": "my app", "message": "Graphics"}),
-        ("13, pid=7, name=unknown_job, Graphics", {"process": "7", "process_name": "unknown_job", "message": "Graphics"}),
-        ("13, pid=7, name=a,b c, Graphics, more", {"process": "7", "process_name": "a,b c", "message": "Graphics, more"}),
-        ("45, pid=7, name=app, ", {"process": "7", "process_name": "app"}),
-        ("45, pid=7, name=app,", {"process": "7", "process_name": "app"}),
-        ("45, pid=7, name=app", {"process": "7", "process_name": "app"}),
-        ("45, pid=7, name=app,  caused by previous Xid 31", {"process": "7", "process_name": "app", "message": "caused by previous Xid 31"}),
-        ("119, pid=7 Recommended Action=RESET", {"process": "7", "message": "Recommended Action=RESET"}),
-        ("119 pid=7, Timeout", {"process": "7", "message": "Timeout"}),
-        ("119", {}),
-        ("79, GPU has fallen off the bus.\nmore", {"message": "GPU has fallen off the bus."}),
-    ],
-)  # fmt: skip
-def test_forms_of_an_xid_line(line: str, facts: dict[str, str]) -> None:
-    message = understood(f"NVRM: Xid (PCI:0000:3b:00): {line}")
-    assert message.entity.key == ("0000:3b:00.0", re.split("[, ]", line, maxsplit=1)[0])
-    assert message.facts == facts
-
-
-@pytest.mark.parametrize(
-    ("line", "severity", "facts"),
-    [
-        ("12028, Non-fatal error", "non_fatal", {"message": "error"}),
-        ("12028, Fatal", "fatal", {}),
-        ("20034, Fatal, Link 30", "fatal", {"link": "30"}),
-        ("20009, Non-fatal, Li", "non_fatal", {"message": "Li"}),
-        ("10003, Fatal, Data {} is here", "fatal", {"message": "Data {} is here"}),
-        ("26006, SOE HALTED", "unstated", {"message": "SOE HALTED"}),
-        ("26006, Fatality", "unstated", {"message": "Fatality"}),
-    ],
-)
-def test_forms_of_an_sxid_line(line: str, severity: str, facts: dict[str, str]) -> None:
-    message = understood(f"nvidia-nvswitch2: SXid (PCI:0000:05:00.0): {line}")
-    assert message.entity.key == ("nvswitch2", line.partition(",")[0], severity)
-    assert message.facts == {"pci_address": "0000:05:00.0", **facts}
-
-
 FRAGMENTS = st.sampled_from(
     ["NVRM: Xid (PCI:", "0000:3b:00", ".0", " GPU-I:", " GPU-CI:", "): ", "79", "9" * 5000 + ", Fatal", ", ",
      "pid=", "name=", "'<unknown>'", "Fatal", ", Link ", "Severity 1", "Data {", "\n",
@@ -238,12 +185,3 @@ def any_texts(draw: st.DrawFn) -> str:
 def test_any_text_is_understood_or_left_alone(text: str) -> None:
     message = parse_kernel_message(text)
     assert message is None or all(message.facts.values())
-
-
-@pytest.mark.parametrize("digits", ["9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}"])
-def test_an_invalid_error_number_is_not_a_message(digits: str) -> None:
-    assert parse_kernel_message(f"NVRM: Xid (PCI:0000:3b:00): {digits}, text") is None
-    assert (
-        parse_kernel_message(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {digits}, Fatal, text")
-        is None
-    )

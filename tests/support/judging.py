@@ -44,10 +44,12 @@ class VerdictSources:
         self.machine: list[Source] = [
             GpuSource.load(gpus=gpus),
             GpuSource.health(gpus=gpus),
+            GpuSource.settings(gpus=gpus),
             GpuDeviceSource(gpus, self.book),
             GpuPathSource(gpus=gpus),
             PcieSource(),
             NvLinkSource.traffic(gpus=gpus),
+            NvLinkSource.signal(gpus),
             KernelLogStream(xids=self.book),
         ]
         self.verdicts = GpuVerdictSource(lambda: self.statuses, self.book)
