@@ -8,43 +8,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import pytest
 from click.testing import CliRunner
 from support.cases import CASES
-from support.clock import ManualClock
 from support.metric_samples import Sample, samples
-from support.reading import ORIGIN
-from support.tree import TreeHost, make_tree
 
-from railscope.capture import Capture, CaptureMetadata, read_capture
+from railscope.capture import read_capture
 from railscope_agent.commands import agent
 from railscope_agent.config import AgentSettings
 from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.host.recorded_host import RecordedHost
-from railscope_agent.host.recording_host import RecordingHost
-from railscope_agent.machine_sources import machine_sources
-from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import Agent
 
 PATIENCE_SECONDS = 60
 
 
-@pytest.fixture(params=["recorded here", "hgx-h100-load"])
-def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory with the recording of a server with GPUs."""
-    if request.param == "recorded here":
-        return recorded(tmp_path)
-    return CASES / str(request.param)
-
-
-def recorded(directory: Path) -> Path:
-    """One read of everything on a small server with two GPUs."""
-    host = RecordingHost(TreeHost(make_tree(directory / "root"), ManualClock()))
-    for source in machine_sources(AgentSettings()):
-        assert SourceReader(source, host, ORIGIN).run().problem == ""
-    about = CaptureMetadata("node-1", "boot-1", 0, 0, 10**9, "test")
-    Capture(about, tuple(host.moments)).write(directory / "capture")
-    return directory / "capture"
+CAPTURE = CASES / "hgx-h100-load"
 
 
 @asynccontextmanager
@@ -95,8 +73,8 @@ def by_gpu(found: dict[Sample, float], name: str, label: str) -> dict[str, float
     }
 
 
-async def test_a_running_agent_serves_both_names_of_one_reading(capture: Path) -> None:
-    async with running(capture) as session:
+async def test_a_running_agent_serves_both_names_of_one_reading() -> None:
+    async with running(CAPTURE) as session:
         ours = await page(session, "/metrics")
         theirs = await page(session, "/metrics/dcgm")
         async with session.get("/nowhere") as answer:
@@ -110,10 +88,10 @@ async def test_a_running_agent_serves_both_names_of_one_reading(capture: Path) -
     assert {dict(labels)["UUID"] for _, labels in theirs} == set(sizes)
 
 
-def test_the_command_prints_the_names_on_request(capture: Path) -> None:
+def test_the_command_prints_the_names_on_request() -> None:
     printed = {}
     for form in ("prom", "dcgm"):
-        arguments = ["once", "--replay", str(capture), "--format", form]
+        arguments = ["once", "--replay", str(CAPTURE), "--format", form]
         outcome = CliRunner().invoke(agent, arguments)
         assert outcome.exit_code == 0, outcome.output
         printed[form] = samples(outcome.output)

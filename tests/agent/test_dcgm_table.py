@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,24 +16,17 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.frames import STORED
-from support.gpus import add_gpus
-from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.shared import capture_path
 
 from railscope.catalog import METRICS, MetricKind
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG, NVLINK
-from railscope.catalog.gpu import THROTTLE_BITS
-from railscope.catalog.gpu_health import GPU_LAST_XID
+from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
 from railscope.exposition import TextFormat
 from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import from_stored
 from railscope_agent.endpoint.dcgm import DcgmExposition
-from railscope_agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTerm
-from railscope_agent.sources.nvidia import activity, health, mig_devices, value_tables
-from railscope_agent.sources.nvidia.call_table import CallTable
-from railscope_agent.sources.nvidia.nvlink import traffic_fields
+from railscope_agent.endpoint.dcgm_table import DCGM_METRICS, EACH, FormulaTerm
 
 _PAGE = Path(__file__).parents[2] / "docs/integrations.md"
 _NOT_SERVED_ROWS = re.findall(
@@ -49,31 +44,10 @@ GPU_ENTITY = Entity(
     {"index": "0", "minor": "0", "pci_address": ADDRESS, "model": "NVIDIA L4", "driver": "590.48"},
 )
 SLICE = Entity(MIG, ("GPU-1", "MIG-1"), {"gpu_instance": "1", "compute_instance": "0"})
-EACH_ROW = pytest.mark.parametrize("row", DCGM_METRICS, ids=lambda row: row.name)
 Reading = tuple[Metric, tuple[str, ...]]
 
 
-def terms(row: DcgmMetric) -> list[FormulaTerm]:
-    return [term for formula in row.formulas for term in (*formula.terms, *formula.denominator)]
-
-
 # The catalog and the sources -------------------------------------------------------------------
-
-
-def test_every_name_occurs_once_and_is_described():
-    names = [row.name for row in DCGM_METRICS]
-    assert len(set(names)) == len(names)
-    assert [
-        name for name in names if not re.fullmatch(r"DCGM_FI_(DEV|PROF)_[A-Z0-9_]+", name)
-    ] == []
-    assert {row.kind for row in DCGM_METRICS} == {MetricKind.COUNTER, MetricKind.GAUGE}
-
-
-@EACH_ROW
-def test_a_row_is_made_of_metrics_of_the_catalog(row: DcgmMetric) -> None:
-    for term in terms(row):
-        assert METRICS[term.metric.name] is term.metric
-        assert len(term.part) < len(term.metric.about.labels) or not term.part
 
 
 def test_the_catalog_names_the_same_as_the_table():
@@ -89,36 +63,6 @@ def test_the_catalog_names_the_same_as_the_table():
         if "dcgm-exporter" in metric.other_names
     }
     assert catalog == table
-
-
-def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
-    """Every metric that a source fills from NVML, with the part of the device it is about."""
-    host = FakeHost()
-    add_gpus(host, 1)
-    host.calls["nvml.nvmlDeviceGetNumFans(0)"] = 1
-    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = sum(THROTTLE_BITS.values())
-    link = Entity(NVLINK, ("GPU-1", "0"))
-    asked = [
-        value_tables.load_table(host, 0), health.HEALTH_TABLE, value_tables.settings_table(host, 0), activity.GPU_TABLE,
-        activity.MIG_ACTIVITY_TABLE, mig_devices.MIG_TABLE, CallTable(fields=tuple(traffic_fields(0, link))),
-    ]  # fmt: skip
-    targets = [target for questions in asked for call in questions.calls for target in call.targets]
-    targets += [field.target for questions in asked for field in questions.fields]
-    return {(target.metric, target.part) for target in targets}
-
-
-@EACH_ROW
-def test_a_row_consists_of_metrics_that_the_sources_read(row: DcgmMetric) -> None:
-    read = read_by_the_sources()
-    for term in terms(row):
-        if term.metric is GPU_LAST_XID:
-            continue  # not from NVML's calls: from the kernel log and from events
-        parts = [part for metric, part in read if metric is term.metric]
-        assert any(
-            all(want in {EACH, have} for want, have in zip(term.part, part, strict=True))
-            for part in parts
-            if len(part) == len(term.part)
-        ), (term, parts)
 
 
 def test_a_name_that_is_not_served_is_not_in_the_table_and_its_substitute_exists():
@@ -156,13 +100,15 @@ OF_SLICE = columns(
 )
 
 
-def exposition_of(found: list[Column], stored: list[int]) -> str:
+def exposition_of(
+    found: list[Column], stored: list[int], form: TextFormat = TextFormat.PROMETHEUS
+) -> str:
     """Return the metrics text of columns with these integers, as the sources store them."""
     order = Schema.ordered(found)
     schema = Schema("test", tuple(found[position] for position in order), (GPU_ENTITY,))
     values = array("q", [stored[position] for position in order])
     frame = Frame(ORIGIN, schema, 1, NodeTimestamp(1, 1), values)
-    return DcgmExposition("node-1").render([frame], TextFormat.PROMETHEUS)
+    return DcgmExposition("node-1").render([frame], form)
 
 
 FORMS = {
@@ -240,3 +186,31 @@ def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.Data
         else:
             assert float(values.pop(row.name)) == float(value), row.name
     assert values == {}
+
+
+def test_each_name_has_its_help_and_type_and_openmetrics_keeps_it() -> None:
+    """A counter must end in _total there; one that does not has no type rather than another name."""
+    ones = [1] * len(OF_GPU)
+    plain = exposition_of(OF_GPU, ones)
+    openmetrics = exposition_of(OF_GPU, ones, TextFormat.OPENMETRICS)
+    assert openmetrics.replace(" unknown\n", " counter\n") == plain + "# EOF\n"
+    described = {f.name: (f.type, f.documentation) for f in text_string_to_metric_families(plain)}
+    assert (
+        described.items()
+        <= {row.name: (str(row.kind), row.sentence) for row in DCGM_METRICS}.items()
+    )
+
+
+def test_promtool_finds_nothing_but_names_that_are_not_ours_to_choose() -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    outcome = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=exposition_of(OF_GPU, [1] * len(OF_GPU)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    about_names = ("counter metrics should have", "should not include type", "not 'camelCase'")
+    found = (outcome.stdout + outcome.stderr).splitlines()
+    assert [line for line in found if not any(text in line for text in about_names)] == []

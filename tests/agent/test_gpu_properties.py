@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import cycle
 from typing import Any
 
 from hypothesis import given, strategies as st
-from support.gpus import add_gpus
+from support.clock import NS
+from support.gpus import add_gpus, host_with_gpus
 from support.machine import FakeHost
-from support.reading import read_once, readings
+from support.reading import ORIGIN, read_once, readings
 
+from railscope.catalog import bursts as c
 from railscope.catalog.declare import MARKS
 from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
-from railscope.frame import Entity
-from railscope.reading import REASONS, Absent
+from railscope.exposition import TextFormat
+from railscope.frame import Entity, Schema
+from railscope.reading import REASONS, Absent, Reading
+from railscope_agent.config import AgentSettings
 from railscope_agent.gpus.inventory import GpuDevice, list_mig_devices
 from railscope_agent.host import Json, NvmlError
 from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS
 from railscope_agent.sampling.probe_result import ColumnBuilder
 from railscope_agent.sampling.row_builder import RowBuilder
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import Agent, is_shipped
 from railscope_agent.sources.nvidia import activity, health, mig_devices, value_tables
 from railscope_agent.sources.nvidia.call_plan import CallPlan
 from railscope_agent.sources.nvidia.call_table import CallTable, NvmlCall
-from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.column_history import (
+    LONGEST_SAMPLE_NS,
+    Integral,
+    IntegratedGauge,
+)
+from railscope_agent.sources.nvidia.gpu_bursts import GpuBurstSource
 from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
 from railscope_agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
 from railscope_agent.sources.nvidia.processes import GpuProcessSource
+from railscope_agent.sources.nvidia.value_tables import LOAD_INTEGRALS
+from railscope_agent.streams.xid_matcher import SAME_NS, NvmlXid, XidMatcher
 from railscope_agent.topology.pci import pci_address
 
 JSON: st.SearchStrategy[Json] = st.recursive(
@@ -121,9 +135,6 @@ def test_an_answer_without_a_number_is_not_a_number(answers: Json, table: str) -
     assert Absent.ERROR in found
 
 
-# Bits --------------------------------------------------------------------------------------------
-
-
 def pick_parts(call: NvmlCall, result: Json) -> dict[tuple[str, ...], int | Absent]:
     """Return the readings of the parts of a call."""
     return {target.part: target.pick(result) for target in call.targets if target.part}
@@ -182,9 +193,6 @@ def test_a_bit_error_ratio_without_a_mantissa_is_none(exponent: int, rest: int) 
     assert bit_error_decades(rest << 12 | exponent) is Absent.ERROR
 
 
-# Names -------------------------------------------------------------------------------------------
-
-
 @given(st.text(), st.integers(1, 8), st.integers(0, 8), st.integers(1, 300))
 def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
     model: str, slices: int, compute: int, gigabytes: int
@@ -213,8 +221,6 @@ def test_however_a_bus_address_is_written_it_is_the_same(
     normal = f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
     assert pci_address(written) == pci_address(written.lower()) == pci_address(normal) == normal
 
-
-# Processes ---------------------------------------------------------------------------------------
 
 _PROCESS = st.fixed_dictionaries(
     {"pid": st.integers(1, 12), "usedGpuMemory": st.none() | st.integers(0, 2**40)}
@@ -258,15 +264,120 @@ def test_processes_add_up(
             assert reading == (sum(used) if sum(used) <= size else Absent.ERROR)
 
 
-# Counters ----------------------------------------------------------------------------------------
+US = 1_000_000
+START_US = 1_790_000_000 * US
+UUID = "GPU-0"
+UNSEEN = "railscope_gpu_burst_missed_windows_total"
+ADDRESS = "0000:01:00.0"
+PERCENT = st.integers(0, 100)
 
 
-@given(COUNTS, st.integers(2, 1000))
-def test_a_counter_that_was_reset_is_reported_unchanged(before: int, divisor: int) -> None:
-    host, source = FakeHost(), GpuSource.load()
-    add_gpus(host, 1)
-    key = "nvml.nvmlDeviceGetFieldValues(0,83)"
-    for value in (before, before // divisor):
-        host.calls[key] = [0, value]
-        frame = read_once(source, host).frame
-        assert readings(frame)["railscope_gpu_energy_joules_total", ("GPU-0",)] == value
+class SampledGpu:
+    """A GPU with samples buffered by the driver, and the source that reads them."""
+
+    def __init__(self, **calls: Any) -> None:
+        self.host = FakeHost()
+        add_gpus(self.host, 1)
+        self.host.calls["nvml.nvmlDeviceGetEnforcedPowerLimit(0)"] = 700_000
+        self.set_samples(used=[], drawn=[])
+        self.host.calls |= calls
+        self.reader = SourceReader(GpuBurstSource(), self.host, ORIGIN)
+
+    def set_samples(self, used: list[list[int]], drawn: list[list[int]] | None = None) -> None:
+        """Set the driver's samples: milliseconds from the start, and a value."""
+        for kind, samples in ((1, used), (0, drawn or [])):
+            stamped = [[START_US + ms * 1000, value] for ms, value in samples]
+            self.host.calls[f"nvml.nvmlDeviceGetSamples(0,{kind})"] = stamped
+
+    def read(self) -> dict[tuple[str, tuple[str, ...]], Reading]:
+        outcome = self.reader.run()
+        assert not outcome.problem
+        return readings(outcome.frame)
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 100)), min_size=1, max_size=60))
+def test_the_sum_covers_all_samples(steps: list[tuple[int, int]]) -> None:
+    gpu = SampledGpu()
+    at_ms, used_ms, samples = 0, 0, [[0, 0]]
+    for later_ms, percent in [*steps, (100 - sum(ms for ms, _ in steps) % 100, 0)]:
+        at_ms += later_ms
+        used_ms += later_ms * percent
+        samples.append([at_ms, percent])
+    gpu.set_samples(samples)
+    windows = at_ms // 100
+    total = gpu.read()[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "sum")]
+    assert used_ms * 100 - windows <= total <= used_ms * 100
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 100)), min_size=1, max_size=60))
+def test_windows_of_samples_add_up_to_time(steps: list[tuple[int, int]]) -> None:
+    gpu = SampledGpu()
+    at_ms, samples = 0, [[0, 0]]
+    for later_ms, percent in steps:
+        at_ms += later_ms
+        samples.append([at_ms, percent])
+    gpu.set_samples(samples)
+    values = gpu.read()
+    seen = values[c.GPU_UTILIZATION_WINDOWS.name, (UUID, "+Inf")]
+    assert (0 if seen is Absent.NOT_DUE else seen) + values[UNSEEN, (UUID,)] == at_ms // 100
+
+
+SAMPLES = st.lists(
+    st.tuples(st.integers(1, 2 * LONGEST_SAMPLE_NS), PERCENT, st.integers(0, 9).map(bool)),
+    max_size=20,
+)
+
+
+@given(SAMPLES, st.sampled_from(LOAD_INTEGRALS))
+def test_an_integral_is_samples_times_time(
+    samples: list[tuple[int, int, bool]], integrated: IntegratedGauge
+) -> None:
+    """The sum of samples times their durations, rounded down once: without long gaps and other boots."""
+    integral = Integral(integrated)
+    weight = integrated.gauge.scale / integrated.counter.scale
+    now, boot, exact = 7, 0, Fraction()
+    integral.take(0, "0", now)
+    for step, sample, same_boot in samples:
+        now, boot = now + step, boot + (not same_boot)
+        if same_boot and step <= LONGEST_SAMPLE_NS:
+            exact += weight * sample * step / NS
+        assert integral.take(sample, str(boot), now) == exact // 1
+
+
+@given(
+    logged=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))),
+    seen=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))),
+)
+def test_no_xid_is_reported_twice_and_none_is_lost(
+    logged: list[tuple[int, int]], seen: list[tuple[int, int]]
+) -> None:
+    """The Xids reported by NVML alone are at least the surplus of NVML over the log, per number."""
+    book = XidMatcher()
+    for number, second in logged:
+        book.record_logged(ADDRESS, number, second * NS)
+    for number, second in seen:
+        book.record_nvml(NvmlXid(ADDRESS, number, 0, second * NS, second * NS))
+    alone = book.take_unlogged(21 * NS + SAME_NS)
+    assert book.take_unlogged(10**18) == []
+    for number in (1, 2, 3):
+        reported = sum(s.xid == number for s in alone)
+        by_nvml = sum(n == number for n, _ in seen)
+        by_log = sum(n == number for n, _ in logged)
+        assert max(by_nvml - by_log, 0) <= reported <= by_nvml
+
+
+async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
+    """A collector stores every schema of a node: columns that change with each job are exported locally only."""
+    host, compute = host_with_gpus(), "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
+    agent = Agent(AgentSettings(node="node-1"), host)
+    schemas: dict[str, set[Schema]] = {}
+    for pid in range(1, 6):
+        host.calls[compute] = [{"pid": each, "usedGpuMemory": 1000} for each in (pid, pid + 1)]
+        await agent.once()
+        for frame in agent.endpoint.fresh_frames():
+            if is_shipped(frame):
+                schemas.setdefault(frame.schema.stream, set()).add(frame.schema)
+    assert "gpu_sharing" in schemas
+    assert "gpu_process" not in schemas
+    assert {len(found) for found in schemas.values()} == {1}
+    assert "railscope_gpu_process_memory_used_bytes" in agent.endpoint.text(TextFormat.PROMETHEUS)

@@ -2,6 +2,7 @@
 
     node GPUS                   a node with healthy GPUs GPU-0, GPU-1, ... at 0000:01:00.0, 0000:02:00.0, ...
     nvml CALL ANSWER            the answer of nvmlDeviceGetCALL, or of a call with its whole name
+    call KEY ANSWER             the answer of a call of another interface, `statistics NIC DRIVER NAME=VALUE ...` for ethtool's
     field GPU FIELD ANSWER      the answer of an NVML field, `165:3` for one of link 3; `gpm` for a GPM metric
     links GPU COUNT STATE TYPE  the NVLinks of a GPU: to a GPU (0) or a switch (2)
     fail GPUS CODE, restore     all calls about some GPUs (or `all`) fail; the answers of before
@@ -53,7 +54,7 @@ class StoryNode:
         for gpu in range(gpus):
             plug(self.host, f"0000:{gpu + 1:02x}:00.0", "nvidia")
 
-    def change(self, line: str) -> bool:  # noqa: C901, PLR0912 - a case per command
+    def change(self, line: str) -> bool:  # noqa: C901, PLR0912, PLR0915 - a case per command
         """Run a command; False if it is not one of a node."""
         word, _, rest = line.partition(" ")
         words, host = rest.split(), self.host
@@ -65,6 +66,16 @@ class StoryNode:
             case "field" | "gpm":
                 call = "nvmlDeviceGetFieldValues" if word == "field" else "nvmlGpmMetricsGet"
                 self._set(f"nvml.{call}({words[0]},{words[1]})", words[2], _entry)
+            case "call":
+                self._set(words[0], " ".join(words[1:]), answer_of)
+            case "statistics":
+                names, values = zip(*(word.split("=") for word in words[2:]), strict=True)
+                found = {"names": list(names), "values": [*map(int, values)]}
+                driver = {"driver": words[1], "version": "", "firmware": "", "bus": ""}
+                host.calls |= {
+                    f"ethtool.driver({words[0]})": driver,
+                    f"ethtool.statistics({words[0]})": found,
+                }
             case "links":
                 self._set_links(*words)
             case "fail":
