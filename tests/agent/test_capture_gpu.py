@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import pytest
 from support import nvidia_smi_csv as csv
-from support.exporter_capture import CASES, GPU, H100, L40S, RTX, ExporterMoment, read_moment
-from support.exporter_pairs import (
-    LABELS,
-    MADE,
-    OURS_ALONE,
-    OURS_ALONE_BY_PART,
-    PAIRS,
-    THEIRS_ALONE,
-)
+from support.exporter_capture import CASES, GPU, H100, H200_MIG, ExporterMoment, read_moment
+from support.exporter_pairs import LABELS, MADE, PAIRS
+from support.nvidia_smi import number
 
 from railscope.reading import Absent
 from railscope_agent.topology.pci import pci_address
@@ -54,26 +48,6 @@ def test_values_derived_from_ours_agree(case: ExporterMoment) -> None:
     for name, make in MADE.items():
         if name in case.theirs:
             assert make(case.readings) == pytest.approx(case.theirs[name], rel=1e-9), name
-
-
-def test_every_name_of_theirs_is_in_one_table_and_no_other_name_is() -> None:
-    names = {name for model, moment in CASES for name in read_moment(model, moment).theirs}
-    assert names == PAIRS.keys() | MADE.keys() | THEIRS_ALONE.keys()
-    assert len(names) == len(PAIRS) + len(MADE) + len(THEIRS_ALONE)
-
-
-def test_every_number_of_ours_is_paired_or_has_its_reason_and_no_other_has_one() -> None:
-    reported = {
-        (name.removeprefix("railscope_gpu_"), key[1:])
-        for model, moment in CASES
-        for name, key in read_moment(model, moment).readings.numbers
-        if name.startswith("railscope_gpu_")
-    }
-    alone = reported - set(PAIRS.values())
-    assert {label for label in alone if label[0] not in OURS_ALONE} == OURS_ALONE_BY_PART.keys()
-    assert {name for name, _ in alone} - {
-        name for name, _ in OURS_ALONE_BY_PART
-    } == OURS_ALONE.keys()
 
 
 @EACH_CASE
@@ -115,56 +89,30 @@ def test_every_called_function_is_in_the_library_of_a_driver() -> None:
     assert asked - exported - OUR_OWN == set()
 
 
-# By eye, so that no table can be wrong on both sides -----------------------------------------------
+MIG_PAIRS = {
+    "mig_memory_size_bytes": ("memory.total", MEBIBYTE),
+    "mig_memory_used_bytes": ("memory.used", MEBIBYTE),
+    "mig_memory_free_bytes": ("memory.free", MEBIBYTE),
+    "mig_bar1_size_bytes": ("bar1.total", MEBIBYTE),
+    "mig_multiprocessors": ("multiprocessors", 1),
+    "mig_ecc_uncorrected_errors_total": ("sram_uncorrected", 1),
+}
 
 
-@pytest.mark.parametrize(("model", "moment"), [(H100, "load")])
-def test_the_loaded_h100_by_hand(case: ExporterMoment) -> None:
-    number = case.readings.number
-    assert number("gpu_power_watts", GPU) == 631.95
-    assert number("gpu_power_instant_watts", GPU) == 625.68
-    assert number("gpu_memory_power_watts", GPU) == 85.83
-    assert number("gpu_memory_used_bytes", GPU) == 19_818 * MEBIBYTE
-    assert number("gpu_bar1_used_bytes", GPU) == 19_819 * MEBIBYTE
-    assert number("gpu_clock_hertz", GPU, "sm") == 1.98e9
-    assert number("gpu_utilization_ratio", GPU) == 1.0
-    assert number("gpu_memory_activity_ratio", GPU) == 0.11
-    assert number("gpu_temperature_celsius", GPU) == 59
-    assert number("gpu_memory_temperature_celsius", GPU) == 54
-    assert number("gpu_temperature_margin_celsius", GPU) == 26
-    assert number("gpu_temperature_threshold_margin_celsius", GPU, "shutdown") == -8
-    assert number("gpu_pcie_replays_total", GPU) == 9
-    assert number("gpu_row_remap_banks", GPU, "max") == 2560
-    assert number("gpu_fabric_state", GPU) == 3
-    assert number("gpu_fabric_status_code", GPU) == 0
-    assert number("gpu_sharing", GPU) == 2  # three processes without MPS take turns
-    facts = case.readings.facts["gpu", (GPU,)]
-    assert (facts["architecture"], facts["virtualization"]) == ("Hopper", "passthrough")
-    assert (facts["gsp_firmware"], facts["inforom"]) == ("590.48.01", "G520.0200.00.05")
-    assert (facts["module"], facts["part_number"]) == ("7", "692-2G520-0200-000")
-    assert "slot" not in facts
-    assert "fabric_cluster" not in facts
-
-
-@pytest.mark.parametrize(("model", "moment"), [(L40S, "load")])
-def test_the_loaded_l40s_by_hand(case: ExporterMoment) -> None:
-    number = case.readings.number
-    assert number("gpu_throttle_seconds_total", GPU, "software_power_cap") == 204.642816
-    assert number("gpu_encoder_sessions", GPU) == 2
-    assert number("gpu_encoder_latency_seconds", GPU) == 4.271133
-    assert number("gpu_engine_utilization_ratio", GPU, "encoder") == 0.6
-    assert number("gpu_accounting_enabled", GPU) == 1
-    assert number("gpu_remapped_rows_inactive", GPU, "uncorrectable") == 0
-    assert case.readings.absent["railscope_gpu_memory_temperature_celsius", (GPU,)]
-    assert case.readings.absent["railscope_gpu_memory_power_watts", (GPU,)]
-
-
-@pytest.mark.parametrize(("model", "moment"), [(RTX, "load")])
-def test_a_process_with_two_contexts_counts_once(case: ExporterMoment) -> None:
-    number = case.readings.number
-    assert number("gpu_processes", GPU) == 7
-    assert number("gpu_process_memory_used_bytes", GPU, "2165") == 25 * MEBIBYTE  # C+G
-    assert number("gpu_process_memory_used_bytes", GPU, "2496") == 200 * MEBIBYTE  # G
-    facts = case.readings.facts["gpu_process", (GPU, "2165")]
-    assert (facts["process_name"], facts["context"]) == ("kwin_wayland", "compute")
-    assert number("gpu_temperature_threshold_celsius", GPU, "shutdown") == 101
+def test_every_number_of_every_mig_device_agrees() -> None:
+    h200 = read_moment(H200_MIG, "load")
+    number_of = h200.readings.number
+    assert [number_of(f"gpu_{name}", GPU) for name in ("mig_devices", "processes")] == [5, 3]
+    for device in h200.mig_devices:
+        for metric, (printed, scale) in MIG_PAIRS.items():
+            expected = number(device.row[printed], scale)
+            assert number_of(metric, GPU, device.uuid) == expected, metric
+        facts = h200.readings.facts["mig", (GPU, device.uuid)]
+        assert facts["gpu_instance"] == device.gpu_instance
+        assert facts["compute_instance"] == device.compute_instance
+    profiles = [
+        facts["profile"] for (kind, _), facts in h200.readings.facts.items() if kind == "mig"
+    ]
+    assert sorted(set(profiles)) == ["1c.3g.71gb", "1g.18gb", "2c.3g.71gb", "2g.35gb"]
+    for metric in ("utilization_ratio", "memory_activity_ratio", "row_remap_pending"):
+        assert h200.readings.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED

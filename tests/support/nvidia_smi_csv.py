@@ -94,18 +94,3 @@ def process_samples(capture: str, moment: str) -> list[dict[str, Any]]:
         stamp = _SAMPLES_END_US + len(samples)
         samples.append({"pid": int(row["pid"]), "timeStamp": stamp, **reported})
     return samples
-
-
-def device_moments(capture: str, moment: str) -> list[dict[str, str]]:
-    """Return the rows of dmon, under the names of --query-gpu."""
-    names = {
-        "pwr": "power.draw", "gtemp": "temperature.gpu", "mtemp": "temperature.memory",
-        "sm": "utilization.gpu", "mem": "utilization.memory", "enc": "utilization.encoder",
-        "dec": "utilization.decoder", "jpg": "utilization.jpeg", "ofa": "utilization.ofa",
-        "mclk": "clocks.current.memory", "pclk": "clocks.current.sm",
-    }  # fmt: skip
-    rows = _columns(section(capture, f"{moment} :: dmon"))
-    return [
-        {name: "N/A" if row[short] == "-" else row[short] for short, name in names.items()}
-        for row in rows
-    ]
