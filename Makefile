@@ -63,8 +63,8 @@ thorough: $(VENV)/.ready-to-test servers
 		tests/collector/metering tests/collector/billing tests/collector/audit \
 		tests/collector/access tests/collector/evidence tests/collector/account \
 		tests/collector/jobs tests/collector/ledger tests/agent/tenancy \
-		tests/agent/test_witness_checkpoints.py tests/agent/test_partial_answers.py \
-		tests/agent/test_known_devices.py tests/agent/test_governor.py \
+		tests/agent/test_witness_checkpoints.py tests/agent/test_source_faults.py \
+		tests/agent/test_governor.py \
 		tests/agent/test_metric_selection.py tests/vocabulary/test_merkle.py \
 		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
 		tests/vocabulary/test_audit_record.py tests/simulator
