@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from support.clock import NS, ManualClock
 from support.machine import FakeHost
-from support.reading import ORIGIN, readings
-from support.sampling import families
 
 from railscope.capture import PENDING, Capture, CaptureMetadata, CaptureMoment
 from railscope.exposition import TextFormat
-from railscope.reading import Absent
-from railscope.service import run_in_thread
 from railscope_agent.config import AgentSettings, BudgetSettings
 from railscope_agent.host import NvmlError
-from railscope_agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost
-from railscope_agent.host.recording_host import SLOW_NS, RecordingHost
-from railscope_agent.sampling.sampler import ReadLimits, Sampler
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.sampling.status import OK, PARTIAL
 from railscope_agent.service import Agent
-from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_simulator import NodeSpec, simulate
 
 PATIENCE_SECONDS = 60
@@ -156,46 +149,6 @@ def test_a_recording_that_ends_before_the_answer_leaves_it_open(
     assert asking.answer() == 500, "the recording has started over"
 
 
-@pytest.mark.parametrize("seconds", [0.0, SLOW_NS / NS - 0.01])
-def test_a_fast_answer_is_recorded_without_a_pending_call(
-    machine: FakeHost, clock: ManualClock, seconds: float
-) -> None:
-    recording = RecordingHost(machine)
-    clock.advance(1)
-    slow, asking = waited(recording, machine, 600, seconds)
-    slow.released.set()
-    assert asking.answer() == 600
-    assert [call for m in recording.moments for call in m.calls.items()] == [(POWER, 600)]
-
-
-def test_a_failure_after_a_timeout_is_replayed_after_it(machine: FakeHost) -> None:
-    recording = RecordingHost(machine)
-    slow, asking = waited(recording, machine, NvmlError(10), 6)
-    slow.released.set()
-    assert isinstance(asking.answer(), NvmlError)
-    replay, now = replayed(recording.moments)
-    now.advance(6)
-    with pytest.raises(NvmlError, match="10"):
-        power(replay)
-
-
-def test_a_batch_waits_as_one(machine: FakeHost) -> None:
-    keys = [f"nvml.nvmlDeviceGetFieldValues(0,{entry})" for entry in (1, 2)]
-    slow = BlockedAnswer(7)
-    machine.calls |= {keys[0]: slow, keys[1]: 8}
-    recording = RecordingHost(machine)
-    asking = PendingCaller(lambda: recording.call("nvml", "nvmlDeviceGetFieldValues", 0, 1, 2))
-    assert slow.asked.wait(PATIENCE_SECONDS)
-    machine.clock.advance(5)
-    slow.released.set()
-    assert asking.answer() == [[7, 8], [0, 0]]
-    calls = [(m.offset_ns // NS, m.calls) for m in recording.moments]
-    assert calls == [
-        (0, dict.fromkeys(keys, PENDING)),
-        (5, dict(zip(keys, [[0, 7], [0, 8]], strict=True))),
-    ]
-
-
 @pytest.fixture
 def stuck() -> Iterator[tuple[RecordedHost, ManualClock]]:
     """A server whose driver is stuck from its tenth second on, until the recording starts over."""
@@ -226,21 +179,3 @@ async def test_a_stuck_gpu_ages_itself_alone(
     assert page.count("railscope_gpu_power_watts{") == 1
     assert 'railscope_agent_hung_device_seconds{device="nvml/1"} ' in page
     assert "railscope_rdma_transmit_bytes_total{" in page
-
-
-async def test_it_recovers_once_the_driver_answers(
-    stuck: tuple[RecordedHost, ManualClock],
-) -> None:
-    host, clock = stuck
-    clock.advance(11)
-    sampler = Sampler(host, ORIGIN, [GpuSource.load()], lambda _frame: None, ReadLimits(0, 0.2))
-    (status,) = sampler.statuses.values()
-    await sampler.once()
-    assert list(sampler.hung.by_device) == ["nvml/1"]
-    clock.advance(10)
-    while sampler.hung.by_device:
-        await run_in_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread polls as often
-    await sampler.once()
-    assert Absent.ERROR not in readings(status.frame).values()
-    assert len({gpu for _, (gpu, *_) in readings(status.frame)}) == len({"known", "stuck"})
-    assert families([status.source]) == 1

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.nic_burst import CountingNic
-from support.rdma_nics import add_nic
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
@@ -20,7 +19,6 @@ from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.status import OK, SourceState
 from railscope_agent.sources.nic_burst import NicBurstSource
-from railscope_agent.sources.rdma import RdmaSource
 
 STATISTICS = "ethtool.statistics(ens1)"
 
@@ -106,38 +104,3 @@ async def test_a_call_that_hangs_in_a_series_is_left_to_its_thread() -> None:
         live.nic.host.calls[STATISTICS] = answer
         released.set()
         await live.until(lambda: live.status.state == OK and not live.sampler.hung.by_device)
-
-
-async def test_sources_of_other_periods_share_the_wake_up_of_a_series() -> None:
-    live = LiveSampler(others=[RdmaSource()])
-    add_nic(live.nic.host)
-    async with live.running():
-        await live.until(lambda: len(live.of("rdma")) > 3 < len(live.of("nic_burst")))
-        assert live.wake_ups < len(live.frames), "one wake-up delivers frames of both"
-    reads = live.sampler.statuses["rdma"].reads
-    assert reads == len(live.of("rdma")) == live.of("rdma")[-1].sequence
-
-
-async def test_a_call_that_hangs_does_not_delay_a_series() -> None:
-    live, released = LiveSampler(others=[RdmaSource()]), threading.Event()
-    add_nic(live.nic.host, "mlx5_7")
-    path = next(
-        p for p in live.nic.host.files if "/mlx5_7/" in p and p.endswith("port_xmit_packets")
-    )
-    content = live.nic.host.files[path]
-
-    def hang() -> str:
-        assert released.wait(PATIENCE_SECONDS), "the test forgot to release the call"
-        return str(content)
-
-    async with live.running():
-        await live.until(lambda: bool(live.of("rdma")) and bool(live.of("nic_burst")))
-        live.nic.host.files[path] = hang
-        await live.until(lambda: bool(live.sampler.hung.by_device))
-        assert list(live.sampler.hung.by_device) == ["infiniband/mlx5_7"]
-        count = len(live.of("nic_burst"))
-        await live.until(lambda: len(live.of("nic_burst")) > count + 1)
-        assert live.status.state == OK
-        live.nic.host.files[path] = content
-        released.set()
-        await live.until(lambda: not live.sampler.hung.by_device)
