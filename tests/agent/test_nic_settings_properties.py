@@ -1,4 +1,4 @@
-"""Properties of NIC settings: any change is reported once despite failures and probes."""
+"""Any change of a NIC setting is reported once, despite failures and probes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, LINK_MODES, NET, add_netlink, add_nic, changes
 from support.reading import ORIGIN
 
-from railscope.catalog import nic_settings as c
-from railscope.reading import PRESENT, Absent
-from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.nic_interfaces import SettingAnswers
-from railscope_agent.sources.nic_setting_parsers import add_dscp_map, parameter_name
 from railscope_agent.sources.nic_settings import NicSettingsSource
-from railscope_agent.topology.network_interface import NetworkInterface
 
 INTERFACES = ("eth0", "eth1")
 TROUBLE = (DENIED, OSError(errno.EIO, "I/O error"), OSError(errno.EOPNOTSUPP, "no"), KeyError("x"))
@@ -107,68 +101,3 @@ def test_any_sequence_of_settings_gives_the_events_of_the_model(
         outcome = reader.run()
         assert sorted(changes(outcome)) == sorted(model.read(visible(machine)))
         host.clock.advance(60)
-
-
-@given(st.lists(STEP, min_size=1, max_size=6))
-def test_a_read_long_after_the_probe_reports_current_settings(
-    steps: list[tuple[dict[str, dict[str, Any] | None], int]],
-) -> None:
-    """The columns are those of the probe, even if their NICs have changed."""
-    host, source = FakeHost(), NicSettingsSource()
-    for machine, _ in steps:
-        columns = source.probe(host).columns
-        put(host, machine)
-        host.clock.advance(2)
-        table = RowBuilder(len(columns))
-        source.read(host, table)
-        assert table.needs_probe, "so that the next read has the columns of what is there now"
-        for position, (metric, entity) in enumerate(columns):
-            nic = machine[entity.key[0]]
-            if metric is c.MTU and nic is None:
-                assert table.reasons[position] == Absent.GONE.value
-            elif metric is c.MTU and nic and isinstance(nic["mtu"], int):
-                assert (table.values[position], table.reasons[position]) == (nic["mtu"], PRESENT)
-
-
-@given(st.dictionaries(st.integers(0, 63), st.integers(0, 7)))
-def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
-    dscp: dict[int, list[int]] = {}
-    for code, priority in priority_of.items():
-        dscp.setdefault(priority, []).append(code)
-    answers = SettingAnswers(NetworkInterface("eth0"))
-    add_dscp_map(answers, dscp)
-    text = answers.texts["dscp_map"]
-    if len(text) > 200:  # truncated, with its digest
-        return
-    found = {}
-    for entry in text.split(",") if dscp else []:
-        priority, _, spans = entry.partition(":")
-        for span in spans.split("+"):
-            first, _, last = span.partition("-")
-            found |= dict.fromkeys(range(int(first), int(last or first) + 1), int(priority))
-    assert found == priority_of
-
-
-@given(st.permutations(range(64)))
-def test_the_order_of_a_map_of_dscps_does_not_matter(codes: list[int]) -> None:
-    answers = SettingAnswers(NetworkInterface("eth0"))
-    add_dscp_map(answers, {0: codes})
-    assert answers.texts["dscp_map"] == "0:0-63"
-
-
-def test_names_of_parameters_are_those_of_the_kernel() -> None:
-    """All of the vendor's files, and what drivers/infiniband/hw/mlx5/cong.c calls the same."""
-    np = {"cnp_dscp", "cnp_802p_prio", "min_time_between_cnps"}
-    rp = {
-        "clamp_tgt_rate", "clamp_tgt_rate_after_time_inc", "rpg_time_reset", "rpg_byte_reset",
-        "rpg_threshold", "rpg_max_rate", "rpg_ai_rate", "rpg_hai_rate", "rpg_min_dec_fac",
-        "rpg_min_rate", "rate_to_set_on_first_cnp", "dce_tcp_g", "dce_tcp_rtt",
-        "rate_reduce_monitor_period", "initial_alpha_value", "rpg_gd",
-    }  # fmt: skip
-    assert {parameter_name("np", n) for n in np} | {parameter_name("rp", n) for n in rp} == {
-        "rp_clamp_tgt_rate", "rp_clamp_tgt_rate_ati", "rp_time_reset", "rp_byte_reset",
-        "rp_threshold", "rp_ai_rate", "rp_max_rate", "rp_hai_rate", "rp_min_dec_fac", "rp_min_rate",
-        "rp_rate_to_set_on_first_cnp", "rp_dce_tcp_g", "rp_dce_tcp_rtt",
-        "rp_rate_reduce_monitor_period", "rp_initial_alpha_value", "rp_gd",
-        "np_min_time_between_cnps", "np_cnp_dscp", "np_cnp_prio",
-    }  # fmt: skip

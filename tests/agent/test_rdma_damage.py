@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
 from hypothesis import given, strategies as st
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
@@ -16,7 +15,6 @@ from support.reading import ORIGIN, readings
 from railscope.catalog.rdma import meaning
 from railscope.reading import Absent, Reading
 from railscope_agent.host.live_host import LiveHost
-from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.rdma import RdmaSource
 
@@ -145,54 +143,3 @@ def test_kept_files_that_shrink_grow_and_vanish(
             assert set(by_file) == set(first)
             check(by_file, contents)
         source.close()
-
-
-@pytest.mark.parametrize("set_", ["counters", "hw_counters"])
-def test_a_set_that_vanishes_takes_its_own_columns_only(set_: str) -> None:
-    host = FakeHost()
-    host.files = {f"{PORT}/{file}": "5" for file in FILES}
-    reader = SourceReader(RdmaSource(), host, ORIGIN)
-    found(reader)
-    host.files = {path: text for path, text in host.files.items() if f"/{set_}/" not in path}
-    for file, reading in found(reader).items():
-        assert reading is Absent.GONE if file.startswith(f"{set_}/") else reading == 5
-
-
-class HostWithFailures(FakeHost):
-    """A host with directories that cannot be listed."""
-
-    def __init__(self, directory: str, number: int) -> None:
-        super().__init__()
-        self.files = {f"{PORT}/{file}": "5" for file in FILES}
-        self._directory, self._number = directory, number
-
-    def names(self, path: str) -> list[str]:
-        if path == self._directory:
-            raise OSError(self._number, "trouble")
-        return super().names(path)
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV, errno.ETIMEDOUT])
-@pytest.mark.parametrize("directory", ["ports", "ports/1/counters", "ports/1/hw_counters"])
-def test_a_directory_that_fails_from_the_start_is_a_finding(directory: str, number: int) -> None:
-    host = HostWithFailures(f"{PORT.partition('/ports')[0]}/{directory}", number)
-    outcome = SourceReader(RdmaSource(), host, ORIGIN).run()
-    (broken,) = [f for f in outcome.findings if f.verdict is ProbeVerdict.BROKEN]
-    assert (broken.title, broken.detail) == ("counters of mlx5_0", f"{directory}: trouble")
-    usual = ("railscope_rdma_receive_bytes_total", KEY)
-    assert (usual in readings(outcome.frame)) is directory.endswith("/counters")
-
-
-@pytest.mark.parametrize(
-    ("number", "is_finding"),
-    [(errno.EIO, True), (errno.ETIMEDOUT, True), (errno.EOPNOTSUPP, False)],
-)
-def test_optional_counters_that_fail_from_the_start_are_a_finding(
-    number: int, *, is_finding: bool
-) -> None:
-    host = FakeHost()
-    host.files = {f"{PORT}/{file}": "5" for file in FILES}
-    host.calls["netlink.rdma_statistics(mlx5_0,1)"] = OSError(number, "trouble")
-    findings = SourceReader(RdmaSource(), host, ORIGIN).run().findings
-    details = {f.detail for f in findings if f.verdict is ProbeVerdict.BROKEN}
-    assert details == ({"rdma_statistics: trouble"} if is_finding else set())

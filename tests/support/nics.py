@@ -113,12 +113,11 @@ def mainline() -> FakeHost:
     return host
 
 
-def ofed(*, netlink: bool = True) -> FakeHost:
+def ofed() -> FakeHost:
     """Return a ConnectX NIC with the vendor's driver, read by a user other than root."""
     host = FakeHost()
     add_nic(host, rdma_device="mlx5_0")
-    if netlink:
-        add_everything(host)
+    add_everything(host)
     for side in ("np", "rp"):
         host.files |= {f"{ECN}/roce_{side}/enable/{p}": f"{int(p == 3)}\n" for p in range(8)}
     host.files |= {
@@ -137,19 +136,10 @@ def ofed(*, netlink: bool = True) -> FakeHost:
 
 
 def facts(outcome: ReadOutcome, kind: str = SETTINGS) -> dict[str, dict[str, str]]:
-    """Return the facts of the entities of a kind, by interface, without the hash of the settings."""
+    """Return the facts of the entities of a kind, by interface."""
     assert outcome.frame is not None, outcome.problem
     entities = [e for e in outcome.frame.schema.entities if e.kind.name == kind]
-    return {
-        e.key[0]: {name: text for name, text in e.facts.items() if name != "hash"} for e in entities
-    }
-
-
-def settings_hash(outcome: ReadOutcome) -> str:
-    """Return the hash of the settings of the only NIC, empty if it has none."""
-    assert outcome.frame is not None, outcome.problem
-    (entity,) = (e for e in outcome.frame.schema.entities if e.kind.name == SETTINGS)
-    return entity.facts.get("hash", "")
+    return {e.key[0]: dict(e.facts) for e in entities}
 
 
 def events(outcome: ReadOutcome) -> list[Event]:
