@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from railscope_agent.host.file_groups import JoinedFiles, OpenFiles, PlainFiles,
 from railscope_agent.host.files import RootedFiles
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.machine_sources import machine_sources
-from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.rdma import RdmaSource
@@ -45,14 +43,6 @@ def file(tmp_path: Path) -> Path:
     file = tmp_path / "port_xmit_packets"
     file.write_text("41\n")
     return file
-
-
-def test_a_file_kept_open_is_read_again_each_time(file: Path) -> None:
-    files = OpenFiles([str(file)])
-    assert contents(files, 1) == [41]
-    file.write_text("42\n")
-    assert contents(files, 1) == [42]
-    files.close()
 
 
 def test_a_file_that_goes_away_is_gone_and_comes_back(file: Path) -> None:
@@ -91,14 +81,6 @@ def read_bytes(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def test_one_bad_file_costs_its_own_column_only(tmp_path: Path) -> None:
-    for name, text in {"a": "1", "b": "bad", "d": "4"}.items():
-        (tmp_path / name).write_text(text)
-    files = OpenFiles([str(tmp_path / name) for name in "abcd"])
-    assert contents(files, 4) == [1, Absent.ERROR, Absent.GONE, 4]
-    files.close()
-
-
 def test_files_kept_open_read_as_files_opened_each_time(tmp_path: Path) -> None:
     """Files with numbers are parsed together, and one by one after any of them had none."""
     paths = [tmp_path / str(number) for number in range(4)]
@@ -129,20 +111,6 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
     assert open_files() == before + 20
     files.close()
     assert open_files() == before
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(DENIED, Absent.DENIED), (NO_DEVICE, Absent.GONE)],
-    ids=["EACCES", "ENODEV"],
-)
-def test_errors_of_one_file_are_its_reason(error: OSError, reason: Absent) -> None:
-    host = FakeHost()
-    host.files[f"{PORT}/counters/port_xmit_packets"] = error
-    host.files[f"{PORT}/counters/port_rcv_packets"] = "9"
-    found = readings(read_once(RdmaSource(), host).frame)
-    assert found[SENT] is reason
-    assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 9
 
 
 def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
@@ -189,10 +157,6 @@ def test_a_link_out_of_the_root_leads_nowhere(tmp_path: Path) -> None:
         files.resolve("/sys/outside")
 
 
-def test_the_live_root_resolves_as_the_kernel_does() -> None:
-    assert RootedFiles(Path("/")).resolve("/proc/self") == f"/proc/{os.getpid()}"
-
-
 async def test_a_sampler_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
     """A reload ends one sampler and starts another, in the same process, any number of times."""
     host = TreeHost(make_tree(tmp_path), ManualClock())
@@ -205,27 +169,6 @@ async def test_a_sampler_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
     for thread in set(threading.enumerate()) - others:  # each closes its family's files
         thread.join(PATIENCE_SECONDS)
     assert open_files() <= before
-
-
-def test_present_values_of_a_driver_are_not_counters() -> None:
-    host = FakeHost()
-    files = ["active_qps", "watermark_qps", "db_fifo_register", "resize_cq_cnt"]
-    host.files = {f"{PORT}/hw_counters/{file}": "7" for file in files}
-    found = readings(read_once(RdmaSource(), host).frame)
-    *values, counter = [("mlx5_0", "1", file) for file in files]
-    assert [found["railscope_rdma_vendor_value", key] for key in values] == [7, 7, 7]
-    assert found["railscope_rdma_vendor_total", counter] == 7
-    assert sum(name.startswith("railscope_rdma_vendor") for name, _ in found) == len(files)
-
-
-def test_readings_with_and_without_values_in_consecutive_columns() -> None:
-    row = RowBuilder(5)
-    row.put_readings(1, (7, Absent.DENIED, 9))
-    assert (row.values, bytes(row.reasons)) == ([0, 7, 0, 9, 0], bytes([0, 0, 2, 0, 0]))
-    row.put_readings(1, iter((Absent.GONE, 8, 9)))
-    assert (row.values, bytes(row.reasons)) == ([0, 0, 8, 9, 0], bytes([0, 3, 0, 0, 0]))
-    with pytest.raises(IndexError, match="readings from column 3: 3: expected at most 2"):
-        row.put_readings(3, (1, 2, 3))
 
 
 class PortOfAKernel:

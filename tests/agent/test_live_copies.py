@@ -14,21 +14,18 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.clock import ManualClock
 from support.collector import PATIENCE_SECONDS, ScriptedCollector, hang
-from support.machine import FakeHost
-from support.reading import ORIGIN, readings
+from support.reading import ORIGIN
 from support.shipping import FLUSHING, RunningShipper, link_to, run_shipper, waiting
 
 from railscope.settings import SettingsError, load
 from railscope.wire import PRIMARY_FAILING, PRIMARY_HEADER
 from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
 from railscope_agent.sampling.shipping_stats import ShippingStats
-from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.shipping.collector_choice import LATE_SECONDS, CollectorFailover
 from railscope_agent.shipping.collector_link import CollectorLinkError
 from railscope_agent.shipping.collector_order import collector_links
 from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
 from railscope_agent.shipping.live_copies import MAX_COPIES, MAX_COPY_BYTES, LiveCopies
-from railscope_agent.sources.agent_metrics import SelfMetricsSource
 
 DOWN = {"error": "no"}
 
@@ -78,12 +75,11 @@ async def test_the_second_collector_gets_every_frame_as_a_copy(tmp_path: Path) -
         assert waiting(tmp_path) == 0
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 403])
-async def test_a_second_collector_that_fails_costs_only_copies(tmp_path: Path, status: int) -> None:
+async def test_a_second_collector_that_fails_costs_only_copies(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
         with capture_logs() as logs:
             async with run_shipper(tmp_path, pair(first, second)) as run:
-                second.copy_script += [web.json_response(DOWN, status=status) for _ in range(2)]
+                second.copy_script += [web.json_response(DOWN, status=503) for _ in range(2)]
                 await run.flush()
                 await run.clock.asleep(FLUSHING + 1)  # the pause after a failed copy
                 for _ in range(2 * MAX_COPIES):
@@ -111,17 +107,6 @@ async def test_a_second_collector_that_hangs_delays_nothing(tmp_path: Path) -> N
                 await run.shipped(len(run.sent))
             assert run.stats.dropped_copies == 2 * MAX_COPIES - 1
             assert run.stats.copied_frames == 0
-
-
-async def test_a_rejected_copy_is_dropped(tmp_path: Path) -> None:
-    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
-        async with run_shipper(tmp_path, pair(first, second)) as run:
-            second.copy_script.append(web.json_response(DOWN, status=422))
-            for _ in range(2):
-                await run.flush()
-                await finished_copies(run, len(run.sent))
-            await run.shipped(2)
-        assert (run.stats.copied_frames, run.stats.dropped_copies) == (1, 1)
 
 
 async def test_a_collector_of_an_earlier_version_is_named_with_the_fix(tmp_path: Path) -> None:
@@ -174,25 +159,6 @@ async def test_the_second_collector_becomes_the_first_and_gets_what_waits(tmp_pa
         assert primaries(first)[-1] == ""
 
 
-async def test_a_token_file_that_was_deleted_ends_nothing(tmp_path: Path) -> None:
-    """The settings were read at the start: a change of the collector reads no file."""
-    token = tmp_path / "token"
-    token.write_text("secret")
-    async with running(tmp_path, token="", token_file=str(token), max_failures=1) as given:
-        first, second, run = given
-        await run.flush()
-        await run.shipped(1)
-        token.unlink()
-        first.script.append(web.json_response(DOWN, status=500))
-        await run.flush()
-        await run.shipped(2)
-        await run.flush()
-        await run.shipped(3)
-        await first.has_copied(1)
-        assert second.taken == run.sent[1:]
-        token.write_text("secret")  # the shutdown reads it
-
-
 async def test_a_copy_is_shown_while_the_first_collector_does_not_respond(tmp_path: Path) -> None:
     async with running(tmp_path) as (first, second, run):
         has_begun = asyncio.Event()
@@ -217,16 +183,6 @@ async def test_a_copy_is_shown_while_the_first_collector_does_not_respond(tmp_pa
 URLS = ["http://a:1", "http://b:1"]
 
 
-@pytest.mark.parametrize("has_copies", [True, False])
-def test_the_agent_exposes_copies_only_if_it_sends_some(has_copies: bool) -> None:  # noqa: FBT001 - a case
-    stats = ShippingStats(copied_frames=5, dropped_copies=3, has_copies=has_copies)
-    stats.collector_urls = tuple(URLS)
-    source = SelfMetricsSource(dict, stats, list)
-    found = readings(SourceReader(source, FakeHost(), ORIGIN).run().frame)
-    names = ("railscope_agent_copied_frames_total", "railscope_agent_dropped_copied_frames_total")
-    assert [found.get((name, ())) for name in names] == ([5, 3] if has_copies else [None, None])
-
-
 @pytest.mark.parametrize(
     ("link", "problem"),
     [
@@ -240,7 +196,7 @@ def test_more_collectors_than_there_are_are_rejected(link: CollectorLink, proble
     assert problem in str(raised.value)
 
 
-@pytest.mark.parametrize("value", ["0", "3", "-1", "1.5", "true"])
+@pytest.mark.parametrize("value", ["0", "3", "true"])
 def test_a_number_other_than_one_or_two_is_rejected(tmp_path: Path, value: str) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(f"[collector]\nurls = {URLS}\nsend_to = {value}\n")

@@ -1,4 +1,4 @@
-"""An hour of real traffic through the real sources and the sampler: no byte is lost or added."""
+"""Minutes of real traffic through the real sources and the sampler: no byte is lost or added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 
 import numpy as np
-import pytest
 from support.clock import ManualClock
 from support.port_traffic import SERVERS, CapturedPort, ports, traffic_capture
 from support.reading import ORIGIN, at_period
@@ -26,7 +25,7 @@ from railscope_agent.sources.rdma import RdmaSource
 from railscope_collector.fleet import sheets
 
 STEP_SECONDS = 1.0
-NS = 10**9
+MAX_ROWS = 500
 MAX_BYTES = 1 << 26
 Key = tuple[str, str]
 """Metric, and interface or RDMA device."""
@@ -96,30 +95,13 @@ def check(port: CapturedPort, seen: dict[Key, list[int]]) -> None:
     assert grown(COUNTER_FILES["port_rcv_data"].name, device) == received_bytes // 4 * 4
 
 
-@pytest.mark.parametrize(
-    "server", [SERVERS[0], *(pytest.param(s, marks=pytest.mark.thorough) for s in SERVERS[1:])]
-)
-def test_counters_grow_by_the_traffic_on_the_wire(server: str) -> None:
-    nics = ports(server)
+def test_counters_grow_by_the_traffic_on_the_wire() -> None:
+    nics = ports(SERVERS[0])
     assert len(nics) == 4
-    capture = traffic_capture(server, nics)
-    frames = play_capture(capture)
+    for port in nics:
+        port.rows = dict(list(port.rows.items())[:MAX_ROWS])
+    frames = play_capture(traffic_capture(SERVERS[0], nics))
     seen, shipped = counter_series(frames), decode_frames(frames)
     assert seen == shipped
     for port in nics:
         check(port, shipped)
-
-
-def test_nothing_moves_in_the_gap_and_everything_after_it() -> None:
-    nics = ports(SERVERS[-1])
-    capture = traffic_capture(SERVERS[-1], nics)
-    gap = max(
-        (after.offset_ns - before.offset_ns, before.offset_ns // NS, after.offset_ns // NS)
-        for before, after in zip(capture.moments, capture.moments[1:], strict=False)
-    )
-    assert gap[0] > 200 * NS
-    values = counter_series(play_capture(capture))[catalog.SENT.name, nics[0].interface]
-    quiet = values[gap[1] + 1 : gap[2] + 1]
-    assert len(quiet) > 200
-    assert len(set(quiet)) == 1
-    assert values[gap[2] + 10] - quiet[-1] > 10**12
