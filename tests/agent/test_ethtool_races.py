@@ -131,36 +131,3 @@ def test_a_list_that_never_rests_is_an_error() -> None:
     with pytest.raises(OSError, match="changes on every read") as raised:
         Ethtool(driver).call("statistics", INTERFACE)
     assert raised.value.errno == errno.EAGAIN
-
-
-def test_an_idle_nic_costs_two_calls_and_no_decoding() -> None:
-    driver = RacingDriver([statistic_names], fixed=True)
-    reader = Ethtool(driver)
-    first = reader.call("statistics", INTERFACE)
-    driver.asked.clear()
-    second = reader.call("statistics", INTERFACE)
-    assert driver.asked == [GSTATS, GSTRINGS]
-    assert second["names"] is first["names"]
-
-
-def test_an_empty_answer_is_requested_again() -> None:
-    """Fixed kernels answer with no statistics where the length was wrong."""
-    driver = RacingDriver(
-        [statistic_names[:3], statistic_names[:5], statistic_names[:6]], fixed=True
-    )
-    reader = Ethtool(driver)
-    reader.call("statistics", INTERFACE)
-    driver.changes = [False, True, False, False, True]
-    assert reader.call("statistics", INTERFACE)["names"] == statistic_names[:6]
-
-
-def test_interfaces_that_come_and_go_fill_no_memory() -> None:
-    class ManyInterfaces(RacingDriver):
-        def execute(self, interface: str) -> None:
-            assert interface.startswith("veth")
-            super().execute(INTERFACE)
-
-    reader = Ethtool(ManyInterfaces([statistic_names], fixed=True))
-    for number in range(1000):
-        assert reader.call("statistics", f"veth{number}")["names"] == statistic_names
-    assert len(reader._names) <= 256  # noqa: SLF001 - what is kept is the point
