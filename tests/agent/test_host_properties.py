@@ -51,7 +51,7 @@ def mounts(content: bytes) -> dict[object, object]:
 
 
 PARSERS: dict[Callable[[bytes], object], tuple[str, ...]] = {
-    ceph.parse_metrics: ("ceph_metrics", "ceph_latency", "ceph_caps"),
+    ceph.parse_metrics: ("ceph_latency", "ceph_size", "ceph_caps"),
     lustre.parse_statistics: ("lustre_llite", "lustre_osc"),
     gpudirect.parse_stats: ("gds_counted", "gds_uncounted"),
     mounts: ("nfs_tcp", "nfs_rdma", "nfs_two"),

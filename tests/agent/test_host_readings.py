@@ -11,7 +11,7 @@
     once                        all sources start again
 
 All other commands are those of `support.host_words`. `mlx5_0,1: rdma_port_up 1` is railscope_rdma_port_up of port 1 of mlx5_0; an
-absent reading is its reason; a reading that is no longer reported is `-`.
+absent reading is its reason, and several of a device for the same reason are counted; a reading that is no longer reported is `-`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from railscope_agent.sampling.probe_result import ProbeFinding
 from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
 
 TABLES = Path(__file__).parent / "host_readings" / "tables"
+SEVERAL = 2
+ABSENT = {"-", *(reason.label for reason in Absent)}
 Shown = dict[tuple[str, str], str]
 """Text by entity and metric, or by entity and label."""
 
@@ -170,6 +172,10 @@ def _grouped(shown: Shown, sign: str = " ") -> list[str]:
             continue
         for texts, equal in groupby(entities, key=itemgetter(1)):
             head = " ".join(entity for entity, _ in equal)
+            first, *others = texts.values()
+            if len(others) >= SEVERAL and first in ABSENT and {*others} == {first}:
+                found.append(f"{head}: {len(texts)} {first}")
+                continue
             joined = ", ".join(f"{name}{sign}{text}" for name, text in texts.items())
             found += _wrapped(f"{head}: {joined}" if head else joined)
     return found

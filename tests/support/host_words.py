@@ -1,6 +1,6 @@
 r"""Commands of stories that assemble a host, for runners about the readings of a node.
 
-file PATH TEXT              a file, with ~ for blanks in its path: a line, or lines with \n and \t; @NAME is a file of the directory `tables`; an error such as
+file PATH TEXT              a file, with ~ for blanks in its path: a line, or lines with \n and \t; @NAME+... are files of the directory `tables`; an error such as
                             EIO is raised
 files DIR NAME=TEXT ...     files of a directory; underscores in texts are blanks
 link PATH TARGET            a symbolic link
@@ -64,7 +64,7 @@ def error(text: str) -> OSError | None:
 def content(text: str, tables: Path) -> str | OSError:
     """Return the content of a file."""
     if text.startswith("@"):
-        return (tables / text[1:]).read_text()
+        return "".join((tables / name).read_text() for name in text[1:].split("+"))
     if failure := error(text):
         return failure
     if "\\n" not in text:
