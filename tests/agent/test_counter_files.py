@@ -17,12 +17,11 @@ from support.tree import TreeHost, make_tree
 from railscope.reading import REASONS, Absent, Reading
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import FileGroup
-from railscope_agent.host.file_groups import JoinedFiles, OpenFiles, PlainFiles, PortCounterFiles
+from railscope_agent.host.file_groups import OpenFiles, PlainFiles, PortCounterFiles
 from railscope_agent.host.files import RootedFiles
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.sampler import Sampler
-from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.rdma import RdmaSource
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
@@ -36,45 +35,6 @@ def contents(files: FileGroup, count: int) -> list[Reading]:
     assert values[0] == values[-1] == 7, "a neighbour was touched"
     pairs = zip(values[1:-1], reasons[1:-1], strict=True)
     return [REASONS[code] if code else value for value, code in pairs]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    file = tmp_path / "port_xmit_packets"
-    file.write_text("41\n")
-    return file
-
-
-def test_a_file_that_goes_away_is_gone_and_comes_back(file: Path) -> None:
-    files = OpenFiles([str(file)])
-    assert contents(files, 1) == [41]
-    file.write_text("")  # reads of an open descriptor fail after the device was removed
-    file.unlink()
-    assert contents(files, 1) == [Absent.GONE]
-    assert contents(files, 1) == [Absent.GONE]
-    file.write_text("3\n")
-    assert contents(files, 1) == [3]
-    files.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "reading"),
-    [
-        ("", Absent.UNSUPPORTED),
-        ("N/A (no PMA)\n", Absent.UNSUPPORTED),
-        ("ENODEV", Absent.ERROR),
-        ("18446744073709551615\n", 18446744073709551615),
-    ],
-)
-def test_contents_of_a_counter_file(file: Path, text: str, reading: Reading) -> None:
-    file.write_text(text)
-    kept, plain = OpenFiles([str(file)]), PlainFiles(read_bytes, [str(file)])
-    assert contents(plain, 1) == [reading]
-    (found,) = contents(kept, 1)
-    assert found in {reading, 2**64 - 1}, "unsigned before it is stored"
-    file.write_text("5\n")
-    assert contents(kept, 1) == contents(plain, 1) == [5]
-    kept.close()
 
 
 def read_bytes(path: str) -> bytes:
@@ -99,33 +59,6 @@ def test_files_kept_open_read_as_files_opened_each_time(tmp_path: Path) -> None:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_descriptors_are_given_back(tmp_path: Path) -> None:
-    paths = [tmp_path / str(number) for number in range(20)]
-    for path in paths:
-        path.write_text("1")
-    before = open_files()
-    files = OpenFiles([str(path) for path in paths])
-    contents(files, 20)
-    assert open_files() == before + 20
-    files.close()
-    assert open_files() == before
-
-
-def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
-    """One file with garbage must not end the agent."""
-    directory = tmp_path / PORT[1:] / "counters"
-    directory.mkdir(parents=True)
-    (directory / "port_xmit_packets").write_text("9" * 40)
-    (directory / "port_rcv_packets").write_text("18446744073709551614")
-    reader = SourceReader(RdmaSource(), LiveHost(tmp_path), ORIGIN)
-    for _ in range(2):  # a file is opened at the first read and stays open for the second
-        outcome = reader.run()
-        found = readings(outcome.frame)
-        assert outcome.missing_count == list(found.values()).count(Absent.GONE) + 1
-        assert found[SENT] is Absent.ERROR
-        assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 2**64 - 2
 
 
 def test_a_negative_counter_among_selected_metrics_is_an_error_of_its_own_column() -> None:
@@ -224,21 +157,6 @@ def test_files_are_read_without_an_answer_or_without_one_of_the_counters(
     (tmp_path / "sent").unlink()
     assert contents(files, 2) == [7, Absent.GONE]
     files.close()
-
-
-def test_joined_groups_read_as_one(tmp_path: Path) -> None:
-    kernel = PortOfAKernel(sent=1, received=2)
-    port = port_files(tmp_path, kernel, received=7, sent=8)
-    (tmp_path / "speed").write_text("400\n")
-    speed = OpenFiles([str(tmp_path / "speed")])
-    joined = JoinedFiles([(1, speed), (2, port)])
-    assert contents(joined, 3) == [400, 2, 1]
-    assert (
-        [joined.text(index) for index in range(3)] == joined.texts() == [b"400\n", b"7\n", b"8\n"]
-    )
-    with pytest.raises(IndexError):
-        joined.text(3)
-    joined.close()
 
 
 def test_counters_of_a_missing_port_are_gone_on_a_live_node() -> None:

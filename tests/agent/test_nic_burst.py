@@ -8,7 +8,6 @@ from itertools import accumulate
 
 import pytest
 from hypothesis import given, strategies as st
-from support.clock import ManualClock
 from support.nic_burst import COUNTERS, MS, WINDOW_MS, BurstReader, CountingNic, SlowNic
 from support.reading import ORIGIN, readings
 from support.sampling import run_sampler
@@ -16,13 +15,11 @@ from support.sampling import run_sampler
 from railscope.catalog import bursts as c
 from railscope.reading import Absent
 from railscope_agent.config import BudgetSettings
-from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.sampling.budget_keeper import create_governor
 from railscope_agent.sampling.burst_windows import MAX_WINDOWS
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import OK
 from railscope_agent.sources.nic_burst import NicBurstSource
-from railscope_simulator import NodeSpec, simulate
 
 LINE_BYTES_PER_MS = 400_000 // 8 * 1000
 UNSEEN = "railscope_nic_burst_missed_windows_total"
@@ -237,26 +234,6 @@ async def test_frames_come_once_a_second_and_hold_in_between() -> None:
         assert len(run.frames) == 2
         assert (status.state, status.reads) == (OK, 11)
         assert readings(status.frame)[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 10
-
-
-def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
-    capture = simulate(NodeSpec("node-1", gpus=1, scenario="incast"), 30)
-    clock = ManualClock()
-    started_ns = clock.now().boot_ns
-    host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - started_ns)
-    reader = SourceReader(NicBurstSource(0.1), host, ORIGIN)
-    frame = None
-    for _ in range(300):
-        frame = reader.run().frame or frame
-        clock.advance(0.1)
-    values = readings(frame)
-    assert values["railscope_nic_burst_window_seconds", ("ens1f0np0",)] == 1000 * MS
-    seen = values[c.NIC_UTILIZATION.name, ("ens1f0np0", "receive", "+Inf")]
-    total = values[c.NIC_UTILIZATION.name, ("ens1f0np0", "receive", "sum")]
-    assert isinstance(seen, int)
-    assert isinstance(total, int)
-    assert seen + values[UNSEEN, ("ens1f0np0",)] >= 28
-    assert total <= seen * 10**6, "no window has more than the line rate"
 
 
 def test_an_agent_that_reads_once_polls_twice_and_reports_the_difference() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.nic_health import Change, alone, labels, now, once, rate, settings
+from support.nic_health import PEERS, Change, alone, labels, now, once, rate, settings
 from support.stories import Story
 
 from railscope.catalog import METRICS
@@ -24,7 +24,6 @@ from railscope_agent.health.health_facts import HealthFacts
 from railscope_agent.health.node_facts import NIC_RULES
 
 REASONS = {reason.label: reason for reason in Absent}
-PEERS = 7
 
 
 def change(line: str) -> Change:

@@ -63,23 +63,12 @@ def labels(**changed: str) -> Change:
     return lambda facts: replace(facts, labels={**facts.labels, **changed})
 
 
-def peers(*changes: Change, number: int = PEERS) -> Change:
-    """Return a change of the peers, of which there are this many."""
-    return lambda facts: replace(
-        facts, peers=tuple(changed(alone(), *changes) for _ in range(number))
-    )
-
-
-def changed(facts: HealthFacts, *changes: Change) -> HealthFacts:
-    """Return facts with changes."""
+def healthy(*changes: Change) -> HealthFacts:
+    """Return a healthy NIC of a training job with its peers, and with changes."""
+    facts = replace(alone(), peers=tuple(alone() for _ in range(PEERS)))
     for change in changes:
         facts = change(facts)
     return facts
-
-
-def healthy(*changes: Change) -> HealthFacts:
-    """Return a healthy NIC of a training job with its peers, and with changes."""
-    return changed(alone(), peers(), *changes)
 
 
 def alone() -> HealthFacts:
