@@ -18,9 +18,8 @@ from railscope_simulator.cluster.score_scenarios import (
     COMPOUND,
     HEALTHY,
     draw_scenario,
-    with_collectives,
 )
-from railscope_simulator.cluster.score_table import poisson_interval, table, wilson_interval
+from railscope_simulator.cluster.score_table import table
 from railscope_simulator.cluster.scoring import RunOutcome, ScoreError, compare, diagnose
 
 NIC = {"kind": "nic", "node": "n1", "interface": "ens1", "device": "mlx5_0", "rail": 0}
@@ -72,22 +71,6 @@ def test_scenarios_of_a_class_have_its_fault_and_are_valid(name: str) -> None:
     assert name == HEALTHY or len(strengths) > 3
 
 
-def test_a_cascade_is_a_fault_of_a_device_that_becomes_another_one() -> None:
-    for seed in range(20):
-        first, second = draw_scenario(CASCADE, seed).faults[:2]
-        assert (first.nodes, first.indices) == (second.nodes, second.indices)
-        end = first.begin_seconds + first.length_seconds
-        assert second.begin_seconds == pytest.approx(end, abs=0.2)
-        assert second.length_seconds > 60
-
-
-def test_an_unknown_class_is_an_error():
-    with pytest.raises(
-        ValueError, match="unknown class 'gremlin': expected one of agent_partition"
-    ):
-        draw_scenario("gremlin", 0)
-
-
 def test_an_incident_with_class_cause_and_time_of_the_fault_is_correct():
     outcome = outcome_of([truth(NIC)], [incident(NIC)])
     assert [(fault.delay_seconds, fault.ranked_first) for fault in outcome.faults] == [(40, True)]
@@ -115,17 +98,6 @@ def test_an_incident_that_explains_the_first_one_of_a_fault_is_correct():
     first, later = incident(NIC, explained_by="7"), incident(NIC, "link_down", id="7")
     assert not outcome_of([truth(NIC)], [first, later]).false_classes
     assert outcome_of([truth(NIC)], [incident(NIC), later]).false_classes == ["link_down"]
-
-
-@pytest.mark.parametrize("keys", [{"severity": "info"}, {"explained_by": "7"}])
-def test_advice_and_explained_incidents_do_not_count(keys: dict[str, Any]) -> None:
-    outcome = outcome_of([], [incident(NIC, **keys)])
-    assert not outcome.false_classes
-
-
-def test_advice_ranks_where_it_is_the_truth() -> None:
-    advice = incident(LEAF, "ecn_late", severity="info")
-    assert outcome_of([truth(LEAF, name="ecn_late")], [advice]).faults[0].ranked_first
 
 
 def test_the_node_names_all_of_its_nics_and_half_of_the_parts_are_enough():
@@ -205,71 +177,6 @@ def test_a_rank_is_named_if_it_is_on_the_device_of_the_fault(
     outcome = outcome_of([slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence(*devices))])
     assert outcome.faults[0].is_rank_named is is_named
     assert outcome.false_ranks == false
-
-
-def test_a_rank_that_is_named_without_a_fault_is_false() -> None:
-    outcome = outcome_of([], [incident(GPU, evidence=rank_evidence("n1 rank 3"))])
-    assert outcome.false_ranks == [3]
-    assert outcome.line().endswith("false rank 3")
-    path = outcome_of([truth(NIC, ranks=[3])], [incident(NIC, evidence=rank_evidence("n1 rank 3"))])
-    assert (path.false_ranks, path.faults[0].is_rank_named) == ([], None)
-
-
-def test_the_table_has_the_share_of_ranks_that_are_named() -> None:
-    slow = truth(GPU, name="gpu_straggler", ranks=[13])
-    named = outcome_of(
-        [slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence("a rank 13"))]
-    )
-    wrong = outcome_of([slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence("a rank 2"))])
-    assert not [line for line in table([named, wrong]) if line.startswith("rank")]
-    named.has_collectives = wrong.has_collectives = True
-    lines = [line for line in table([named, wrong]) if line.startswith("rank")]
-    assert lines[0].startswith("rank named, gpu_straggler: 0.500 (")
-    assert lines[1] == "ranks named without a fault: in 1 of 2 runs"
-    assert named.line().startswith("run, with collectives: gpu_straggler after 40 s, rank named")
-
-
-def test_the_table_has_the_share_of_paths_that_are_named() -> None:
-    slow = truth(NIC, name="slow_receiver")
-    path = [{"signal": "collective_slow_path", "device": "n1 AllReduce up to 64MiB"}]
-    named, plain = (
-        outcome_of([slow], [incident(NIC, "slow_receiver", evidence=evidence)])
-        for evidence in (path, [])
-    )
-    named.has_collectives = plain.has_collectives = True
-    assert any(
-        line.startswith("path named, slow_receiver: 0.500 (") for line in table([named, plain])
-    )
-    assert plain.line().endswith("path not named")
-
-
-def test_training_jobs_leave_records_and_services_do_not() -> None:
-    plan = with_collectives(draw_scenario(HEALTHY, 3))
-    assert plan.jobs
-    for job in plan.jobs:
-        assert bool(job.collectives) is (job.load == 1)
-    assert not list(scenario_problems(plan))
-
-
-def test_intervals_are_those_of_wilson():
-    assert wilson_interval(9, 10) == pytest.approx((0.596, 0.982), abs=0.001)
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("count", "hours", "interval"),
-    [(0, 1.5, (0, 2459)), (2, 1315, (0.184, 5.494)), (1, 1, (25.3, 5572)), (100, 1000, (81.36, 121.6))],
-)  # fmt: skip
-def test_the_interval_of_a_rate_is_exact(
-    count: int, hours: float, interval: tuple[float, float]
-) -> None:
-    found = [1000 * end for end in poisson_interval(count, hours)]
-    assert found == pytest.approx(interval, rel=0.002, abs=1e-6)
-
-
-def test_the_healthy_line_has_the_interval_of_a_rate() -> None:
-    lines = table([RunOutcome("healthy/1", node_hours=1.5)])
-    assert any("0 false positives: 0.0 (0.0-2459.3) per 1,000 node-hours" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import given, strategies as st
 
 from tests.failover.failures import COLLECTORS, HOST, FailureKind, Link, draw_failures
@@ -103,50 +101,6 @@ async def test_a_cut_link_is_silent_and_closes_nothing_until_it_is_restored():
             link.restore()
             assert await reader.readexactly(9) == b"meanwhile"
             assert await other_reader.readexactly(7) == b"another"
-
-
-async def test_a_delayed_link_delays_each_direction():
-    async with linked() as link, connected(link) as (reader, writer):
-        link.delay_seconds = 0.1
-        started = time.monotonic()
-        writer.write(b"ping")
-        assert await reader.readexactly(4) == b"ping"
-        assert time.monotonic() - started >= 0.2
-
-
-async def test_a_sender_waits_once_a_cut_link_is_full():
-    async with linked() as link, connected(link) as (_, writer):
-        link.cut()
-
-        async def send_forever() -> None:
-            while True:
-                writer.write(bytes(1 << 16))
-                await writer.drain()
-
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(send_forever(), 1)
-        assert link.held_bytes <= 2 << 20
-
-
-async def test_the_end_of_a_connection_is_passed_on_after_all_that_was_sent():
-    async def send_and_close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(bytes(3 << 20))
-        await writer.drain()
-        writer.close()
-
-    async with linked(send_and_close) as link, connected(link) as (reader, _):
-        assert await reader.read() == bytes(3 << 20)
-
-
-async def test_a_link_to_a_server_that_is_gone_closes_its_connections(tmp_path: Path):
-    async with linked(path=tmp_path / "socket") as link:
-        async with connected(link) as (reader, writer):
-            writer.write(b"ping")
-            assert await reader.readexactly(4) == b"ping"
-        (tmp_path / "socket").unlink()
-        async with connected(link) as (reader, _):
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
 
 
 @given(st.integers())

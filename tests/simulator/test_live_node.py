@@ -15,16 +15,12 @@ from railscope_simulator.cli import SIMULATED_DEFAULTS
 from railscope_simulator.demo.faults import SCHEDULERS, begin_node, plan_faults
 from railscope_simulator.demo.process import Program
 from railscope_simulator.live import (
-    MAX_START_STEPS,
-    MAX_STEPS,
-    STEP_NS,
     LiveNode,
     LiveNodeFileError,
     LiveTimeline,
     PlannedFault,
     planned_occurrence,
     read_live_node,
-    start_model,
 )
 from railscope_simulator.node_hardware import build_node_hardware
 
@@ -96,27 +92,6 @@ def test_a_node_that_is_observed_later_is_where_it_would_have_been():
     assert at(LiveTimeline(NODE, 80 * SECOND_NS), 90)["pending"] is True
 
 
-def test_counters_never_fall_while_nothing_is_reset():
-    node = replace(NODE, faults=(PlannedFault("stalled_receiver", 5, 20),))
-    timeline = LiveTimeline(node, 0)
-    port = build_node_hardware(node.spec).ports[0]
-    before: dict[str, int] = {}
-    for second in range(0, 3 * ROUND, 5):
-        ns = second * SECOND_NS
-        answer = timeline.result_at("calls", f"ethtool.statistics({port.interface})", ns)
-        now = dict(zip(answer["names"], answer["values"], strict=True))
-        now["energy"] = timeline.result_at(
-            "calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", ns
-        )
-        fallen = {
-            name
-            for name, value in before.items()
-            if now[name] < value and not name.startswith("outbound_pci_stalled")  # percentages
-        }
-        assert not fallen
-        before = now
-
-
 @given(st.lists(st.integers(20, 3000), min_size=1, max_size=20))
 def test_no_port_sends_faster_than_its_line_whenever_it_is_read(pauses_ms: list[int]):
     """A counter that jumped at each step would show two steps between reads that are 1.1 s apart."""
@@ -130,40 +105,6 @@ def test_no_port_sends_faster_than_its_line_whenever_it_is_read(pauses_ms: list[
         rate = 4 * (now - before) * 1000 / pause_ms
         assert rate <= port.bytes_per_second * 1.0001
         before = now
-
-
-def test_counters_begin_near_zero():
-    """Otherwise every start of an agent adds days to rates that were counted before it."""
-    timeline = LiveTimeline(NODE, 0)
-    assert timeline.result_at("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", 0) == 0
-    pressure = timeline.result_at("files", "/proc/pressure/io", 0)
-    assert int(pressure.split("total=")[-1]) < 2 * ROUND * 1_000_000
-
-
-def test_a_start_after_many_hours_repeats_no_step_and_loads_the_drivers():
-    since_ns = (MAX_START_STEPS + 1) * STEP_NS
-    model = start_model(NODE, since_ns)
-    assert model.offset_ns == since_ns
-    assert all(cable.counters.sent.packets == 0 for cable in model.cables)
-
-
-def test_what_has_gone_is_not_kept():
-    """The job ends with the memory error: its processes no longer exist."""
-    timeline = LiveTimeline(NODE, 0)
-    (process,) = processes(timeline, 0, 0)
-    path = f"/proc/{process['pid']}/stat"
-    assert timeline.result_at("files", path, 20 * SECOND_NS)
-    with pytest.raises(KeyError):
-        timeline.result_at("files", path, 30 * SECOND_NS)
-
-
-def test_a_long_time_without_a_question_is_one_step():
-    timeline = LiveTimeline(NODE, 0)
-    at(timeline, MAX_STEPS)
-    assert timeline.steps == MAX_STEPS
-    at(timeline, 12 * MAX_STEPS + 5)
-    assert timeline.steps == MAX_STEPS + 1
-    assert at(timeline, 13 * MAX_STEPS + 5) == WELL
 
 
 def test_the_kernel_log_has_each_fault_once():

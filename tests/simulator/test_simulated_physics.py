@@ -14,11 +14,10 @@ from railscope_simulator import NICS
 from railscope_simulator.conditions import JobConditions, PortConditions
 from railscope_simulator.device_models import LANES
 from railscope_simulator.fabric import TrafficDemand
-from railscope_simulator.host_activity import MODES
 from railscope_simulator.node_model import NodeModel
 from railscope_simulator.port import USUAL, PortCounters, TrafficFlow
 from railscope_simulator.scenarios import SettingsDrift
-from railscope_simulator.spec import SCENARIOS, NodeSpec, TimeSpan, round_randomly
+from railscope_simulator.spec import SCENARIOS, NodeSpec, TimeSpan
 from railscope_simulator.training_job import TrainingJob
 
 SHORT = settings(fewer_examples(50), deadline=None)
@@ -139,18 +138,6 @@ def amounts(counters: PortCounters) -> dict[str, int]:
 
 
 @SHORT
-@given(SPECS, STEPS_NS)
-def test_processor_time_adds_up(spec: NodeSpec, step_ns: int) -> None:
-    model = at_onset(spec)
-    for _ in range(12):
-        model.advance(model.offset_ns + step_ns)
-    passed_ns = spec.started_boot_ns + model.offset_ns
-    assert tuple(model.server.cpu_ns) == MODES
-    assert sum(model.server.cpu_ns.values()) == 224 * passed_ns
-    assert min(model.server.cpu_ns.values()) >= 0
-
-
-@SHORT
 @given(st.integers(0, 1000), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 def test_the_job_requests_the_same_in_small_steps_and_in_large_ones(
     seed: int, gpu_pace: float, exchange_speed: float
@@ -165,52 +152,3 @@ def test_the_job_requests_the_same_in_small_steps_and_in_large_ones(
         mean = sum(getattr(demand, part) for demand in small) / len(small)
         assert mean == pytest.approx(getattr(large, part), abs=1e-6)
     assert large.exchanged == pytest.approx(large.exchange * exchange_speed)
-
-
-def test_a_job_at_a_standstill_requests_no_exchange() -> None:
-    job = TrainingJob(NodeSpec("gpu-001"))
-    still = JobConditions(exchange_speed=0.0)
-    for second in range(30):
-        demand = job.advance(TimeSpan(second * SECOND_NS, (second + 1) * SECOND_NS), still, 1.0)
-        assert demand.exchanged == 0
-    assert demand.activity < 0.5
-
-
-@given(
-    st.integers(0, 500),
-    st.integers(0, 500),
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.integers(0, 100),
-)
-def test_recurring_spans_are_counted_as_one_would_by_hand(
-    start: int, length: int, period: int, active: int, first: int
-) -> None:
-    span = TimeSpan(start, start + length + 1)
-    covered = sum(
-        instant >= first and (instant - first) % period < min(active, period)
-        for instant in range(span.start_ns, span.end_ns)
-    )
-    window = TimeSpan(first, first + min(active, period))
-    assert span.share_recurring(window, period) == pytest.approx(covered / span.length_ns)
-    count = sum(
-        instant >= first and (instant - first) % period == 0
-        for instant in range(span.start_ns + 1, span.end_ns + 1)
-    )
-    assert span.count_recurring(first, period) == count
-
-
-def test_whole_numbers_keep_the_mean_and_make_nothing_of_nothing() -> None:
-    rng = NodeSpec("gpu-001").stream("test")
-    assert [round_randomly(0.0, rng) for _ in range(100)] == [0] * 100
-    assert sum(round_randomly(0.3, rng) for _ in range(10_000)) == pytest.approx(3000, rel=0.1)
-
-
-def test_heat_stays_while_the_load_does_and_goes_with_it() -> None:
-    model = NodeModel(NodeSpec("gpu-001", scenario="counter_reset"), 600 * SECOND_NS)
-    loaded = [gpu.silicon.core_celsius for gpu in model.gpus]
-    model.advance(301 * SECOND_NS)
-    model.advance(308 * SECOND_NS)
-    assert all(
-        gpu.silicon.core_celsius < before for gpu, before in zip(model.gpus, loaded, strict=True)
-    )
