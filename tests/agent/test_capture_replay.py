@@ -18,7 +18,6 @@ from railscope.capture import (
     DAMAGED_STATUS,
     PENDING,
     Capture,
-    CaptureError,
     CaptureMetadata,
     CaptureMoment,
 )
@@ -143,29 +142,6 @@ def test_each_source_is_read_at_every_sample_or_at_its_longer_period(tmp_path: P
     assert seconds == {"gpu": every, "host": every, "gpu_health": [0, 9, 18, 27]}
 
 
-def test_moments_of_one_read_of_a_recording_agent_are_one_sample(tmp_path: Path) -> None:
-    capture = written(moments_at(0, 0.03, 0.1, 1, 1.05, 2, 2.3, 3.5), tmp_path / "c")
-    replay = CaptureReplay(capture, AgentSettings(), ["kernel"])
-    offsets = [frames[0].timestamp.boot_ns - 777 * NS for frames in replay.samples()]
-    assert [offset / NS for offset in offsets] == [0.1, 1.05, 2.3, 3.5]
-
-
-def test_devices_that_a_recording_agent_finds_after_its_start_are_read(tmp_path: Path) -> None:
-    capture = simulate(NodeSpec("n1", gpus=2), 4)
-    first, *others = capture.moments
-    empty, late = CaptureMoment(0), CaptureMoment(1 * NS)
-    late.files, late.names, late.links, late.calls = (
-        first.files | others[0].files,
-        first.names,
-        first.links,
-        first.calls | others[0].calls,
-    )
-    shifted = Capture(capture.about, (empty, late, *others[1:]))
-    frames = replayed(written(shifted, tmp_path / "c"), "gpu", "rdma")
-    offsets = [frame.timestamp.boot_ns - capture.about.started_boot_ns for frame in frames]
-    assert [offset // NS for offset in offsets] == [1, 1, 2, 2, 3, 3, 4, 4]
-
-
 def test_messages_of_the_kernel_have_their_recorded_times(tmp_path: Path) -> None:
     capture = moments_at(0, 5)
     text = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python, GPU has fallen off the bus."
@@ -269,47 +245,3 @@ def test_an_invalid_capture_is_an_error_that_names_the_file(
     assert outcome.stderr.startswith("Error: ")
     assert name in outcome.stderr
     assert outcome.stderr.count("\n") == 1
-
-
-def test_a_capture_without_moments_is_a_warning_that_names_node_and_file(tmp_path: Path) -> None:
-    empty, good = written(moments_at(), tmp_path / "c"), written(moments_at(0), tmp_path / "good")
-    outcome = replay_command("--source", "kernel", empty, good)
-    assert outcome.exit_code == 0
-    assert outcome.stderr == (
-        f"Warning: reading the capture failed: {empty}/timeline.jsonl: empty file: "
-        "expected a line for each timestamp; the capture is left out\n"
-    )
-    assert [b.rows for found in records(outcome.stdout_bytes) for b in found.batches] == [1]
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        ("3", "7", str(1 << 64)),
-        ("3", str(1 << 64), "781500000"),
-        (str(1 << 64), "7", "781500000"),
-        ("3", "7", "9" * 5000),
-    ],
-    ids=["time", "sequence", "priority", "longer than an integer"],
-)
-def test_a_record_of_the_kernel_with_a_number_out_of_range_is_about_nothing(
-    tmp_path: Path, numbers: tuple[str, str, str]
-) -> None:
-    capture, xid = moments_at(0, 5), "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
-    capture.moments[1].log.extend([f"{','.join(numbers)},-;{xid}", f"3,8,781500001,-;{xid}"])
-    outcome = replay_command("--source", "kernel", written(capture, tmp_path / "c"))
-    assert (outcome.exit_code, outcome.stderr) == (0, "")
-    (envelope,) = records(outcome.stdout_bytes)
-    (event,) = envelope.batches[-1].events
-    assert event.boot_ns == 781_500_001_000
-    last = replayed(tmp_path / "c", "kernel")[-1]
-    assert readings(last)["railscope_kernel_log_records_total", ()] == 2
-    assert readings(last)["railscope_kernel_log_lost_records_total", ()] == 0
-
-
-def test_an_unknown_source_is_rejected_with_a_list(tmp_path: Path) -> None:
-    capture = written(moments_at(0), tmp_path / "c")
-    with pytest.raises(ValueError, match=r"unknown source: gpus: expected one of .*gpu, .*rdma"):
-        CaptureReplay(capture, AgentSettings(), ["gpus"])
-    with pytest.raises(CaptureError, match=r"capture\.toml"):
-        CaptureReplay(tmp_path, AgentSettings())

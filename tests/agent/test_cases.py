@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -85,13 +83,6 @@ def test_the_capture_of_a_scenario_is_up_to_date(case: str, tmp_path: Path) -> N
     simulated(case, simulation).write(tmp_path)
     for path in tmp_path.iterdir():
         assert path.read_text() == (CASES / case / path.name).read_text(), "run `make cases`"
-
-
-@EACH_CASE
-def test_no_family_occurs_twice(case: str) -> None:
-    families = Counter(re.findall(r"^# TYPE (\S+)", once(case), re.MULTILINE))
-    assert max(families.values()) == 1
-    assert samples(once(case))
 
 
 @EACH_CASE

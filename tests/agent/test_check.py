@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 from support import pci_bus
 from support.clock import START
 from support.collector import ScriptedCollector
-from support.gpus import add_gpus, of_gpu
+from support.gpus import add_gpus
 from support.machine import DENIED, FakeHost
 from support.metering import MIB, FakeMeter
 from support.pci_bus import CONNECTX7, ETHERNET, MELLANOX, add_device
@@ -22,13 +21,10 @@ from support.shared import capture_path
 from support.shipping import link_to
 from support.tree import make_tree
 
-from railscope.catalog.gpu_health import REASONS
 from railscope_agent.commands import agent
 from railscope_agent.commands.check import check, read_twice
-from railscope_agent.config import AgentSettings, BudgetSettings, CollectorLink
-from railscope_agent.health import RULES
+from railscope_agent.config import AgentSettings, BudgetSettings
 from railscope_agent.host import NvmlError
-from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, fold_findings
 from railscope_agent.service import Agent
 
 BOOT_US = START.boot_ns // 1000
@@ -64,17 +60,6 @@ def line(lines: list[str], start: str) -> str:
     (place,) = [number for number, text in enumerate(lines) if text.startswith(start)]
     following = lines[place + 1 : place + 2]
     return " ".join([lines[place], *[f for f in following if f.lstrip().startswith("->")]])
-
-
-async def test_failures_are_listed_first() -> None:
-    host = healthy_host()
-    host.calls["ethtool.driver(eth0)"] = DENIED
-    host.files[COUNTER] = DENIED
-    _, lines = await run_check(host)
-    marks = [text.split()[0] for text in lines[1:] if not text.startswith(" ")]
-    wrong = [mark in {"BROKEN", "DENIED"} for mark in marks]
-    assert any(wrong)
-    assert wrong == sorted(wrong, reverse=True)
 
 
 async def test_nics_in_other_network_namespaces_are_counted() -> None:
@@ -116,16 +101,6 @@ async def test_an_empty_server_lacks_things_and_is_well() -> None:
     assert "/proc does not exist" in line(lines, "absent  host")
 
 
-async def test_readings_that_no_gpu_supports_are_not_a_problem() -> None:
-    host = healthy_host()
-    _, before = await run_check(host)
-    host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
-    well, lines = await run_check(host)
-    assert well
-    assert "railscope_gpu_power_watts" not in line(before, "absent  gpu:")
-    assert "railscope_gpu_power_watts" in line(lines, "absent  gpu:")
-
-
 async def test_a_denied_source_is_reported_with_its_remedy() -> None:
     host = healthy_host()
     host.calls[COUNT] = NvmlError(4, "Insufficient Permissions")
@@ -154,14 +129,6 @@ async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> 
     report = line(lines, "BROKEN  NVML:")
     assert f"NVML error {code}: NVML message" in report
     assert remedy in report
-
-
-async def test_a_lost_gpu_is_broken() -> None:
-    host = healthy_host()
-    host.calls |= dict.fromkeys(of_gpu(host, 1), NvmlError(15, "GPU is lost"))
-    well, lines = await run_check(host)
-    assert not well
-    assert "1 of 2 GPUs" in line(lines, "BROKEN  GPUs")
 
 
 async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
@@ -195,46 +162,6 @@ async def test_an_unknown_gpu_is_reported_and_its_sources_decide_the_result() ->
     assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in lines)
 
 
-async def test_many_reasons_of_an_unknown_gpu_are_counted() -> None:
-    host = healthy_host()
-    host.calls |= dict.fromkeys(of_gpu(host, 0), NvmlError(999, "unknown"))
-    host.calls["nvml.nvmlDeviceGetUUID(0)"] = "GPU-0"
-    host.calls["nvml.nvmlDeviceGetPciInfo(0)"] = {"busId": "00000000:01:00.0"}
-    well, lines = await run_check(host)
-    assert not well
-    report = line(lines, "absent  GPU GPU-0")
-    assert "unknown: driver_unresponsive (a source" in report
-    assert re.search(
-        r"cannot be judged: .*(\(error\).*){3} and \d+ more; actions: inspect$", report
-    )
-
-
-def test_equal_findings_about_several_devices_are_one_line() -> None:
-    def found(subject: str, device: str = "", detail: str = "not bound") -> ProbeFinding:
-        return ProbeFinding(subject, ProbeVerdict.ABSENT, detail, "bind it", device)
-
-    findings = [found("GPU", "a"), found("gpu"), found("GPU", "b"), found("GPU", "b")]
-    findings += [found("GPU", "c", "off"), found("transceiver of", "eth0"), found("NIC settings")]
-    findings += [found("transceiver of", "eth1"), found("NIC", "a"), found("cost of loads")]
-    findings += [found("NIC", "a", "off"), found("cost of gpu"), found("GPU paths")]
-    assert [each.title for each in fold_findings(findings)] == [
-        "GPU a, b",
-        "gpu",
-        "GPU c",
-        "transceiver of eth0, eth1",
-        "NIC settings",
-        "NIC a",
-        "cost of loads",
-        "NIC a",
-        "cost of gpu",
-        "GPU paths",
-    ]
-
-
-def test_each_reason_of_a_verdict_on_a_gpu_has_words() -> None:
-    assert set(REASONS) == {rule.reason for rule in RULES}
-
-
 async def test_nonsense_in_a_counter_file_is_broken() -> None:
     host = healthy_host()
     host.files[COUNTER] = "garbage"
@@ -242,8 +169,6 @@ async def test_nonsense_in_a_counter_file_is_broken() -> None:
     assert not well
     assert "1 reading error: railscope_rdma_transmit_packets_total" in line(lines, "BROKEN  rdma")
 
-
-# Counters ------------------------------------------------------------------------------------------
 
 HW_COUNTERS = f"{INFINIBAND}/mlx5_0/ports/1/hw_counters"
 
@@ -287,21 +212,6 @@ async def test_counters_that_increase_between_two_reads_are_faults() -> None:
     )
 
 
-async def test_an_infiniband_port_without_an_interface_is_judged_by_its_own_counters() -> None:
-    host = FakeHost()
-    add_nic(host)
-    counters = {
-        f"{INFINIBAND}/mlx5_0/ports/1/counters/symbol_error": "0",
-        f"{HW_COUNTERS}/out_of_buffer": "0",
-    }
-    host.files |= counters
-    well, lines = await run_check_twice(host, dict.fromkeys(counters, "500"))
-    assert not well
-    finding = line(lines, "BROKEN  NIC mlx5_0/1")
-    assert "transceiver_degraded (50 errors per second beyond correction)" in finding
-    assert "receive_discards (50 packets dropped per second)" in finding
-
-
 @pytest.mark.parametrize(
     ("driver", "others_driver", "is_broken"),
     [("", "mlx5_core", True), ("vfio-pci", "mlx5_core", False), ("", "", False)],
@@ -321,9 +231,6 @@ async def test_a_nic_that_no_driver_owns_is_broken(
     detail = "no driver owns it, but 3 NICs of its model (15b3:1021) are in use"
     assert found == [f"BROKEN  NIC 0000:01:00.0: {detail}"] * is_broken
     assert not (well and is_broken)
-
-
-# The budget ---------------------------------------------------------------------------------------
 
 
 async def run_check_with(
@@ -348,22 +255,6 @@ def costly_host(meter: FakeMeter, milliseconds: float) -> FakeHost:
     return host
 
 
-async def test_costs_are_listed_with_the_most_expensive_source_first() -> None:
-    meter = FakeMeter()
-    well, lines = await run_check_with(
-        meter, costly_host(meter, 3), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
-    )
-    assert well
-    (costliest,) = [text for text in lines if text.startswith("ok      cost of")]
-    assert costliest == (
-        "ok      cost of rdma: 0.3 % of a core: 3.00 ms of processor time in 0.00 ms every 1 s"
-    )
-    assert line(lines, "ok      processor budget") == (
-        "ok      processor budget: reads use 0.3 % of a core at the configured periods, budget 1 %"
-    )
-    assert line(lines, "ok      memory budget").endswith("40 MiB resident, budget 64 MiB")
-
-
 async def test_a_budget_that_needs_longer_periods_is_reported_without_a_fault() -> None:
     meter = FakeMeter(80 * MIB)
     well, lines = await run_check_with(
@@ -376,19 +267,6 @@ async def test_a_budget_that_needs_longer_periods_is_reported_without_a_fault() 
     assert "periods are lengthened until reads fit the budget" in report
     assert "-> increase periods in [period_seconds], or increase budget.cpu_ratio" in report
     assert "80 MiB resident, budget 64 MiB: exceeded" in line(lines, "absent  memory budget")
-
-
-async def test_a_missing_budget_is_reported() -> None:
-    meter = FakeMeter()
-    unbounded = BudgetSettings(cpu_ratio=0, memory_bytes=0)
-    well, lines = await run_check_with(meter, costly_host(meter, 30), unbounded)
-    assert well
-    assert "no budget is set" in line(lines, "absent  processor budget")
-    assert "no budget is set" in line(lines, "absent  memory budget")
-    assert "lengthened" not in line(lines, "ok      cost of rdma")
-
-
-# The collector ------------------------------------------------------------------------------------
 
 
 async def test_a_collector_that_takes_this_node() -> None:
@@ -424,36 +302,6 @@ async def test_a_collector_that_is_not_there() -> None:
     well, lines = await run_check(healthy_host(), collector=link)
     assert not well
     assert "connection refused" in line(lines, "BROKEN  collector")
-
-
-async def test_each_of_several_collectors_is_reported() -> None:
-    async with ScriptedCollector().serving() as one, ScriptedCollector().serving() as other:
-        urls = [f"http://127.0.0.1:{collector.port}" for collector in (one, other)]
-        link = link_to(one, url="", urls=urls)
-        well, lines = await run_check(healthy_host(), collector=link)
-        assert well
-        for url in urls:
-            assert f"{url}/v1/frames accepts frames of this node" in "\n".join(lines)
-        other.script.append(web.json_response({"error": "because"}, status=401))
-        well, lines = await run_check(healthy_host(), collector=link)
-    assert not well
-    assert urls[0] in line(lines, "ok      collector")
-    assert urls[1] in line(lines, "BROKEN  collector")
-    well, lines = await run_check(
-        healthy_host(), collector=CollectorLink(url="http://a", urls=urls)
-    )
-    assert not well
-    assert "move the URL to collector.urls" in line(lines, "BROKEN  collector")
-
-
-async def test_a_link_that_cannot_work() -> None:
-    link = CollectorLink(url="https://collector", ca_file="/nowhere/ca.pem")
-    well, lines = await run_check(healthy_host(), collector=link)
-    assert not well
-    assert "cannot use collector.ca_file /nowhere/ca.pem" in line(lines, "BROKEN  collector")
-
-
-# Exit codes ---------------------------------------------------------------------------------------
 
 
 def exit_code(*arguments: str | Path) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 from collections import Counter
@@ -11,13 +10,8 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from hypothesis import given, strategies as st
-from structlog.testing import capture_logs
-from structlog.typing import EventDict
-from support.collector import ScriptedCollector, take
 from support.examples import fewer_examples
-from support.shipping import FLUSHING, RunningShipper, link_to, run_shipper, waiting
 
 from railscope.settings import SettingsError, load
 from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
@@ -33,17 +27,8 @@ from railscope_agent.shipping.delivery_result import ChangeReason
 URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]
 
 
-# Settings -----------------------------------------------------------------------------------------
-
-
 def urls_of(link: CollectorLink, node: str = "n1") -> list[str]:
     return [each.url for each in collector_links(link, node)]
-
-
-def test_one_collector_is_as_before() -> None:
-    link = CollectorLink(url="http://a:1", timeout_seconds=99)
-    assert collector_links(link, "n1") == [link]
-    assert collector_links(CollectorLink(), "n1") == []
 
 
 def test_several_collectors_are_set_in_file_environment_and_flags(tmp_path: Path) -> None:
@@ -79,16 +64,6 @@ def test_another_value_than_a_list_of_urls_is_rejected(
     assert problem in str(raised.value)
 
 
-def test_a_list_in_the_environment_is_toml() -> None:
-    with pytest.raises(SettingsError, match=r'expected a list such as \["a", "b"\]'):
-        load(
-            AgentSettings,
-            file=None,
-            environment={f"{PREFIX}COLLECTOR__URLS": "http://a http://b"},
-            prefix=PREFIX,
-        )
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -118,13 +93,6 @@ def test_collectors_that_cannot_work_are_rejected(changes: dict[str, object], pr
         assert part in str(raised.value)
     assert "secret" not in str(raised.value)
 
-
-def test_an_attempt_lasts_no_longer_than_the_time_to_the_next_collector() -> None:
-    link = CollectorLink(urls=URLS, timeout_seconds=60, failover_seconds=20)
-    assert {each.timeout_seconds for each in collector_links(link, "n1")} == {20}
-
-
-# Order --------------------------------------------------------------------------------------------
 
 nodes = st.text("abcdefghij0123456789-", min_size=1, max_size=12)
 url_lists = st.lists(st.sampled_from(URLS), unique=True, min_size=1)
@@ -175,9 +143,6 @@ def test_the_order_is_that_of_the_documented_hash() -> None:
         assert urls_of(changed) == expected
     listed = CollectorLink(urls=URLS[::-1], order="listed")
     assert {tuple(urls_of(listed, node)) for node in ("n1", "n2")} == {tuple(URLS[::-1])}
-
-
-# Choice -------------------------------------------------------------------------------------------
 
 
 class Behaviour(Enum):
@@ -278,31 +243,10 @@ def test_every_sequence_of_outages_ends_at_the_first_collector(
         assert last[0] - first[0] >= FIRST_RETRY_SECONDS, "one attempt each, then a pause"
 
 
-@given(st.integers(1, 5), st.sampled_from([b for b in Behaviour if b is not Behaviour.ACCEPTS]))
-def test_attempts_become_rare_while_no_collector_accepts(count: int, behaviour: Behaviour) -> None:
-    simulation = Simulation(count)
-    simulation.run([behaviour] * count, 600)
-    before = len(simulation.attempts)
-    simulation.run([behaviour] * count, 600)
-    recent = [position for _, position in simulation.attempts[before:]]
-    assert len(recent) <= count * (600 / simulation.link.max_retry_seconds + 1)
-    assert set(recent) == set(range(count)), "all of them are tried"
-    assert simulation.choice.confirmed == 0
-
-
 def changes(simulation: Simulation) -> list[int]:
     """Positions of attempts, without repetitions."""
     positions = [position for _, position in simulation.attempts]
     return [b for a, b in zip([None, *positions], positions, strict=False) if a != b]
-
-
-def test_the_others_are_tried_in_the_order_and_the_failed_one_again_later() -> None:
-    simulation = Simulation(4)
-    simulation.run([Behaviour.ACCEPTS] * 4, 10)
-    simulation.run([Behaviour.FAILS, Behaviour.FAILS, Behaviour.HANGS, Behaviour.FAILS], 120)
-    assert changes(simulation)[:8] == [0, 1, 2, 3, 0, 1, 2, 3]
-    failed = [when for when, position in simulation.attempts if when > 10 and position == 0]
-    assert len(failed[: simulation.link.max_failures]) == 5
 
 
 @pytest.mark.parametrize(
@@ -320,56 +264,6 @@ def test_a_collector_that_fails_is_left(behaviour: Behaviour, seconds: float) ->
     assert left - failed <= seconds
 
 
-def test_a_short_failure_changes_nothing() -> None:
-    simulation = Simulation(2)
-    simulation.run([Behaviour.ACCEPTS] * 2, 10)
-    simulation.run([Behaviour.FAILS, Behaviour.ACCEPTS], 3)
-    simulation.run([Behaviour.ACCEPTS] * 2, 60)
-    assert changes(simulation) == [0]
-
-
-def test_failures_with_long_pauses_change_the_collector_after_a_time() -> None:
-    choice = CollectorChoice(2, CollectorLink(max_failures=1000))
-    for when, position in ((0, 0), (10, 0), (20, 0), (30, 1)):
-        choice.begin_attempt(when)
-        choice.record_failure(when, ChangeReason.FAILURES, retry_after_seconds=10)
-        assert choice.position == position
-    assert choice.reason is ChangeReason.UNACKNOWLEDGED
-
-
-def test_one_collector_is_never_left() -> None:
-    choice = CollectorChoice(1, CollectorLink())
-    pauses = [choice.record_failure(when, ChangeReason.DRAINING) for when in range(8)]
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert choice.record_failure(9, ChangeReason.FAILURES, retry_after_seconds=3) == 3
-    choice.record_response()
-    assert choice.record_failure(10, ChangeReason.FAILURES) == 0.5
-
-
-def test_a_collector_that_is_ready_but_denies_frames_is_tried_less_and_less_often() -> None:
-    simulation = Simulation(2)
-    simulation.run([Behaviour.DENIES, Behaviour.ACCEPTS], 24 * 3600)
-    assert 5 < len(simulation.returns) < 24
-    assert simulation.choice.confirmed == 1
-    assert simulation.returns[0] < 600
-    assert simulation.returns[-1] > 4500
-
-
-def test_a_collector_that_is_not_ready_all_the_time_is_not_used_again() -> None:
-    choice = CollectorChoice(2, CollectorLink(return_seconds=100), uniform=lambda low, _: low)
-    choice.begin_attempt(0)
-    choice.record_failure(0, ChangeReason.DRAINING)
-    choice.record_response()
-    for when, is_ready, position in ((0, True, 1), (60, False, 1), (120, True, 1), (219, True, 1)):
-        choice.record_probe(when, is_ready=is_ready)
-        choice.begin_attempt(when)
-        assert choice.position == position
-    choice.begin_attempt(220)
-    assert choice.position == 0
-    assert choice.record_response()
-    assert choice.reason is ChangeReason.RETURN
-
-
 def test_agents_do_not_return_at_the_same_time() -> None:
     returned = []
     for seed in range(200):
@@ -382,116 +276,4 @@ def test_agents_do_not_return_at_the_same_time() -> None:
     assert all(thirds[third] > 40 for third in range(3)), thirds
 
 
-# Shipping -----------------------------------------------------------------------------------------
-
 DRAINING = {"error": "draining", "draining": True}
-
-
-def pair(first: ScriptedCollector, second: ScriptedCollector, **more: object) -> CollectorLink:
-    urls = [f"http://127.0.0.1:{one.port}" for one in (first, second)]
-    return link_to(first, url="", urls=urls, order="listed", **more)
-
-
-async def return_to_first(run: RunningShipper) -> None:
-    """Let the first collector be ready for long enough."""
-    for _ in range(20):
-        await run.clock.asleep(FLUSHING + 1)
-        run.clock.advance(40)
-    await run.clock.asleep(FLUSHING + 1)
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "failures"),
-    [(503, "draining", 1), (403, "denied", 2), (500, "failures", 2)],
-)
-async def test_frames_continue_at_the_second_collector_and_return(
-    tmp_path: Path, status: int, reason: str, failures: int
-) -> None:
-    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
-        link = pair(first, second, max_failures=2)
-        with capture_logs() as logs:
-            async with run_shipper(tmp_path, link) as run:
-                await run.flush(2)
-                await run.shipped(2)
-                content = DRAINING if reason == "draining" else {"error": "because"}
-                answers = [web.json_response(content, status=status) for _ in range(failures)]
-                first.script.extend(answers)
-                first.is_ready = False
-                await run.flush(2)
-                for _ in answers[1:]:
-                    await run.failed()
-                    run.retry()
-                await run.shipped(4)
-                assert (len(first.taken), second.taken) == (2, run.sent[2:])
-                stats = run.stats
-                assert (stats.collector_url, stats.collector_position) == (link.urls[1], 1)
-                await return_to_first(run)
-                await run.flush()
-                await run.shipped(5)
-                assert second.taken == run.sent[2:], "it is not ready"
-                first.is_ready = True
-                await return_to_first(run)
-                await run.flush(3)
-                await run.shipped(8)
-            assert waiting(tmp_path) == 0
-        assert (first.taken, second.taken) == ([*run.sent[:2], *run.sent[5:]], run.sent[2:5])
-        assert first.duplicates == second.duplicates == []
-        assert stats.collector_changes == dict.fromkeys(stats.collector_changes, 0) | {
-            reason: 1, "return": 1,
-        }  # fmt: skip
-    assert [
-        (entry["from_url"], entry["to_url"], entry["reason"])
-        for entry in logs
-        if entry["event"] == "collector_changed"
-    ] == [(*link.urls, reason), (*link.urls[::-1], "return")]
-
-
-async def test_a_rejected_frame_changes_nothing(tmp_path: Path) -> None:
-    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
-        async with run_shipper(tmp_path, pair(first, second, max_failures=1)) as run:
-            first.script.extend(web.json_response({"error": "no"}, status=422) for _ in range(3))
-            for _ in range(3):
-                await run.flush()
-            await run.flush()
-            await run.shipped(1)
-        assert (first.taken, second.requests) == (run.sent[-1:], [])
-        assert run.stats.dropped_frames["rejected"] == 3
-
-
-def unreachable_in(logs: list[EventDict]) -> int:
-    """Number of reports that a collector is unreachable."""
-    return [entry["event"] for entry in logs].count("collector_unreachable")
-
-
-async def test_an_outage_of_all_collectors_loses_nothing(tmp_path: Path) -> None:
-    first, second = ScriptedCollector(), ScriptedCollector()
-    async with first.serving(), second.serving():
-        link = pair(first, second)
-    with capture_logs() as logs:
-        async with run_shipper(tmp_path, link) as run:
-            await run.flush(2)
-            while unreachable_in(logs) < 2:
-                run.retry()
-                await asyncio.sleep(0.01)  # attempts are made meanwhile
-            for _ in range(30):
-                await run.failed()
-                run.retry()
-            async with second.serving():
-                shipped = asyncio.create_task(run.shipped(2))
-                while not shipped.done():  # a task that watches the first collector sleeps, too
-                    run.retry()
-                    await asyncio.wait({shipped}, timeout=0.05)
-        assert (first.taken, second.taken) == ([], run.sent)
-    assert unreachable_in(logs) == 2, "once for each"
-
-
-async def test_an_unknown_schema_is_sent_to_the_other_collector_too(tmp_path: Path) -> None:
-    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
-        async with run_shipper(tmp_path, pair(first, second)) as run:
-            await run.flush()
-            await run.shipped(1)
-            first.script.append(web.json_response(DRAINING, status=503))
-            second.script.append(take)
-            await run.flush()
-            await run.shipped(2)
-        assert first.schemas == second.schemas != set()

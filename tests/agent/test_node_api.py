@@ -19,7 +19,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.config import AgentSettings
 from railscope_agent.endpoint.node_api import NodeApi
 from railscope_agent.machine_sources import machine_sources
-from railscope_agent.sampling.status import FAILED, OK, SourceState
+from railscope_agent.sampling.status import OK, SourceState
 from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
 from railscope_agent.streams.xid_matcher import XidMatcher
 
@@ -99,24 +99,6 @@ def test_the_status_is_the_worst_of_gpus_links_and_sources(
     assert found.status == status
     assert any(reason in each.text for each in found.reasons) if reason else not found.reasons
     assert found.gpus == {"claimed": 1, "unclaimed": 1, "idle": 0, "unknown": 0}
-
-
-def test_a_source_that_fails_and_a_node_without_gpus_are_stated() -> None:
-    failed = sources()
-    failed["gpu"].state = FAILED
-    assert "source gpu cannot be read" in [each.text for each in status_of(failed).reasons]
-    empty = status_of({"link": sources()["link"]})
-    assert (empty.status, empty.reasons[0].text) == ("unknown", "the agent reports no GPU")
-
-
-def test_a_gpu_without_fresh_readings_stays_in_the_sum_as_unknown() -> None:
-    stale = sources(age=200.0, gpu_age=200.0)
-    stale["tenancy"].is_overdue = True
-    assert status_of(stale).gpus == {"claimed": 0, "unclaimed": 0, "idle": 0, "unknown": 2}
-    assert [(gpu.index, gpu.state, gpu.power_watts) for gpu in gpus_of(stale)] == [
-        ("0", "unknown", None),
-        ("1", "unknown", None),
-    ]
 
 
 @pytest.mark.parametrize(("port", "is_up"), [(1, True), (0, False)])

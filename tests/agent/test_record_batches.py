@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.machine import FakeHost
 
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
-from railscope_agent.host import Host, NvmlError
+from railscope_agent.host import Host
 from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
 
 FIELDS = "nvmlDeviceGetFieldValues"
-ENTRIES = st.lists(st.integers(1, 300), min_size=1, unique=True)
 
 
 def gpu(answers: dict[int, list[int]]) -> FakeHost:
@@ -50,40 +48,6 @@ def test_a_capture_answers_any_batch_of_recorded_calls(
     asked = data.draw(st.lists(st.sampled_from(sorted(answers)), min_size=1))
     values, codes = again.call("nvml", FIELDS, 0, *asked)
     assert list(zip(codes, values, strict=True)) == [tuple(answers[entry]) for entry in asked]
-
-
-@given(known=ENTRIES, unknown=ENTRIES)
-def test_unrecorded_calls_are_not_supported(known: list[int], unknown: list[int]) -> None:
-    recording = RecordingHost(gpu({entry: [0, entry] for entry in known}))
-    recording.call("nvml", FIELDS, 0, *known)
-    _, codes = replay(recording.moments).call("nvml", FIELDS, 0, *known, *unknown)
-    assert codes == [0] * len(known) + [0 if entry in known else 3 for entry in unknown]
-
-
-def test_a_batch_without_queries_is_not_in_the_capture() -> None:
-    with pytest.raises(FileNotFoundError, match="not in the capture"):
-        replay([]).call("nvml", FIELDS, 0, 82)
-
-
-def test_a_failure_of_the_call_is_one_of_every_entry() -> None:
-    host = gpu({82: [0, 1], 83: [0, 2]})
-    host.calls = dict.fromkeys(host.calls, NvmlError(15, "GPU is lost"))
-    recording = RecordingHost(host)
-    with pytest.raises(NvmlError):
-        recording.call("nvml", FIELDS, 0, 82, 83)
-    with pytest.raises(NvmlError) as raised:
-        replay(recording.moments).call("nvml", FIELDS, 0, 83)
-    assert raised.value.code == 15
-
-
-def test_only_entries_that_changed_are_kept_again() -> None:
-    host = gpu({82: [0, 1], 83: [0, 2]})
-    recording = RecordingHost(host)
-    recording.call("nvml", FIELDS, 0, 82, 83)
-    host.clock.advance(1)
-    host.calls[f"nvml.{FIELDS}(0,83)"] = [0, 3]
-    recording.call("nvml", FIELDS, 0, 82, 83)
-    assert recording.moments[-1].calls == {f"nvml.{FIELDS}(0,83)": [0, 3]}
 
 
 def test_the_identity_of_the_node_is_redacted() -> None:

@@ -90,13 +90,6 @@ def test_harmless_texts_are_kept():
     assert moment.calls["psutil.disk_io_counters()"]["nvme0n1"] == [4, 5, 6]
 
 
-def test_one_name_is_one_name_everywhere():
-    moment = redacted(CaptureMoment(0, **PLANTED))
-    interfaces = set(moment.names["/sys/class/net"]) - {"eth0"}
-    assert interfaces & {path.split("/")[4] for path in moment.links}
-    assert interfaces & set(moment.calls["psutil.net_if_addrs()"])
-
-
 @given(st.text(st.characters(categories=("L",)), min_size=6, max_size=20))
 def test_a_text_outside_the_format_vocabulary_is_always_redacted(text: str):
     token = f"q{text}z"

@@ -63,16 +63,6 @@ def check_selected(complete: list[Frame], selected: list[Frame], metrics: frozen
         assert named == all_named
 
 
-def test_metrics_that_are_not_selected_are_not_read() -> None:
-    case = CaptureReplay(
-        CASES / "hgx-h100-load", AgentSettings(), ["gpu"], {gpu.GPU_UTILIZATION.name}
-    )
-    list(case.samples())
-    functions = {key.split("(")[0] for key in case.host.used}
-    assert "nvml.nvmlDeviceGetUtilizationRates" in functions
-    assert not {"nvml.nvmlDeviceGetClockInfo", "nvml.nvmlDeviceGetPowerUsage"} & functions
-
-
 def test_an_unknown_metric_is_rejected() -> None:
     arguments = ["replay", "--metric", "railscope_gpu_utilisation", str(CASES / "t4")]
     result = CliRunner().invoke(agent, arguments)

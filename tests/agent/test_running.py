@@ -6,14 +6,12 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
-from support.certificates import self_signed, server_context
 
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
 from railscope_agent.commands.running_agent import QUERY, check_running_agent
-from railscope_agent.config import AgentSettings, AgentTlsSettings
+from railscope_agent.config import AgentSettings
 from railscope_agent.sampling.probe_result import ProbeVerdict
 
 TOKEN = "page-token"  # noqa: S105 - no secret
@@ -54,13 +52,6 @@ async def probe_endpoint(**settings: object) -> list[tuple[ProbeVerdict, str]]:
     return [(finding.verdict, finding.detail) for finding in found]
 
 
-async def test_the_costs_of_a_simulated_agent_are_marked() -> None:
-    page = f"{PAGE}\nrailscope_agent_replay_resident_memory_bytes 0"
-    async with serving(page) as listen:
-        (_, detail), *_ = await probe_endpoint(listen=listen, metrics_token=TOKEN)
-    assert detail.startswith("uses 0.93 % of a core, simulated: costs not comparable, budget 1 %")
-
-
 async def test_metrics_report_the_actions_of_the_governor() -> None:
     async with serving(PAGE) as listen:
         assert await probe_endpoint(listen=listen, metrics_token=TOKEN) == [
@@ -70,18 +61,6 @@ async def test_metrics_report_the_actions_of_the_governor() -> None:
             ),
             (ProbeVerdict.SUPPORTED, "nic_burst is read every 0.2 s instead of 0.1 s"),
         ]
-
-
-async def test_a_page_with_tls_is_known_by_its_own_certificate(tmp_path: Path) -> None:
-    certificate, key = self_signed(tmp_path, "192.0.2.1")
-    async with serving(PAGE, server_context(certificate, key)) as listen:
-        tls = AgentTlsSettings(certificate_file=str(certificate), key_file=str(key))
-        found = await probe_endpoint(listen=listen, metrics_token=TOKEN, tls=tls)
-        assert found[0][0] is ProbeVerdict.SUPPORTED
-        other, other_key = self_signed(tmp_path / "other")
-        tls = AgentTlsSettings(certificate_file=str(other), key_file=str(other_key))
-        ((verdict, detail),) = await probe_endpoint(listen=listen, metrics_token=TOKEN, tls=tls)
-        assert (verdict, "no response from" in detail) == (ProbeVerdict.ABSENT, True)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.clock import NS, ManualClock
-from support.machine import FakeHost
-from support.reading import ORIGIN, read_once, readings
+from support.reading import readings
 from support.textfiles import (
     TextfileDirectory,
     exact_value,
@@ -27,16 +24,12 @@ from support.textfiles import (
 )
 
 from railscope.catalog.textfile import DIRECTORY_STATES, TextfileState
-from railscope.exposition import Exposition, MetricSelection, TextFormat
+from railscope.exposition import TextFormat
 from railscope.frame import Frame
-from railscope.reading import Absent
 from railscope.textfile_series import decode_value, encode_value
 from railscope.untrusted_text import parse_toml
-from railscope_agent.config import TextfileSettings
-from railscope_agent.host.recorded_calls import call_key
 from railscope_agent.host.textfiles import MAX_FILES, TextfileCalls
 from railscope_agent.sampling.probe_result import ProbeVerdict
-from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources import textfile
 from railscope_agent.sources.textfile_parser import (
     MAX_LINE_CHARACTERS,
@@ -58,9 +51,6 @@ def directory_state(frame: Frame) -> str:
     state = readings(frame)["railscope_textfile_directory_state", ()]
     assert isinstance(state, int)
     return DIRECTORY_STATES[state]
-
-
-# Cases --------------------------------------------------------------------------------------------
 
 
 @EACH_CASE
@@ -106,27 +96,8 @@ def test_openmetrics_has_the_same_series(case: Path) -> None:
         assert families["site_errors_total"].type == "unknown", "OpenMetrics: both are site_errors"
 
 
-# Values -------------------------------------------------------------------------------------------
-
-numbers = st.decimals(allow_nan=False, allow_infinity=False, places=None).map(str)
 floats = st.floats().map(repr)
 integers = st.integers(-(1 << 63), (1 << 64) - 1).map(str)
-
-
-@given(integers | st.floats(allow_nan=False).map(repr))
-def test_a_value_is_exact(text: str) -> None:
-    assert exact_value(decode_value(*encode_value(text))) == exact_value(text)
-
-
-@given(numbers)
-def test_a_value_of_more_digits_is_the_same_float64(text: str) -> None:
-    try:
-        encoded = encode_value(text)
-    except ValueError:
-        assert abs(Decimal(text)) > Decimal("1.79e308")
-        return
-    assert all(-(1 << 63) <= part < 1 << 63 for part in encoded)
-    assert float(decode_value(*encoded)) == float(text)
 
 
 @given(st.text(max_size=30))
@@ -136,11 +107,6 @@ def test_a_value_is_a_number_or_rejected(text: str) -> None:
     except ValueError:
         return
     assert exact_value(decode_value(*encoded)) == exact_value(text)
-
-
-@given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
-def test_any_columns_of_a_hostile_node_are_a_short_text(mantissa: int, exponent: int) -> None:
-    assert len(decode_value(mantissa, exponent)) < 100
 
 
 names = st.from_regex(r"site_[a-z_:]{1,8}", fullmatch=True)
@@ -197,9 +163,6 @@ def test_any_mixture_of_the_format_is_accepted_or_rejected(text: str) -> None:
     assert count_or_problem(text.encode() + b"\n") <= 10
 
 
-# Limits and hostile files -------------------------------------------------------------------------
-
-
 def hostile() -> Iterator[tuple[str, str | bytes, str]]:
     yield (
         "a file of series",
@@ -228,17 +191,6 @@ def test_a_hostile_file_affects_no_other(
     files.write({"a.prom": content, "good.prom": "good 1\n"})
     assert files.states() == {"a.prom": state, "good.prom": "ok"}
     assert "good 1\n" in files.page()
-
-
-def test_names_of_all_files_are_bounded(files: TextfileDirectory) -> None:
-    label = "x" * 1800
-    files.write(
-        {
-            f"{n:02}.prom": "".join(f's{n}{{a="{label}{k}"}} 1\n' for k in range(50))
-            for n in range(8)
-        }
-    )
-    assert list(files.states().values()) == ["ok"] * 5 + ["limit"] * 3
 
 
 def test_files_share_the_limits_of_size_and_series(tmp_path: Path) -> None:
@@ -283,16 +235,6 @@ def test_a_directory_that_others_can_write_to_is_reported(files: TextfileDirecto
     assert files.states() == {"a.prom": "ok"}
 
 
-def test_a_missing_directory_is_a_failure_of_the_source(files: TextfileDirectory) -> None:
-    files.directory.rmdir()
-    outcome = files.run()
-    assert outcome.frame is None
-    assert "No such file" in outcome.problem
-    files.directory.mkdir()
-    files.write({"a.prom": "a 1\n"})
-    assert files.states() == {"a.prom": "ok"}
-
-
 class OtherWriter:
     """Reads a file and has another program change it meanwhile."""
 
@@ -322,16 +264,6 @@ def test_a_file_that_is_written_while_it_is_read_is_incomplete(
     answer = calls.call("read", str(tmp_path), "a.prom", 20, 0)
     assert TextfileState(answer[0]).label == state
     assert answer[3] == ""
-
-
-def test_a_renamed_file_is_read_whole(tmp_path: Path) -> None:
-    file, other = tmp_path / "a.prom", tmp_path / "a.prom.new"
-    file.write_text("a 1\n")
-    other.write_text("a 2\n")
-    writer = OtherWriter(lambda: other.rename(file))
-    calls = TextfileCalls(str, ManualClock(), writer.pread)
-    for text in ("a 1\n", "a 2\n"):
-        assert calls.call("read", str(tmp_path), "a.prom", 20, 0)[::3] == [TextfileState.OK, text]
 
 
 def test_a_file_that_is_not_written_again_becomes_too_old(tmp_path: Path) -> None:
@@ -373,26 +305,6 @@ def test_no_content_of_a_file_of_another_user_removes_a_series_of_root(
     assert values_of(stated).items() <= values_of(directory.page()).items()
 
 
-def test_a_new_file_displaces_none_that_is_accepted(files: TextfileDirectory) -> None:
-    files.write({"b.prom": "site 1\n"})
-    assert files.states() == {"b.prom": "ok"}
-    files.write({"a.prom": "site 2\n", "b.prom": "site 1\n"})
-    assert files.states() == {"a.prom": "duplicate", "b.prom": "ok"}
-    files.write({"a.prom": "site 2\n"})
-    assert files.states() == {"a.prom": "ok"}
-
-
-# Changes ------------------------------------------------------------------------------------------
-
-
-def test_a_changed_file_has_its_new_values_at_the_next_read(files: TextfileDirectory) -> None:
-    for text in ("a 1\n", "a 2.5\n", "a 2.5\nb 1\n", "", "b 1e3\n"):
-        files.write({"a.prom": text})
-        assert values_of(files.page()) == values_of(text)
-    files.write({})
-    assert files.page() == ""
-
-
 def test_a_changed_state_is_an_event_once(files: TextfileDirectory) -> None:
     events = []
     for text in ("a 1\n", "a one\n", "a one\n", "a two\n", "a 1\n"):
@@ -404,12 +316,6 @@ def test_a_changed_state_is_an_event_once(files: TextfileDirectory) -> None:
         "problem": "line 1: not in the Prometheus text format",
     }
     assert events == [[], [malformed], [], [], [{"before": "malformed", "after": "ok"}]]
-
-
-def test_very_many_changes_at_once_are_not_all_events(files: TextfileDirectory) -> None:
-    for text in ("a one\n", "a_{n} 1\n", "a one\n"):
-        files.write({f"{n:03}.prom": text.format(n=n) for n in range(textfile.MAX_CHANGES + 5)})
-        assert len(files.read().events) == textfile.MAX_CHANGES
 
 
 def test_a_problem_does_not_quote_the_file(files: TextfileDirectory) -> None:
@@ -435,72 +341,3 @@ def test_labels_that_change_in_every_read_do_not_make_schemas_without_limit(
     frame = files.read()
     assert directory_state(frame) == "ok"
     assert own_series(page_of(frame)) == "# TYPE good untyped\ngood 1\n"
-
-
-def test_suppressed_series_are_not_counted_as_exposed(files: TextfileDirectory) -> None:
-    for number in range(textfile.MAX_WAITING_SCHEMAS + 1):
-        files.write({"a.prom": f's{{pid="{number}"}} 1\n'})
-        found = readings(files.read())
-    assert found["railscope_textfile_exposed_series", ("a.prom",)] == 0
-    assert Absent.GONE in found.values()
-
-
-def test_the_group_can_be_switched_off(files: TextfileDirectory) -> None:
-    files.write({"a.prom": "a 1\n"})
-    selection = MetricSelection(group_details=(("textfile", None),))
-    assert Exposition(selection).render([files.read()], TextFormat.PROMETHEUS) == ""
-
-
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (OSError(errno.EIO, "Input/output error"), TextfileState.UNREADABLE),
-        (OSError(errno.ELOOP, "Too many levels of symbolic links"), TextfileState.NOT_REGULAR),
-    ],
-)
-def test_a_failed_read_is_an_answer(tmp_path: Path, error: OSError, state: TextfileState) -> None:
-    def pread(descriptor: int, size: int, offset: int) -> bytes:
-        del descriptor, size, offset
-        raise error
-
-    (tmp_path / "a.prom").write_text("a 1\n")
-    calls = TextfileCalls(str, ManualClock(), pread)
-    answer = calls.call("read", str(tmp_path), "a.prom", 20, 0)
-    assert answer[::3] == [state, error.strerror]
-    with pytest.raises(FileNotFoundError):
-        calls.call("read", str(tmp_path), "b.prom", 20, 0)
-
-
-def test_an_unreadable_file_does_not_keep_the_columns_of_one_that_was_removed() -> None:
-    settings, host = TextfileSettings(directory="/site"), FakeHost()
-    for name, answer in {"a.prom": [1, 0, 0, "denied"], "b.prom": [0, 0, 0, "b 1\n"]}.items():
-        arguments = "/site", name, settings.max_file_bytes, settings.max_age_seconds
-        host.calls[call_key("textfile", "read", arguments)] = answer
-    reader = SourceReader(textfile.TextfileSource(settings), host, ORIGIN)
-    for names in (["a.prom", "b.prom"], ["a.prom"]):
-        host.calls["textfile.list(/site)"] = [0, names]
-        frame = reader.run().frame
-        assert frame
-        assert list(states_of(readings(frame))) == names
-        assert ("b 1\n" in page_of(frame)) == ("b.prom" in names)
-        assert "b.prom" in names or not any("b" in entity.key for _, entity in frame.schema.columns)
-
-
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (PermissionError(errno.EACCES, "Permission denied"), "unreadable"),
-        (OSError(errno.EIO, "Input/output error"), "unreadable"),
-        (TimeoutError(errno.ETIMEDOUT, "textfile.read has not returned"), "unreadable"),
-        (FileNotFoundError(errno.ENOENT, "removed meanwhile"), None),
-    ],
-)
-def test_a_file_that_cannot_be_opened_affects_no_other(error: OSError, state: str | None) -> None:
-    settings, host = TextfileSettings(directory="/site"), FakeHost()
-    host.calls["textfile.list(/site)"] = [0, ["a.prom", "b.prom"]]
-    for name, answer in {"a.prom": error, "b.prom": [0, 0, 0, "b 1\n"]}.items():
-        arguments = "/site", name, settings.max_file_bytes, settings.max_age_seconds
-        host.calls[call_key("textfile", "read", arguments)] = answer
-    frame = read_once(textfile.TextfileSource(settings), host).frame
-    expected = {"b.prom": "ok"} | ({"a.prom": state} if state else {})
-    assert states_of(readings(frame)) == expected

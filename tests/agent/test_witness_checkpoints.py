@@ -21,7 +21,7 @@ from railscope.audit.merkle import (
     leaf_hash,
     node_hash,
 )
-from railscope.audit.signed_note import NoteError, SecretKey
+from railscope.audit.signed_note import SecretKey
 from railscope_agent.config import WitnessSettings
 from railscope_agent.sampling.shipping_stats import CONFLICT, CONSISTENT, AuditLogState
 from railscope_agent.witness.audit_log_client import CheckpointOffer, ReportedConflictError
@@ -183,33 +183,6 @@ async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None
     assert witness.state == AuditLogState(CONSISTENT, 11)
 
 
-def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:
-    log = FakeLog([b"1"])
-    asyncio.run(witness_of(tmp_path, log).check())
-    (tmp_path / "held").write_text("nonsense")
-    with pytest.raises(NoteError, match=r"invalid checkpoint file .*held"):
-        witness_of(tmp_path, log)
-
-
-async def test_the_witness_polls_every_period_and_continues_after_errors(tmp_path: Path) -> None:
-    log = FakeLog([b"1"])
-    witness = witness_of(tmp_path, log)
-    clock = witness.clock
-    assert isinstance(clock, ManualClock)
-    task = asyncio.create_task(witness.run())
-    for size in (1, 2, 3):
-        async with asyncio.timeout(60):
-            while witness.state.records != size:
-                await asyncio.sleep(0.001)
-                if size > 1:
-                    clock.advance(1)
-        log.records.append(b"more")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-# Several collectors -------------------------------------------------------------------------------
-
 URL, OTHER_URL = "https://a:9470", "https://b:9470/"
 OTHER_KEY = SecretKey.generate("log.example")
 
@@ -266,31 +239,3 @@ async def test_the_checkpoint_of_an_only_collector_is_used_for_its_log(
     witness = witness_of(tmp_path, rolled_back, WitnessStore(first_use, tmp_path))
     await witness.check()
     assert witness.state.state == CONFLICT, "the newest checkpoint is compared with another URL too"
-
-
-async def test_one_of_several_collectors_keeps_its_checkpoint_as_the_only_one(
-    tmp_path: Path,
-) -> None:
-    log = FakeLog([b"x"], signer=OTHER_KEY)
-    await witness_of(tmp_path, FakeLog([b"1"]), store_of(tmp_path, URL, is_only=True)).check()
-    await witness_of(tmp_path, log, store_of(tmp_path, OTHER_URL)).check()
-    witness = witness_of(tmp_path, log, store_of(tmp_path, OTHER_URL, is_only=True))
-    await witness.check()
-    assert witness.state.state == CONSISTENT
-    assert store_of(tmp_path, OTHER_URL) == store_of(tmp_path, OTHER_URL.rstrip("/"))
-
-
-async def test_the_keys_of_several_logs_are_configured(tmp_path: Path) -> None:
-    file = tmp_path / "key.pub"
-    file.write_text(f"{OTHER_KEY.public}\n")
-    keys = f"{KEY.public} {file}"
-    for number, signer in enumerate((KEY, OTHER_KEY, OTHER_KEY)):
-        store = store_of(tmp_path, f"http://{min(number, 1)}")
-        witness = witness_of(tmp_path, FakeLog([b"1"], signer=signer), store, keys)
-        await witness.check()
-        assert witness.state.state == CONSISTENT
-    for url in ("http://1", "http://2"):
-        unknown = FakeLog([b"1"], signer=SecretKey.generate("log.example"))
-        witness = witness_of(tmp_path, unknown, store_of(tmp_path, url), keys)
-        await witness.check()
-        assert witness.state.state == CONFLICT

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import socket
-import ssl
 from pathlib import Path
 
 import pytest
-from support.certificates import ClientAuthority, self_signed, server_context
+from support.certificates import self_signed, server_context
 from support.scripted_server import json_response, response, scripted_server
 
 from railscope.client.connection import (
@@ -81,12 +80,6 @@ def test_another_status_is_stated_with_the_reason_of_the_server(
     assert "<html>" not in found.message
 
 
-def test_an_agent_without_the_path_is_of_another_version():
-    with scripted_server(lambda _: response(b"404: unknown path", "404 Not Found")) as server:
-        message = failure(ServerAddress(server.url, is_agent=True)).message
-    assert "404: unknown path; fix: check that the URL is the base URL of an agent of" in message
-
-
 def test_control_characters_of_a_server_are_visible():
     found = failure_of(json_response({"error": "\x1b[2Jred\u202e\n" + 5000 * "x"}, "403 Forbidden"))
     assert r"\x1b[2Jred\u202e\n" in found.message
@@ -143,24 +136,6 @@ def test_tls_is_verified(tmp_path: Path):
     with scripted_server(lambda _: json_response({})) as server:
         found = failure(ServerAddress(server.url.replace("http", "https"))).message
     assert "TLS failed" in found
-
-
-def test_a_client_certificate_is_presented(tmp_path: Path):
-    certificate, key = self_signed(tmp_path / "server")
-    authority = ClientAuthority(tmp_path / "clients")
-    own = authority.client("operator")
-    context = server_context(certificate, key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(authority.file)
-    with scripted_server(lambda _: json_response({"a": 1}), context) as server:
-        files = {
-            "ca_file": str(certificate),
-            "certificate_file": str(own.file),
-            "key_file": str(own.key_file),
-        }
-        client = ReadClient(ServerAddress(server.url, **files))
-        assert client.get_as(dict[str, int], PATH)[0] == {"a": 1}
-        assert "failed" in failure(ServerAddress(server.url, ca_file=str(certificate))).message
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -23,7 +21,7 @@ from support.scripted_server import (
     scripted_server,
 )
 
-from railscope.client.columns import LISTINGS, age
+from railscope.client.columns import LISTINGS
 from railscope.client.commands import table_text
 from railscope.client.text_layout import cell_width
 from railscope.http_server import HttpServerRequest
@@ -112,7 +110,6 @@ STALE = {
     "railscope_node_reporting": 0.0,
     "railscope_node_last_frame_age_seconds": 300.0,
 }
-UNAVAILABLE = json_response({"error": "nothing has been diagnosed yet"}, "503 Service Unavailable")
 DENIED = json_response({"error": "access denied"}, "403 Forbidden")
 
 
@@ -165,15 +162,6 @@ def test_a_request_that_is_denied_is_stated_within_80_columns():
     assert "access denied" in json.loads(content.stdout)["absence"]
 
 
-def test_top_has_the_status_and_the_nodes_and_repeats_only_in_a_terminal():
-    with collector({}) as server:
-        outcome = run("top", "--collector", server.url)
-    assert outcome.exit_code == 0
-    lines = outcome.stdout.splitlines()
-    assert lines[0].startswith("HEALTHY")
-    assert [line.split()[0] for line in lines[-3:]] == ["NODE", "n1", "n2"]
-
-
 def test_no_answer_is_unknown_on_the_screen_and_in_json():
     for options in ((), ("--json",)):
         outcome = run("status", "--collector", "http://127.0.0.1:1", *options)
@@ -202,17 +190,6 @@ def test_the_screen_names_cause_and_action_within_80_columns():
     assert "check cable" in outcome.stdout
     assert outcome.stdout.count("very long") == 30
     assert len(lines) <= 24
-
-
-@pytest.mark.parametrize(
-    ("age", "state", "count"), [(20, "open", 0), (50, "open", 1), (50, "closed", 0)]
-)
-def test_an_incident_states_how_old_its_last_evidence_is(age: int, state: str, count: int):
-    last = format_timestamp(NOW_NS - age * SECOND_NS)
-    changes = {"last_evidence": last, "ended": None if state == "open" else last}
-    with collector(with_incident(**changes)) as server:
-        listed = run("incidents", "--state", "all", "--collector", server.url).stdout
-    assert " ".join(listed.split()).count("last evidence 50 s ago") == count
 
 
 def test_tables_list_the_worst_first_and_filter():
@@ -277,51 +254,6 @@ def test_a_name_or_state_that_nothing_has_is_an_error_that_lists_what_there_is(
     assert error in " ".join(outcome.stderr.split())
 
 
-def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
-    gpus = [GPU | {"state": "unknown"}]
-    evidence = [
-        {"signal": "link", "device": "eth0", "value": 0.0, "threshold": None, "comparison": "", "window_seconds": 0.0}
-    ]  # fmt: skip
-    content = with_incident() | {
-        "/api/v1/gpus": {"timestamp_ns": NOW_NS, "rows": gpus},
-        "/api/v1/incidents/abc": INCIDENT | {"evidence": evidence},
-        "/api/v1/incidents/def": INCIDENT
-        | {
-            "lost_gpu_time_seconds": None,
-            "commands": [
-                {"step": "check", "commands": ["ssh n1 ethtool eth0"]},
-                {"step": "act", "commands": [], "comment": "Replace the cable."},
-            ],
-        },
-    }
-    with collector(content) as server:
-        here = ("--collector", server.url)
-        shown = run("nodes", "n1", *here).stdout.split("\n\n")
-        assert [part.split()[0] for part in shown] == ["NODE", "NODE"]
-        assert shown[1].splitlines()[1].split()[:3] == ["n1", "0", "unknown"]
-        lines = run("incidents", "abc", *here).stdout.splitlines()
-        assert lines[0] == "title           link_down: NIC eth0 of n1"
-        assert "evidence 1      eth0: link 0.0" in lines
-        assert "steps take 12 s, before 5.6 s" in " ".join(lines)
-        (row,) = json.loads(run("incidents", "abc", "--json", *here).stdout)["incidents"]
-        assert (
-            row["id"],
-            [{"text": "", "worst_value": None, "worst_at": None} | each for each in evidence],
-            row["lost_gpu_time_seconds"],
-        ) == (
-            "abc",
-            row["evidence"],
-            9,
-        )
-        text = run("incidents", "def", *here).stdout
-    assert "lost GPU-hours  not known\n" in text
-    assert text.splitlines()[-3:] == [
-        "1 check",
-        "    ssh n1 ethtool eth0",
-        "2 act     Replace the cable.",
-    ]
-
-
 def test_an_agent_that_is_read_as_a_collector_is_named_with_the_option_for_it():
     agent = MetricsEndpoint("n1", lambda: (), lambda: 0, "secret")
     for headers in ({}, {"authorization": "Bearer secret"}):
@@ -331,24 +263,6 @@ def test_an_agent_that_is_read_as_a_collector_is_named_with_the_option_for_it():
             outcome = run("nodes", "--collector", server.url)
         assert outcome.exit_code == 3
         assert f"the server is an agent; fix: --agent {server.url}" in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "rows"),
-    [
-        ("nodes", [NODE | {"node": "n1"}, NODE | {"node": "n2", "state": "failed"}]),
-        ("jobs", [JOB, JOB | {"state": "failed"}]),
-        ("incidents", [INCIDENT | {"severity": "info"}, INCIDENT]),
-    ],
-)
-def test_states_and_order_are_those_of_the_server(command: str, rows: list[dict[str, Any]]):
-    old = {"timestamp_ns": NOW_NS - 600 * SECOND_NS, "rows": rows}
-    with collector({f"/api/v1/{command}": old}) as server:
-        (found,) = json.loads(run(command, "--json", "--collector", server.url).stdout).values()
-        text = run(command, "--collector", server.url).stdout
-    assert [row | each for row, each in zip(found, rows, strict=True)] == found
-    words = ("info", "critical") if command == "incidents" else ("healthy", "failed")
-    assert text.index(words[0]) < text.index(words[1])
 
 
 @pytest.mark.parametrize(
@@ -371,47 +285,6 @@ def test_an_answer_of_another_form_is_an_error_in_one_line(
     assert error in outcome.stderr
     assert outcome.output.replace("\n", "").isprintable()
     assert len(outcome.stderr.splitlines()) == bool(error)
-
-
-def test_a_watched_list_as_json_goes_on_after_an_error():
-    with collector({"/api/v1/nodes": DENIED}) as server:
-        arguments = ("nodes", "--json", "--watch", "0.1", "--collector", server.url)
-        command = [sys.executable, "-m", "railscope", *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watched:
-            assert watched.stdout is not None
-            absent = (line for line in watched.stdout if "access denied" in line)
-            lines = [next(absent, ""), next(absent, "")]
-            watched.kill()
-    assert all(lines)
-
-
-def test_the_gpus_of_an_agent_are_read_by_a_context_in_parts(tmp_path: Path):
-    environment = {"RAILSCOPE_CONTEXT": str(tmp_path / "context.toml")}
-    gpus = {"timestamp_ns": NOW_NS, "found": 3, "rows": [GPU | {"index": str(n)} for n in range(3)]}
-    status = STATUS | {"nodes": None}
-    with collector({"/api/v1/gpus": gpus, "/api/v1/status": status}) as server:
-        run("context", "set", "n1", "--agent", server.url, **environment)
-        for command in (("nodes",), ("top", "--once")):
-            outcome = run(*command, **environment)
-            assert outcome.exit_code == 0, outcome.output
-            lines = outcome.stdout.splitlines()
-            assert ["n1", "2", "failed"] in [line.split()[:3] for line in lines]
-        part = json.loads(
-            run("gpus", "--json", "--limit", "1", "--offset", "1", **environment).stdout
-        )
-        assert [row["index"] for row in part["gpus"]] == ["1"]
-        assert (part["found"], part["offset"]) == (3, 1)
-        for command in (("jobs",), ("incidents", "abc")):
-            error = f"an agent has no list of {command[0]}; fix: name a collector"
-            assert error in run(*command, **environment).stderr
-
-
-def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
-    with collector({"/api/v1/incidents": UNAVAILABLE}) as server:
-        found = run("incidents", "--json", "--collector", server.url)
-        assert found.exit_code == 3
-        assert json.loads(found.stdout)["incidents"] is None
-        assert "nothing has been diagnosed" in json.loads(found.stdout)["absence"]
 
 
 @pytest.mark.parametrize("command", ["status", "nodes", "jobs", "incidents", "tenants"])
@@ -443,21 +316,6 @@ def test_hostile_names_stay_text(command: str):
             assert outcome.exit_code in {0, 1}, outcome.output
             assert outcome.stdout.replace("\n", "").isprintable()
             assert "evil" in outcome.stdout
-
-
-# Tables ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-0.2, "0 s"), (9.94, "9.9 s"), (75, "1 min 15 s"), (600, "10 min"), (7_260, "2 h 1 min"), (90_000, "1 d 1 h"),
-     (180_000, "2 d 2 h"), (9e6, "104 d 4 h")],
-)  # fmt: skip
-def test_ages(seconds: float, text: str):
-    assert age(seconds) == text
-
-
-# Contexts ----------------------------------------------------------------------------------------
 
 
 def test_a_url_is_typed_once(tmp_path: Path):
@@ -518,53 +376,6 @@ def test_a_token_is_sent_to_a_named_server_only(tmp_path: Path):
     assert outcome.exit_code == 3
     assert "no collector is named for --token-file" in outcome.stderr
 
-
-def test_the_default_file_is_that_of_the_user(tmp_path: Path):
-    environment = {"XDG_CONFIG_HOME": str(tmp_path), "RAILSCOPE_CONTEXT": ""}
-    assert run("context", "set", "a", "--agent", "http://127.0.0.1:1", **environment).exit_code == 0
-    assert (tmp_path / "railscope" / "context.toml").is_file()
-
-
-def test_the_gpus_of_all_nodes_are_listed_in_parts():
-    found = {
-        "timestamp_ns": NOW_NS,
-        "found": 3,
-        "offset": 1,
-        "rows": [GPU],
-        "problem": "not diagnosed",
-    }
-    with collector({"/api/v1/gpus": found}) as server:
-        options = (
-            "--node",
-            "n*",
-            "--rail",
-            "0",
-            "--state",
-            "failed",
-            "--limit",
-            "1",
-            "--offset",
-            "1",
-        )
-        printed = run("gpus", *options, "--collector", server.url)
-        content = json.loads(run("gpus", "--json", "--collector", server.url).stdout)
-        wide = run("gpus", "--wide", "--collector", server.url)
-    path = server.requests[0].split(" ")[1]
-    assert path == "/api/v1/gpus?node=n%2A&rail=0&state=failed&limit=1&offset=1"
-    assert printed.exit_code == 0
-    lines = printed.stdout.splitlines()
-    assert lines[1].split()[:3] == ["n1", "0", "failed"]
-    assert lines[-2:] == ["incidents: not diagnosed", "1 of 3 follow: --offset 2"]
-    assert max(map(len, lines)) <= 80
-    assert printed.stdout.replace("\n", "").isprintable()
-    assert r"evil\x1b[2J" in wide.stdout
-    (row,) = content["gpus"]
-    assert {key: row[key] for key in GPU} == GPU
-    assert (content["found"], content["offset"]) == (3, 1)
-    assert "limit=1000 " in server.requests[1], "all of them without --limit"
-
-
-# Widths ------------------------------------------------------------------------------------------
 
 LARGE = {"ratio": 0.99949, "number": 123456, "age": 93_784, "watts": 123_456.0, "celsius": 100.0, "gigabits": 1.25e11,
          "gigabytes": 192e9, "hours": 1_234_567.89, "time": NOW_NS, "state": "degraded", "reasons": ["xid_fatal"] * 9}  # fmt: skip

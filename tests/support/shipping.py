@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+from aiohttp import web
 from support.clock import ManualClock
-from support.collector import PATIENCE_SECONDS, FrameId, ScriptedCollector
+from support.collector import PATIENCE_SECONDS, FrameId, ScriptedCollector, frames_in, take
 from support.reading import ORIGIN
 
 from railscope.catalog import gpu
-from railscope.catalog.entities import GPU
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP, GPU
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.wire import DeliveredRun, Envelope, RunEnd
 from railscope_agent.config import CollectorLink
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.shipping.shipper import Shipper
@@ -126,3 +131,61 @@ async def run_shipper(
 
 def waiting(directory: Path) -> int:
     return len(list((directory / "spool").glob("*.envelope")))
+
+
+def publish_large(run: RunningShipper, size: int) -> None:
+    """Publish a frame that needs so many bytes in an envelope with any compression."""
+    noise = random.Random(len(run.sent))  # noqa: S311 - nothing secret
+    now = run.clock.now()
+    entity = Entity(DROP, ("disk",))
+    events = []
+    for _ in range(0, size, 8000):
+        text = "".join(chr(0x4E00 + noise.getrandbits(14)) for _ in range(4000))
+        events.append(Event(GAP_EVENT, entity, now.wall_ns, now.boot_ns, {"frames": text}))
+    run.publish(events=tuple(events))
+
+
+@dataclass
+class StoringCollector(ScriptedCollector):
+    """Acknowledges with positions, if it has a database; `stored` is moved by the test."""
+
+    log: str = "a"
+    has_database: bool = True
+    position: int = 0
+    stored: int = 0
+    received: list[tuple[int, FrameId]] = field(default_factory=list)
+    """Frames of its present log, with the position of their envelope."""
+    delivered: list[DeliveredRun] = field(default_factory=list)
+    """Frames of other collectors, as stated by the agent."""
+    ended: list[RunEnd] = field(default_factory=list)
+    """Ends of earlier runs, as stated by the agent."""
+
+    async def take(
+        self, _: ScriptedCollector, request: web.Request, envelope: Envelope
+    ) -> web.Response:
+        """Take as the collector does, and add the position to the answer."""
+        answer = await take(self, request, envelope)
+        if answer.status != 200:
+            return answer
+        if envelope.ended:
+            self.ended.append(envelope.ended)
+        self.delivered += envelope.delivered
+        if not self.has_database:
+            return answer
+        self.position += 1
+        self.received += [(self.position, frame) for frame in frames_in(envelope)]
+        assert isinstance(answer.body, bytes)
+        fields = {"log": self.log, "position": self.position, "stored": self.stored}
+        return web.json_response(msgspec.json.decode(answer.body) | fields)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        if not self.script:
+            self.script.append(self.take)
+        return await super().handle(request)
+
+    def lose(self, log: str) -> None:
+        """Lose the disk: another log, and nothing was received."""
+        self.log, self.position, self.stored = log, 0, 0
+        self.taken.clear()
+        self.received.clear()

@@ -52,13 +52,6 @@ def test_a_key_of_a_witness_survives_its_text_and_is_none_of_a_log() -> None:
         parse_witness_key(str(NODE.public))
 
 
-def test_the_logs_own_signature_is_not_a_cosignature() -> None:
-    with pytest.raises(UnsignedError):
-        cosignature_seconds(NOTE, witness_key(LOG))
-    with pytest.raises(UnsignedError):
-        cosignature_seconds(add_cosignature(NOTE, NODE, SEEN), witness_key(OTHER))
-
-
 @given(at=st.integers(0, 75), bit=st.integers(0, 7))
 def test_no_bit_of_a_cosignature_can_change(at: int, bit: int) -> None:
     head, _, encoded = add_cosignature(NOTE, NODE, SEEN).rstrip("\n").rpartition(" ")
@@ -75,9 +68,3 @@ def test_a_cosignature_is_over_one_checkpoint(size: int) -> None:
     other = Checkpoint("log.example", TreeHead(size, EMPTY_ROOT)).sign(LOG)
     with pytest.raises(ForgedError):
         cosignature_seconds(other + line, witness_key(NODE))
-
-
-@pytest.mark.parametrize("seconds", [-1, 1 << 63])
-def test_there_is_no_such_time(seconds: int) -> None:
-    with pytest.raises(NoteError, match="time"):
-        add_cosignature(NOTE, NODE, seconds)

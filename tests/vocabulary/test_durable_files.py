@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -24,13 +23,6 @@ def test_a_file_is_replaced_with_the_requested_mode(tmp_path: Path) -> None:
     assert names(tmp_path) == ["key"]
 
 
-def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
-    durable.create_durably(tmp_path / "salt", b"first", 0o600)
-    durable.create_durably(tmp_path / "salt", b"second", 0o600)
-    assert (tmp_path / "salt").read_bytes() == b"first"
-    assert names(tmp_path) == ["salt"]
-
-
 @pytest.mark.parametrize("write", [durable.write_durably, durable.create_durably])
 def test_a_full_disk_keeps_the_old_content_and_no_partial_file(small_disk: Path, write) -> None:
     durable.write_durably(small_disk / "state", b"old")
@@ -38,28 +30,6 @@ def test_a_full_disk_keeps_the_old_content_and_no_partial_file(small_disk: Path,
         write(small_disk / "state", bytes(1 << 20))
     assert (small_disk / "state").read_bytes() == b"old"
     assert names(small_disk) == ["state"]
-
-
-def test_no_file_is_left_of_an_unfinished_set_on_a_full_disk(small_disk: Path) -> None:
-    def stage() -> None:
-        with durable.stage_files(small_disk, replace=False) as files:
-            files.create("small").write(b"buffered")
-            files.create("large").write(bytes(1 << 20))
-
-    with pytest.raises(OSError, match="No space left"):
-        stage()
-    assert names(small_disk) == []
-
-
-def test_each_failed_attempt_has_the_same_message(tmp_path: Path) -> None:
-    messages = set()
-    (tmp_path / "directory").mkdir()
-    for path in (tmp_path / "directory", tmp_path / "missing" / "file") * 2:
-        with pytest.raises(OSError, match=str(path)) as failed:
-            durable.write_atomically(path, b"content")
-        messages.add(str(failed.value))
-    assert len(messages) == 2
-    assert names(tmp_path) == ["directory"]
 
 
 def test_a_failed_append_leaves_the_file_as_it_was(small_disk: Path) -> None:
@@ -71,27 +41,6 @@ def test_a_failed_append_leaves_the_file_as_it_was(small_disk: Path) -> None:
     finally:
         os.close(descriptor)
     assert (small_disk / "log").read_bytes() == b"group"
-
-
-def test_reading_removes_an_interrupted_write_of_this_file_only(tmp_path: Path) -> None:
-    durable.write_json(tmp_path / "state.json", {"a": 1})
-    (tmp_path / "state.json.0123abcd.partial").write_bytes(b'{"a"')
-    (tmp_path / "other.json.0123abcd.partial").write_bytes(b'{"b"')
-    assert durable.read_json(tmp_path / "state.json", dict[str, int]) == {"a": 1}
-    assert names(tmp_path) == ["other.json.0123abcd.partial", "state.json"]
-    durable.delete_partial_files(tmp_path)
-    assert names(tmp_path) == ["state.json"]
-
-
-def test_reading_removes_an_interrupted_replacement(tmp_path: Path) -> None:
-    """A writer that is killed between write and rename: here the rename fails."""
-    (tmp_path / "state.json").mkdir()
-    with pytest.raises(IsADirectoryError):
-        durable.replace_json(tmp_path / "state.json", {"a": 1})
-    assert len(names(tmp_path)) == 2
-    (tmp_path / "state.json").rmdir()
-    assert durable.read_json(tmp_path / "state.json", dict[str, int]) is None
-    assert names(tmp_path) == []
 
 
 def test_the_owner_of_a_directory_deletes_interrupted_writes_and_no_other_file(
@@ -122,28 +71,3 @@ def test_a_directory_is_locked_until_the_descriptor_is_closed(tmp_path: Path) ->
     os.close(held)
     assert not durable.is_locked(tmp_path)
     os.close(durable.lock_directory(tmp_path))
-
-
-def test_an_error_names_its_own_file_and_keeps_its_message(tmp_path: Path) -> None:
-    """The temporary name differs in each attempt: the error has the name of the file."""
-    path, other = tmp_path / "state", tmp_path / "other"
-    errors = []
-    for raised in (OSError("no data"), OSError(errno.EIO, "I/O error", str(other))):
-        try:
-            with durable.partial_file(path, b"content"):
-                raise raised
-        except OSError as error:
-            errors.append(str(error))
-    path.mkdir()
-    for failing in (path, tmp_path / "missing" / "state"):
-        try:
-            durable.write_durably(failing, b"content")
-        except OSError as error:
-            errors.append(str(error))
-    assert errors == [
-        "no data",
-        f"[Errno 5] I/O error: '{other}'",
-        f"[Errno 21] Is a directory: '{path}'",
-        f"[Errno 2] No such file or directory: '{tmp_path}/missing/state'",
-    ]
-    assert names(tmp_path) == ["state"]

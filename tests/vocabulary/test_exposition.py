@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from array import array
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +126,6 @@ def test_prometheus_reads_the_page(text_format: TextFormat) -> None:
     assert states == [("active", 1)]
 
 
-def test_promtool_accepts_the_page() -> None:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing: install the Debian package prometheus")
-    text = Exposition().render(every_kind(), TextFormat.PROMETHEUS)
-    outcome = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    assert (outcome.returncode, outcome.stdout + outcome.stderr) == (0, "")
-
-
 @FORMATS
 @given(frames=runs())
 def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: list[Frame]) -> None:
@@ -161,18 +148,6 @@ def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: lis
         name for name, _ in found if METRICS[name].kind not in {MetricKind.STATE, MetricKind.INFO}
     ]
     assert len(plain) == len(present)
-
-
-def test_the_state_of_a_whole_node_has_a_label_too() -> None:
-    reported = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 1))
-    found = samples(Exposition().render([reported], TextFormat.PROMETHEUS))
-    assert found == {sample("railscope_agent_audit_witness_state", state="consistent"): 1.0}
-
-
-def test_a_state_without_a_name_has_its_number() -> None:
-    found = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 99))
-    text = Exposition().render([found], TextFormat.PROMETHEUS)
-    assert samples(text) == {sample("railscope_agent_audit_witness_state", state="99"): 1.0}
 
 
 def test_zeros_of_a_sparse_metric_are_omitted_until_they_change() -> None:
@@ -239,22 +214,6 @@ def test_a_selection_names_groups_and_sources() -> None:
     assert not off & of_gpus
 
 
-def test_absent_readings_are_left_out() -> None:
-    entity = Entity(GPU, ("GPU-1",))
-    absent = [(gpu.GPU_POWER, Entity(GPU, (reason.label,)), reason) for reason in Absent]
-    text = Exposition().render(
-        [frame_of((gpu.GPU_POWER, entity, 1000), *absent)], TextFormat.PROMETHEUS
-    )
-    assert samples(text) == {sample("railscope_gpu_power_watts", gpu="GPU-1"): 1.0}
-
-
-def test_a_metric_without_any_reading_has_no_header() -> None:
-    entity = Entity(GPU, ("GPU-1",))
-    frame = frame_of((gpu.GPU_POWER, entity, Absent.GONE))
-    assert Exposition().render([frame], TextFormat.PROMETHEUS) == ""
-    assert Exposition().render([frame], TextFormat.OPENMETRICS) == "# EOF\n"
-
-
 @given(EVERY_METRIC, STORED)
 def test_numbers_are_exact(metric: Metric, stored: int) -> None:
     value = from_stored(stored, counter=metric.kind is MetricKind.COUNTER) * metric.scale
@@ -285,26 +244,6 @@ def test_the_page_prints_the_same_numbers(metric: Metric, stored: list[int]) -> 
     ]
     lines = Exposition().render([frame_of(*cells)], TextFormat.PROMETHEUS).splitlines()
     assert [line.rsplit(" ", 1)[1] for line in lines[2:]] == [number(metric, v) for v in stored]
-
-
-def test_a_counter_beyond_a_float_keeps_every_digit() -> None:
-    assert number(SENT, to_stored(2**64 - 1)) == str(2**64 - 1)
-    assert Fraction(number(gpu.GPU_MEMORY_USED, 2**53 + 1)) == 2**53 + 1
-
-
-def test_facts_of_one_entity_in_two_frames_stand_once() -> None:
-    adapter = Entity(GPU, ("GPU-1",), {"model": "H100"})
-    frames = [frame_of((gpu.GPU_POWER, adapter, 1)), frame_of((gpu.GPU_POWER_LIMIT, adapter, 2))]
-    text = Exposition().render(frames, TextFormat.PROMETHEUS)
-    assert text.count("railscope_gpu_info{") == 1
-
-
-def test_frames_of_two_sources_share_a_block() -> None:
-    """OpenMetrics requires all samples of a metric in one block."""
-    one, two = (frame_of((gpu.GPU_POWER, Entity(GPU, (name,)), 1)) for name in ("a", "b"))
-    text = Exposition().render([one, two], TextFormat.OPENMETRICS)
-    assert text.count("# TYPE railscope_gpu_power_watts") == 1
-    assert len(samples(text)) == 2
 
 
 @FORMATS

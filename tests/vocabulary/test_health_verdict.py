@@ -138,14 +138,3 @@ def test_reasons_are_one_short_printable_line(rows: list[tuple[HealthState, str,
         assert len(text.splitlines()) == 1
     if form == "nagios":
         assert text.count("|") == 1
-
-
-def test_devices_with_the_same_verdict_are_one_line():
-    devices = [gpu(number, FAILED, "fabric_not_joined") for number in range(3)]
-    text, _ = format_verdict(
-        node_verdict([*devices, gpu(3, FAILED, "gpu_lost")], ACTIONS), FORMATS[0]
-    )
-    lines = text.splitlines()[1:]
-    assert lines[0].startswith("  GPU 0, 1, 2: failed: fabric not joined")
-    assert lines[1].startswith("  GPU 3 GPU-3 ")
-    assert len(lines) == 2

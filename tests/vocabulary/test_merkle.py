@@ -57,26 +57,6 @@ def test_the_root_is_the_defined_one_at_every_size() -> None:
         assert root_of(NODES, size) == ROOTS[size]
 
 
-@given(st.lists(st.integers(0, 4), max_size=12))
-def test_whole_subtrees_give_the_same_root_as_their_leaves(levels: list[int]) -> None:
-    grown = CompactRange()
-    for level in levels:
-        leaves = 1 << level
-        if grown.size % leaves or grown.size + leaves > MAX_ENTRIES:
-            continue
-        grown.extend(NODES(level, grown.size // leaves), leaves)
-        assert grown.root == ROOTS[grown.size]
-
-
-@pytest.mark.parametrize(("size", "leaves"), [(1, 2), (2, 4), (0, 3), (0, 0)])
-def test_a_subtree_that_does_not_fit_is_rejected(size: int, leaves: int) -> None:
-    grown = CompactRange()
-    for leaf in LEAVES[:size]:
-        grown.append(leaf)
-    with pytest.raises(ValueError, match="expected a power of two"):
-        grown.extend(LEAVES[0], leaves)
-
-
 def test_every_record_is_proven_in_every_size() -> None:
     for size in range(1, MAX_ENTRIES + 1):
         for index in range(size):

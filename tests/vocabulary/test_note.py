@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 from railscope.audit.log_checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from railscope.audit.merkle import EMPTY_ROOT, TreeHead
 from railscope.audit.signed_note import (
-    ForgedError,
     NoteError,
     PublicKey,
     SecretKey,
@@ -60,11 +59,6 @@ def test_other_signatures_do_not_matter_but_ours_must_be_there() -> None:
         verify_note(sign("hello\n", KEY), other.public)
 
 
-def test_a_signature_over_another_text_is_a_forgery() -> None:
-    with pytest.raises(ForgedError):
-        verify_note(sign("hello\n", KEY).replace("hello", "hallo"), KEY.public)
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "name", "name+zz+AA==", "name+00000000+!", "a b+00000000+AA==", PUBLISHED_KEY[:-1],
@@ -83,18 +77,6 @@ def test_the_error_does_not_contain_a_rejected_secret_key() -> None:
         with pytest.raises(NoteError) as caught:
             SecretKey.parse(broken)
         assert secret.split("+", 4)[4][:8] not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["no line feed", "tab\there\n", "null\0\n"])
-def test_what_cannot_be_signed_is_rejected(text: str) -> None:
-    with pytest.raises(NoteError, match="line feed"):
-        sign(text, KEY)
-
-
-def test_a_name_with_a_space_or_plus_names_no_key() -> None:
-    for name in ("", "a b", "a+b", "a\nb"):
-        with pytest.raises(NoteError, match="invalid name of a key"):
-            SecretKey.generate(name)
 
 
 @given(st.integers(0, 2**63 - 1), st.binary(min_size=32, max_size=32))

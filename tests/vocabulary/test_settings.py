@@ -12,7 +12,6 @@ import pytest
 
 from railscope.settings import (
     SettingsError,
-    default_file,
     fields,
     load,
     sample,
@@ -67,19 +66,6 @@ def test_the_later_place_wins(tmp_path: Path) -> None:
     assert loaded(tmp_path, text, environment, flags) == Outer(
         port=5, inner=Inner(period=4.5, name="flag")
     )
-
-
-def test_the_default_file_is_the_installed_one(tmp_path: Path) -> None:
-    environment = {"RAILSCOPE_CONFIGURATION": str(tmp_path)}
-    assert default_file("agent", environment) is None
-    file = tmp_path / "agent.toml"
-    file.write_text("port = 1")
-    assert default_file("agent", environment) == file
-    assert default_file("collector", environment) is None
-    assert default_file("agent", {"RAILSCOPE_CONFIGURATION": str(file)}) is None
-    unreadable = {"RAILSCOPE_CONFIGURATION": "/" + "n" * 256}  # ENAMETOOLONG stands for any reason
-    with pytest.raises(SettingsError, match="cannot read"):
-        load(Outer, file=default_file("agent", unreadable), environment={}, prefix="T_")
 
 
 @pytest.mark.parametrize(("term", "value"), [("true", True), ("false", False), ("1", True)])
@@ -194,50 +180,7 @@ def test_a_table_comes_from_the_environment_as_in_a_file(tmp_path: Path) -> None
     assert dict(fields(Named))["numbers"].default == {}
 
 
-@pytest.mark.parametrize("text", ["one", "", "{ one }"])
-def test_the_error_of_an_invalid_table_has_an_example(text: str) -> None:
-    with pytest.raises(
-        SettingsError,
-        match=r"invalid numbers in environment variable T_NUMBERS: expected a table such as \{ a = 1 \}",
-    ):
-        load(Named, file=None, environment={"T_NUMBERS": text}, prefix="T_")
-    with pytest.raises(
-        SettingsError, match=r"^invalid numbers\.one in .*: 'x': expected an integer$"
-    ):
-        load(Named, file=None, environment={"T_NUMBERS": "{ one = 'x' }"}, prefix="T_")
-
-
 def test_every_setting_of_the_agent_is_described() -> None:
     assert [
         key for key, field in fields(AgentSettings) if not field.description.endswith(".")
     ] == []
-
-
-_CHOICES = {
-    "log_level": "debug", "metrics.detail": "full", "collector.order": "pod",
-    "otlp.detail": "full", "otlp.names": "both", "otlp.compression": "none", "otlp.protocol": "grpc", "collectives.ras": "monitor",
-}  # fmt: skip
-
-
-def test_every_setting_of_the_agent_has_an_environment_variable() -> None:
-    for key, field in fields(AgentSettings):
-        if isinstance(field.default, str):
-            name = PREFIX + key.upper().replace(".", "__")
-            text = _CHOICES.get(key, "text")
-            settings: Any = load(AgentSettings, file=None, environment={name: text}, prefix=PREFIX)
-            for part in key.split("."):
-                settings = getattr(settings, part)
-            assert settings == text
-
-
-def test_a_setting_without_a_description_is_a_mistake_of_ours() -> None:
-    class Bare(msgspec.Struct):
-        port: int = 1
-
-    with pytest.raises(TypeError, match="undocumented setting"):
-        fields(Bare)
-
-
-def test_a_section_that_is_not_a_table_is_named_whatever_else_is_set(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="inner"):
-        loaded(tmp_path, "inner = 3", environment={"T_INNER__PERIOD": "2"})

@@ -18,7 +18,7 @@ from railscope.catalog.entities import DROP, GPU
 from railscope.envelopes import unpack
 from railscope.exposition import labelled
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.untrusted_text import ShapeError, convert_json, printable
+from railscope.untrusted_text import printable
 from railscope.wire import WireError, envelope, pack, to_wire_schema
 
 ANY = st.text(st.characters(), max_size=30)  # surrogates among them
@@ -126,22 +126,3 @@ def test_a_text_is_one_line_of_the_log_without_escape_sequences():
 def test_a_full_disk_ends_nothing_and_is_counted():
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
         assert logged(("a", "b"), full.fileno()).stdout == "2\n"
-
-
-def test_a_closed_pipe_ends_nothing_and_is_counted():
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        assert logged(("a", "b"), writing).stdout == "2\n"
-    finally:
-        os.close(writing)
-
-
-class Named(msgspec.Struct):
-    name: str = ""
-
-
-def test_json_with_a_key_that_is_no_unicode_has_another_shape():
-    """`json` returns half of a pair of escapes as it is."""
-    with pytest.raises(ShapeError, match="expected Unicode text"):
-        convert_json({"\ud800": "x"}, Named)

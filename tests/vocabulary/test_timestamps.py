@@ -14,10 +14,6 @@ from railscope.timestamps import (
     TimestampError,
     format_timestamp,
     from_datetime,
-    parse_date,
-    parse_end,
-    parse_local_time,
-    parse_start,
     parse_timestamp,
     to_datetime,
 )
@@ -65,35 +61,3 @@ def test_a_time_without_an_offset_may_have_a_zone() -> None:
 def test_a_year_that_utc_does_not_have_is_rejected(text: str) -> None:
     with pytest.raises(TimestampError, match="years 1 to 9999"):
         parse_timestamp(text)
-
-
-def test_a_date_is_its_start_in_utc() -> None:
-    assert parse_date("1970-01-02") == to_datetime(DAY_NS)
-    with pytest.raises(ValueError, match="day"):
-        parse_date("2026-02-30")
-
-
-@pytest.mark.parametrize("offset", ["", "Z", "-05:00"])
-def test_a_local_time_has_a_zone_only_if_the_text_has_an_offset(offset: str) -> None:
-    assert (parse_local_time(f"2026-01-01T00:00:00{offset}").tzinfo is not None) == bool(offset)
-
-
-@pytest.mark.parametrize(
-    ("text", "start_ns", "end_ns"),
-    [
-        ("0001-01-01T00:00:00Z", 0, 0),
-        ("1970-01-01T00:00:00+14:00", 0, 0),
-        ("1970-01-02T00:00:00Z", DAY_NS, DAY_NS),
-        ("2262-04-11T23:47:16Z", FOREVER_NS - 854_775_807, FOREVER_NS - 854_775_807),
-        ("2262-04-11T23:47:17Z", None, FOREVER_NS),
-        ("9990-01-01T00:00:00Z", None, FOREVER_NS),
-        ("9999-12-31T00:00:00Z", None, FOREVER_NS),
-    ],
-)
-def test_stated_times_are_in_the_range_of_ledgers(text, start_ns, end_ns):
-    assert parse_end(text) == end_ns
-    if start_ns is None:
-        with pytest.raises(TimestampError, match="expected a start before the year 2262"):
-            parse_start(text)
-    else:
-        assert parse_start(text) == start_ns

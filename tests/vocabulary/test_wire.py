@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 from support.frames import CLOCK, runs
 
@@ -15,7 +14,7 @@ from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
 from railscope.envelopes import unpack
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.reading import Absent, from_stored, to_stored
+from railscope.reading import from_stored, to_stored
 from railscope_collector.fleet import sheets
 
 PLENTY = 1 << 24
@@ -139,23 +138,6 @@ def test_columns_that_stand_still_cost_one_bit() -> None:
     assert (batch.steps, len(batch.changed), any(batch.changed)) == (b"", 13, False)
 
 
-def test_reasons_that_stay_the_same_travel_once() -> None:
-    denied = bytes([Absent.DENIED.value])
-    frames = [
-        Frame(ORIGIN, ENERGY, n, NodeTimestamp(n, n), array("q", [0]), denied) for n in range(1, 6)
-    ]
-    (batch,) = batch_encoding.encode_batches(frames)
-    assert batch.reasons == denied
-
-
-def test_a_fact_makes_another_schema() -> None:
-    plain, reported = (
-        Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",), facts)),))
-        for facts in ({}, {"model": "H100"})
-    )
-    assert wire.schema_identity(plain) != wire.schema_identity(reported)
-
-
 def test_the_rail_of_a_part_is_the_rail_of_the_whole() -> None:
     nic = Entity(GPU, ("GPU-1",), {"rail": "3"})
     schema = Schema(
@@ -182,19 +164,6 @@ def test_the_layout_forgets_serial_numbers_and_keeps_rails() -> None:
 def test_the_clocks_of_sending_survive_their_header(wall: int, boot: int, boot_id: str) -> None:
     clocks = wire.SentAt(wall, boot, boot_id)
     assert wire.SentAt.from_header(clocks.to_headers()[wire.SENT_HEADER]) == clocks
-
-
-def test_a_machine_without_a_boot_id_sends_none() -> None:
-    """An HTTP header may not end in a space."""
-    clocks = wire.SentAt(1, 2, "")
-    assert clocks.to_headers() == {wire.SENT_HEADER: "1 2"}
-    assert wire.SentAt.from_header("1 2") == clocks
-
-
-@pytest.mark.parametrize("text", ["", "1", "1 ", "a b c", "-1 2 x", "1 2 3 4", "1.5 2 x"])
-def test_a_header_without_clocks_is_rejected(text: str) -> None:
-    with pytest.raises(wire.WireError, match="wall clock, boot clock"):
-        wire.SentAt.from_header(text)
 
 
 def test_age_follows_the_boot_clock_of_the_same_boot_and_the_wall_clock_of_another() -> None:
