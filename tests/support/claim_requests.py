@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from support.machine import FakeHost
 from support.tenancy import NODE, PolledTenancy, cut, node
 
 from railscope_agent.config import TenancySettings
@@ -48,8 +49,13 @@ def ask(
 class ServedEndpoint:
     """A claims endpoint in its own thread, with its tenancy."""
 
-    def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
-        self.host = node(3)
+    def __init__(
+        self,
+        directory: Path,
+        settings: TenancySettings | None = None,
+        host: FakeHost | None = None,
+    ) -> None:
+        self.host = host or node(3)
         cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
         self.looked = PolledTenancy(self.host)
         self.looked.tenancy.remember(directory, NODE)

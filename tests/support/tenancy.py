@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 
@@ -20,6 +22,12 @@ SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LISTED = f"kubelet.List({SOCKET})"
 ALLOCATABLE = f"kubelet.GetAllocatableResources({SOCKET})"
 NODE = "gpu-1"
+_SIGNS = {
+    "claim_start": "+",
+    "claim_end": "-",
+    "unclaimed_use_start": "? +",
+    "unclaimed_use_end": "? -",
+}
 
 
 def uuid(number: int) -> str:
@@ -134,19 +142,43 @@ class PolledTenancy:
         code = self.table.reasons[place]
         return self.table.values[place] if code == PRESENT else REASONS[code].label
 
-    def findings_about(self, what: str) -> list[tuple[str, str, str]]:
-        """Return the findings about a subject: verdict, detail, remedy."""
-        return [(f.verdict.value, f.detail, f.remedy) for f in self.findings if what in f.subject]
+    @property
+    def finding_lines(self) -> list[str]:
+        """Return the findings that are not in order, in short."""
+        return [
+            short(
+                f"! {each.detail}"
+                if each.verdict == "broken"
+                else f"! {each.verdict}: {each.detail}"
+            )
+            for each in self.findings
+            if each.verdict != "supported" and (each.remedy or each.verdict != "absent")
+        ]
 
 
-def event_summaries(events: Sequence[Event]) -> list[tuple[str, ...]]:
-    """Return events in short: class, source, workload, device."""
-    return [
-        (
-            event.event_class.name,
-            event.facts["source"],
-            event.facts.get("workload", ""),
-            event.entity.key[0],
-        )
-        for event in events
-    ]
+def device(text: str) -> str:
+    """Replace `g1` and `m0.2` by UUIDs."""
+    text = re.sub(r"\bm(\d)\.(\d)(?![\w.])", lambda at: mig_uuid(int(at[1]), int(at[2])), text)
+    return re.sub(r"\bg(\d)(?![\w.])", lambda at: uuid(int(at[1])), text)
+
+
+def short(text: str) -> str:
+    """Replace UUIDs by `g1` and `m0.2`."""
+    text = re.sub(r"MIG-00000000-0000-4000-9000-0{5}(\d)0{5}(\d)", r"m\1.\2", text)
+    return re.sub(r"GPU-00000000-0000-4000-8000-0{11}(\d)", r"g\1", text)
+
+
+def event_line(event: Event, shown: Sequence[str] = ()) -> str:
+    """Return an event in short, with further facts; times are seconds since the event."""
+    facts, sign = event.facts, _SIGNS[event.event_class.name]
+    name = facts.get("device") or event.entity.key[0] or f"{facts.get('count', '')}x"
+    words = [sign, facts.get("workload", ""), name]
+    if sign.endswith("+"):
+        words += [facts.get("owner") or facts.get("tenant") or "-"]
+        words += ["shared"] * (facts["exclusive"] == "false") + [facts.get("share", "")]
+        words += ["twice"] * (facts.get("allocated_twice") == "true")
+    given = {**facts, "gpu": event.entity.key[0]}
+    for key in facts.keys() & {"start_ns", "end_ns"}:
+        given[key] = f"{(int(facts[key]) - event.wall_ns) / NS:g}"
+    words += [f"{key}={given[key]}" for key in shown if key in given]
+    return short(" ".join(filter(None, words)))

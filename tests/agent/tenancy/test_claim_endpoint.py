@@ -1,176 +1,153 @@
-"""Claims reported over the agent's socket, and their storage."""
+"""Claims that are reported to an agent: `railscope claim`, and its HTTP over a Unix socket.
+
+    claim ARGUMENTS             the command; prints its output, and its exit status if that is not 0
+    ask METHOD PATH [JSON]      a request: its status, and the error or the claims in force
+    job N GPUS                  the SLURM_ variables of a prolog; `job` alone removes them
+    poll, wait S, wall S        every claim event; time passes; the wall clock is stepped
+    restart, boot ID            another agent, in the same boot or in another one
+    block NAME, unblock NAME    a directory in place of a file of the state directory
+    damage NAME                 a file of the state directory is cut
+
+GPU 1 is g1, MIG device 1 of GPU 2 is m2.1; times are printed as T.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
+import re
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.claim_requests import BATCH, ServedEndpoint, ask, serving
-from support.tenancy import event_summaries, mig_uuid, uuid
+from support.cases import CASES
+from support.claim_requests import ServedEndpoint, ask, serving
+from support.clock import NS, ManualClock
+from support.stories import Story
+from support.tenancy import device, event_line, short
 
 from railscope.cli import root
+from railscope.frame import NodeTimestamp
 from railscope.settings import SettingsError
 from railscope_agent.config import TenancySettings
-from railscope_agent.endpoint.claims_endpoint import MAX_BODY_BYTES
-from railscope_agent.tenancy.command_claims import CLAIMS_FILE
 
 
-def test_a_reported_claim_begins_and_ends(served):
-    path = served.path
-    status, answer = ask(path, "POST", "/v1/claims", BATCH)
-    start_ns = served.host.clock.now().wall_ns
-    assert (status, answer["claim"]["devices"]) == (200, [uuid(0), uuid(1)])
-    served.host.clock.advance(2)
-    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200, "a repeated report changes nothing"
-    began = served.looked.poll()
-    assert event_summaries(began) == [
-        ("claim_start", "command", "batch", uuid(0)),
-        ("claim_start", "command", "batch", uuid(1)),
-    ]
-    facts = began[0].facts
-    assert (facts["start_ns"], facts["uncertainty_ns"]) == (str(start_ns), "0")
-    assert (facts["tenant"], facts["level"]) == ("red", "scheduler")
-    end_ns = served.host.clock.now().wall_ns
-    assert ask(path, "POST", "/v1/claims/b-1/end")[0] == 200
-    served.host.clock.advance(1)
-    assert ask(path, "POST", "/v1/claims/b-1/end", {})[0] == 200
-    ended = served.looked.poll()
-    assert {event.facts["end_ns"] for event in ended} == {str(end_ns)}
-    assert {event.entity for event in ended} == {event.entity for event in began}
-    assert served.looked.poll() == []
+class Agent:
+    """An agent with three GPUs, the third one in two MIG devices, and its endpoint."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.running = directory, ExitStack()
+        self.environment: dict[str, str | None] = {"SLURM_JOB_ID": None}
+        self.served = ServedEndpoint(directory)
+        self.restart()
+
+    def run(self, line: str) -> list[str]:
+        word, *words = device(line).split(" ")
+        return getattr(self, word)(*words) or []
+
+    def restart(self) -> None:
+        self.running.close()
+        self.served = ServedEndpoint(self.directory, host=self.served.host)
+        self.running.enter_context(serving(self.served))
+
+    def boot(self, boot_id: str) -> None:
+        host = self.served.host
+        host.boot_id = boot_id
+        host.clock = ManualClock(NodeTimestamp(host.clock.now().wall_ns, 60 * NS))
+        self.restart()
+
+    def claim(self, *words: str) -> list[str]:
+        command = ["claim", *words, "--socket", str(self.served.path), "--timeout-seconds", "0"]
+        outcome = CliRunner().invoke(root, command, env=self.environment)
+        lines = outcome.output.splitlines()
+        if outcome.exit_code:
+            lines = [f"exit {outcome.exit_code}", *(each for each in lines if "Error" in each)]
+        return [self.shortened(line) for line in lines]
+
+    def ask(self, method: str, path: str, *body: str) -> list[str]:
+        content = " ".join(body).encode() or None
+        status, answer = ask(self.served.path, method, path, content)
+        found = (
+            [answer] if isinstance(answer, str) else [answer["error"]] if "error" in answer else []
+        )
+        if isinstance(answer, dict):
+            found += [f"{each['id']} {each['device']}" for each in answer.get("claims", [])]
+        return [self.shortened(f"{status} {text}") for text in found or [""]]
+
+    def shortened(self, text: str) -> str:
+        text = " ".join(text.replace(str(self.directory), "DIRECTORY").split())
+        return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "T", short(text))
+
+    def job(self, number: str = "", gpus: str = "") -> None:
+        named = {"SLURM_JOB_ID": number, "SLURM_JOB_GPUS": gpus, "SLURM_JOB_ACCOUNT": "astro"}
+        self.environment = {key: value or None for key, value in named.items()}
+
+    def poll(self) -> list[str]:
+        shown = ("source", "level", "start_ns", "end_ns", "why", "system", "compute")
+        polled = self.served.looked
+        lines = [event_line(event, shown) for event in polled.poll()] + polled.finding_lines
+        return [self.shortened(line) for line in lines]
+
+    def wait(self, seconds: str) -> None:
+        self.served.host.clock.advance(float(seconds))
+
+    def wall(self, seconds: str) -> None:
+        self.served.host.clock.step_wall(float(seconds))
+
+    def damage(self, name: str) -> None:
+        (self.directory / name).write_text('[{"')
+
+    def block(self, name: str) -> None:
+        (self.directory / name).mkdir()
+
+    def unblock(self, name: str) -> None:
+        (self.directory / name).rmdir()
 
 
-def test_a_claim_that_begins_and_ends_between_two_polls(served):
-    path = served.path
-    ask(path, "POST", "/v1/claims", {**BATCH, "gpus": [mig_uuid(2, 1)], "system": True})
-    served.host.clock.advance(1)
-    ask(path, "POST", "/v1/claims/b-1/end")
-    began, ended = served.looked.poll()
-    assert began.facts["compute"] == "480-840"
-    assert began.facts["system"] == "true"
-    assert int(ended.facts["end_ns"]) - int(began.facts["start_ns"]) == 10**9
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Temporary directory with a short path: that of a socket has at most 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="claims-"))
+    yield made
+    shutil.rmtree(made)
 
 
-def test_an_id_starts_again_only_if_requested(served):
-    path = served.path
-    ask(path, "POST", "/v1/claims", BATCH)
-    served.looked.poll()
-    served.host.clock.advance(1)
-    ask(path, "POST", "/v1/claims/b-1/end")
-    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 409
-    served.host.clock.advance(1)
-    again = {**BATCH, "allow_restart": True}
-    assert ask(path, "POST", "/v1/claims", again)[0] == 200
-    assert ask(path, "POST", "/v1/claims", again)[0] == 200
-    events = served.looked.poll()
-    assert (
-        sorted(event.event_class.name for event in events)
-        == ["claim_end"] * 2 + ["claim_start"] * 2
-    )
-    ends = {e.facts["end_ns"] for e in events if e.event_class.name == "claim_end"}
-    starts = {e.facts["start_ns"] for e in events if e.event_class.name == "claim_start"}
-    assert int(*starts) - int(*ends) == 10**9
+def test_story(story: Story, directory: Path) -> None:
+    agent = Agent(directory)
+    with agent.running:
+        story.play(agent.run)
 
 
-@pytest.mark.parametrize(
-    ("request_", "status", "message"),
-    [
-        (("POST", "/v1/claims", b"{"), 400, "truncated"),
-        (("POST", "/v1/claims", b'{"\xff": 1}'), 400, "utf-8"),
-        (("POST", "/v1/claims", []), 422, "Expected `object`"),
-        (("POST", "/v1/claims", {**BATCH, "gpu": "0"}), 422, "unknown field `gpu`"),
-        (("POST", "/v1/claims", {**BATCH, "id": "../a"}), 422, "$.id"),
-        (("POST", "/v1/claims", {**BATCH, "gpus": []}), 422, "$.gpus"),
-        (("POST", "/v1/claims", {**BATCH, "tenant": "a\nb"}), 422, "$.tenant"),
-        (("POST", "/v1/claims", {**BATCH, "tenant": ""}), 422, "missing owner of the claim"),
-        (("POST", "/v1/claims", {**BATCH, "gpus": ["7"]}), 422, "unknown GPU '7': expected"),
-        (("POST", "/v1/claims", {**BATCH, "gpus": ["0000:ff:00.0"]}), 422, "unknown GPU"),
-        (("POST", "/v1/claims", {**BATCH, "start": "2026-01-01T00:00:00"}), 422, "with an offset"),
-        (
-            ("POST", "/v1/claims", {**BATCH, "start": "2999-01-01T00:00:00Z"}),
-            422,
-            "not in the future",
-        ),
-        (("POST", "/v1/claims", b"x" * (MAX_BODY_BYTES + 1)), 413, "at most"),
-        (("POST", "/v1/claims/none/end", {}), 404, "unknown claim 'none'"),
-        (("PUT", "/v1/claims", {}), 405, "unknown request PUT"),
-        (("GET", "/", None), 404, "unknown request GET /"),
-    ],
-)
-def test_rejected_requests(served, request_, status, message):
-    actual, content = ask(served.path, *request_)
-    # Releases of msgspec write the name of an encoding differently.
-    assert (actual, message.lower() in str(content).lower()) == (status, True), content
-    assert ask(served.path, "GET", "/v1/claims") == (200, {"claims": []})
-
-
-def test_another_claim_with_the_same_id_is_rejected(served):
-    path = served.path
-    ask(path, "POST", "/v1/claims", BATCH)
-    status, answer = ask(path, "POST", "/v1/claims", {**BATCH, "tenant": "blue"})
-    assert (status, answer["error"]) == (
-        409,
-        "claim 'b-1' exists and differs: expected an unused id",
-    )
-
-
-def test_the_socket_is_roots(served):
-    assert served.path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_socket_that_an_agent_serves_is_left_to_it(served, directory):
-    with pytest.raises(SettingsError, match="in use by another agent"):
-        asyncio.run(ServedEndpoint(directory).endpoint.start())
-    assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
-
-
-def test_a_socket_without_a_listener_is_taken_over(directory):
+def test_the_socket_is_roots_and_one_agents(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(directory / "claims.sock"))
-    with serving(ServedEndpoint(directory)) as made:
-        assert ask(made.path, "GET", "/v1/claims")[0] == 200
-    assert not made.path.exists()
+        left.bind(str(directory / "claims.sock"))  # without a listener: it is taken over
+    with serving(ServedEndpoint(directory)) as served:
+        assert served.path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(SettingsError, match="in use by another agent"):
+            asyncio.run(ServedEndpoint(directory).endpoint.start())
+        assert ask(served.path, "GET", "/v1/claims")[0] == 200
+    assert not served.path.exists()
 
 
-def test_before_gpus_are_known_it_may_be_tried_again(directory):
-    with serving(ServedEndpoint(directory)) as made:
-        status, answer = ask(made.path, "POST", "/v1/claims", BATCH)
-        assert (status, "retry in" in answer["error"]) == (503, True)
-
-
-def test_a_claim_that_cannot_be_stored_is_not_reported(served, directory):
-    (directory / CLAIMS_FILE).mkdir()
-    path = served.path
-    status, answer = ask(path, "POST", "/v1/claims", BATCH)
-    assert (status, "Is a directory" in answer["error"]) == (503, True)
-    assert served.looked.poll() == []
-    (directory / CLAIMS_FILE).rmdir()
-    assert ask(path, "POST", "/v1/claims", BATCH)[0] == 200
-
-
-def test_a_damaged_file_is_put_aside(directory):
-    (directory / CLAIMS_FILE).write_text("[{")
-    made = ServedEndpoint(directory)
-    made.looked.poll()
-    assert "renamed to" in made.looked.findings_about("command")[0][1]
-    assert (directory / f"{CLAIMS_FILE}.damaged").exists()
-
-
-def test_over_loopback_with_a_token(directory):
+def test_over_loopback_with_a_token(directory: Path) -> None:
     (directory / "token").write_text("secret\n")
-    settings = TenancySettings(listen="127.0.0.1:0", token_file=str(directory / "token"))
-    made = ServedEndpoint(directory, settings)
-    made.looked.poll()
-    with serving(made):
-        (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
-        port = tcp.port
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = TenancySettings(listen=f"127.0.0.1:{port}", token_file=str(directory / "token"))
+    with serving(ServedEndpoint(directory, given)):
         plain = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         assert ask(plain, "GET", "/v1/claims")[0] == 401
-        url = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(directory / "token")]
-        outcome = CliRunner().invoke(root, ["claim", "list", "--format", "json", *url])
+        options = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(directory / "token")]
+        outcome = CliRunner().invoke(root, ["claim", "list", "--format", "json", *options])
         assert (outcome.exit_code, outcome.stdout) == (0, "[]\n")
 
 
@@ -182,14 +159,39 @@ def test_over_loopback_with_a_token(directory):
         ({"listen": "127.0.0.1:9470", "token_file": "/nowhere"}, "cannot read tenancy.token_file"),
     ],
 )
-def test_an_address_that_is_not_safe(directory, settings, message):
+def test_an_address_that_is_not_safe(
+    directory: Path, settings: dict[str, str], message: str
+) -> None:
     with pytest.raises(SettingsError, match=message):
         ServedEndpoint(directory, TenancySettings(**settings))
 
 
-@pytest.mark.parametrize("key", ["id", "tenant", "owner", "workload"])
-@pytest.mark.parametrize("text", ["red\n", "red\r\n", "\x1b[2J", "red\x7f"])
-def test_a_name_has_no_control_characters(served, key, text):
-    status, _ = ask(served.path, "POST", "/v1/claims", {**BATCH, key: text})
-    assert status == 422
-    assert ask(served.path, "GET", "/v1/claims")[1] == {"claims": []}
+@pytest.mark.thorough
+def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(directory: Path) -> None:
+    """Also at the first start, when there is no state directory yet."""
+    state = directory / "var" / "agent"
+    command = [
+        sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
+        "--replay", str(CASES / "hgx-h100-load"), "--state-directory", str(state),
+    ]  # fmt: skip
+
+    def until_ok(method: str, path: str, body: object = None) -> dict[str, Any]:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with suppress(OSError):
+                status, answer = ask(state / "claims.sock", method, path, body)
+                if status == 200:
+                    return dict(answer)
+            time.sleep(0.05)
+        raise AssertionError(path)
+
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as agent:
+            for name in ("c-0", "c-1"):
+                body = {"id": name, "gpus": ["0"], "tenant": "red", "allow_restart": True}
+                until_ok("POST", "/v1/claims", body)
+            until_ok("POST", "/v1/claims/c-1/end")
+            listed = [each["id"] for each in until_ok("GET", "/v1/claims")["claims"]]
+            agent.kill()
+    assert listed == ["c-0"]
+    assert state.stat().st_mode & 0o777 == 0o700

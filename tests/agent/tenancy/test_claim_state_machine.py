@@ -146,4 +146,4 @@ class NodeStateMachine(RuleBasedStateMachine):
 
 
 TestNodeStateMachine = NodeStateMachine.TestCase
-TestNodeStateMachine.settings = settings(fewer_examples(40), stateful_step_count=25)
+TestNodeStateMachine.settings = settings(fewer_examples(80), stateful_step_count=25)
