@@ -1,13 +1,18 @@
-"""Calls to a kubelet: a real gRPC server on a Unix socket, and misbehaving servers."""
+"""Calls to a kubelet: a real gRPC server on a Unix socket, an HTTPS server, and servers that misbehave."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,83 +20,160 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
 from hypothesis import given, strategies as st
-from support import pod_resources as wire
-from support.kubelet_server import Handler, run_kubelet
+from support.certificates import self_signed
 
+from railscope.kubernetes_pods import MAX_TEXT
 from railscope.reading import Absent, reason_of
+from railscope_agent.host.files import RootedFiles
 from railscope_agent.host.kubelet import call_kubelet
-from railscope_agent.host.owners import ALLOCATABLE, LIST
-from railscope_agent.owners.pod_resources import (
-    KubeletPod,
-    PodContainer,
-    PodDevices,
-    parse_allocatable,
-    parse_pods,
-)
+from railscope_agent.host.kubelet_pods import read_pod_list
+from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST, PODS, OwnerCalls
+from railscope_agent.owners import OwnerFormatError
+from railscope_agent.owners.pod_list import parse_pod_list
+from railscope_agent.owners.pod_resources import parse_allocatable, parse_pods
 
-MANY = tuple(
-    KubeletPod(
-        f"pod-{n}", "lab", (PodContainer("main", (PodDevices("nvidia.com/gpu", (f"GPU-{n}",)),)),)
-    )
-    for n in range(2_000)
-)
-GPUS = PodDevices("nvidia.com/gpu", ("GPU-0", "GPU-1"))
+Message = dict[int, Any]
+Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 SHORT = 0.2
 
 
-def names(of: KubeletPod) -> bytes:
-    return wire.text(1, of.name) + wire.text(2, of.namespace)
+def varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
 
 
-def get(request: bytes, context: grpc.ServicerContext) -> bytes:
-    for known in MANY:
-        if names(known) == request:
-            return wire.pod_entry(known)
-    context.abort(grpc.StatusCode.NOT_FOUND, "pod is not here, 100 % sure: ä")
-    raise AssertionError
+def encoded(message: Message) -> bytes:
+    """Encode a message of protobuf by its specification: numbers, texts, messages and lists of them."""
+    written = b""
+    for number, values in message.items():
+        for value in values if isinstance(values, list) else [values]:
+            content = encoded(value) if isinstance(value, dict) else value
+            content = content.encode() if isinstance(content, str) else content
+            if isinstance(content, int):
+                written += varint(number << 3) + varint(content)
+            else:
+                written += varint(number << 3 | 2) + varint(len(content)) + content
+    return written
 
 
-GET = "Get"
-METHODS: dict[str, Handler] = {
-    LIST: lambda _request, _context: b"".join(map(wire.pod_entry, MANY)),
-    ALLOCATABLE: lambda _request, _context: wire.piece(1, wire.devices(GPUS)),
-    GET: get,
-}
+def pod(name: str, *ids: str) -> Message:
+    devices = {1: "nvidia.com/gpu", 2: list(ids), 3: {1: {1: 1}}}
+    return {1: name, 2: "lab", 3: [{1: "main", 2: [devices]}]}
 
 
-@pytest.fixture(scope="module")
-def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with run_kubelet(tmp_path_factory.mktemp("kubelet") / "kubelet.sock", METHODS) as path:
-        yield path
+CLAIM = {2: "c", 3: "lab", 4: [{1: [{1: "k8s.gpu.nvidia.com/claim=1"}], 2: "gpu.nvidia.com", 3: "node-1", 4: "gpu-0", 5: "s"}]}  # fmt: skip
+LISTED = {1: [pod("train", "GPU-a", "GPU-b"), {1: "web", 2: "shop", 3: [{1: "main"}]}, {1: "claimed", 2: "lab", 3: [{1: "main", 5: [CLAIM]}]}]}  # fmt: skip
 
 
-def test_a_list_of_many_pods(kubelet_socket):
-    """The answer exceeds the initial HTTP/2 windows: the client has to update them."""
-    listed = call_kubelet(kubelet_socket, LIST)
-    assert len(listed) > 65_535
-    assert parse_pods(listed) == MANY
+@contextlib.contextmanager
+def run_kubelet(path: Path, methods: dict[str, Handler]) -> Iterator[str]:
+    """Run a server with these methods, whose requests and responses are encoded messages."""
+    handlers = {name: grpc.unary_unary_rpc_method_handler(run) for name, run in methods.items()}
+    server = grpc.server(ThreadPoolExecutor(2))
+    handler = grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers)
+    server.add_generic_rpc_handlers((handler,))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield str(path)
+    finally:
+        server.stop(0).wait()
 
 
-def test_the_devices_that_could_be_given(kubelet_socket):
-    assert parse_allocatable(call_kubelet(kubelet_socket, ALLOCATABLE)) == (GPUS,)
+def ask(function: str, *arguments: object) -> Any:
+    calls = OwnerCalls(RootedFiles(Path("/")), live=True)
+    return calls.call(KUBELET, function, *map(str, arguments))
 
 
-def test_one_pod(kubelet_socket):
-    assert parse_pods(call_kubelet(kubelet_socket, GET, names(MANY[7]))) == (MANY[7],)
+def ask_pods(url: str, token_file: object = "", ca_file: object = "") -> Any:
+    return ask(PODS, url, token_file, ca_file)
 
 
-def test_a_pod_that_is_not_there(kubelet_socket):
-    with pytest.raises(FileNotFoundError, match="status 5, pod is not here, 100 % sure: ä"):
-        call_kubelet(kubelet_socket, GET, b"")
+def test_pods_with_devices_and_the_devices_that_could_be_given(tmp_path):
+    """The list exceeds the initial windows of HTTP/2: the client has to update them."""
+    many = {1: [pod(f"pod-{number}", f"GPU-{number}") for number in range(2_000)]}
+    methods: dict[str, Handler] = {
+        LIST: lambda *_: encoded(LISTED) + encoded(many),
+        ALLOCATABLE: lambda *_: encoded({1: [{1: "nvidia.com/gpu", 2: ["GPU-0", "GPU-1"]}]}),
+    }
+    with run_kubelet(tmp_path / "s", methods) as path:
+        train, claimed, *others = ask(LIST, path)
+        assert len(call_kubelet(path, LIST)) > 65_535
+        allocatable = ask(ALLOCATABLE, path)
+    assert train == {
+        "name": "train", "namespace": "lab",
+        "containers": [{"name": "main", "devices": [{"resource": "nvidia.com/gpu", "ids": ["GPU-a", "GPU-b"]}], "claims": []}],
+    }  # fmt: skip
+    assert claimed["containers"][0]["claims"] == [{
+        "name": "c", "namespace": "lab", "cdi_names": ["k8s.gpu.nvidia.com/claim=1"],
+        "devices": [{"driver": "gpu.nvidia.com", "device": "gpu-0", "share": "s"}],
+    }]  # fmt: skip
+    assert [each["name"] for each in others] == [f"pod-{number}" for number in range(2_000)]
+    assert allocatable == [{"resource": "nvidia.com/gpu", "ids": ["GPU-0", "GPU-1"]}]
+
+
+NAMES = st.text(min_size=1, max_size=12)
+LATER = st.dictionaries(st.integers(100, 2**29 - 1), st.integers(0, 2**64 - 1) | st.binary(max_size=20), max_size=2)  # fmt: skip
+DEVICES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=3)), max_size=3)
+
+
+@given(st.lists(st.tuples(NAMES, NAMES, DEVICES), max_size=3), LATER)
+def test_pods_come_back_whatever_later_versions_add(pods, later):
+    listed = [
+        {**later, 1: name, 2: namespace, 3: [{1: "main", 2: [{1: of, 2: ids, **later} for of, ids in devices]}]}
+        for name, namespace, devices in pods
+    ]  # fmt: skip
+    content = encoded({**later, 1: listed})
+    found = [
+        (each.name, each.namespace, [(of.resource, [*of.ids]) for of in each.containers[0].devices])
+        for each in parse_pods(content)
+    ]
+    assert found == pods
+
+
+def test_an_answer_that_was_cut_is_never_taken_for_a_whole_one():
+    content = encoded({1: pod("train", "GPU-a")})
+    for length in range(1, len(content)):
+        with pytest.raises(OwnerFormatError):
+            parse_pods(content[:length])
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"\x0a", "invalid number"),
+        (b"\x0a\x05abc", "truncated field 1: 3 of 5 bytes"),
+        (b"\x0d\x00", "truncated field 1: 1 of 4 bytes"),
+        (b"\x02\x00", "invalid field number 0"),
+        (b"\x0b", "unknown type 3"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "more than 64 bits"),
+        (encoded({1: {1: b"\xff"}}), "field 1: invalid UTF-8"),
+    ],
+)
+def test_bytes_that_are_not_an_answer(content, problem):
+    with pytest.raises(OwnerFormatError, match=problem):
+        parse_pods(content)
+
+
+@given(st.binary())
+def test_any_bytes_are_an_answer_or_are_none(content):
+    for parse in (parse_pods, parse_allocatable):
+        with contextlib.suppress(OwnerFormatError):
+            parse(content)
 
 
 def test_no_server_and_no_socket(tmp_path):
     with pytest.raises(FileNotFoundError):
-        call_kubelet(str(tmp_path / "kubelet.sock"), LIST)
+        ask(LIST, tmp_path / "kubelet.sock")
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(tmp_path / "closed.sock"))
     with pytest.raises(ConnectionRefusedError):
-        call_kubelet(str(tmp_path / "closed.sock"), LIST)
+        ask(LIST, tmp_path / "closed.sock")
+    with pytest.raises(FileNotFoundError, match="copied tree"):
+        OwnerCalls(RootedFiles(tmp_path), live=False).call(KUBELET, LIST, "s")
 
 
 CODES = {
@@ -100,62 +182,40 @@ CODES = {
     grpc.StatusCode.UNAUTHENTICATED: Absent.DENIED,
     grpc.StatusCode.NOT_FOUND: Absent.GONE,
     grpc.StatusCode.UNIMPLEMENTED: Absent.UNSUPPORTED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Absent.ERROR,
     grpc.StatusCode.INTERNAL: Absent.ERROR,
 }
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_each_rejection_is_a_reason(tmp_path, code):
+def test_each_rejection_is_a_reason(tmp_path):
+    codes = list(CODES)
+
     def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.abort(code, "no")
+        context.abort(codes[0], "100 % sure: ä")
         raise AssertionError
 
-    with run_kubelet(tmp_path / "s", {LIST: refuse}) as path, pytest.raises(OSError) as refused:  # noqa: PT011
-        call_kubelet(path, LIST)
-    assert reason_of(refused.value) is CODES[code]
+    with run_kubelet(tmp_path / "s", {LIST: refuse}) as path:
+        while codes:
+            with pytest.raises(OSError, match="100 % sure: ä") as refused:
+                call_kubelet(path, LIST)
+            assert reason_of(refused.value) is CODES[codes.pop(0)]
 
 
-def test_an_older_kubelet_has_not_all_methods(tmp_path):
-    with run_kubelet(tmp_path / "s", {LIST: METHODS[LIST]}) as path:
-        with pytest.raises(OSError, match="status 12") as refused:
-            call_kubelet(path, GET)
-        assert reason_of(refused.value) is Absent.UNSUPPORTED
-
-
-def test_a_server_that_never_answers(tmp_path):
+def test_an_answer_that_is_late_or_would_fill_the_memory(tmp_path):
     released = threading.Event()
 
     def hang(_request: bytes, _context: grpc.ServicerContext) -> bytes:
         released.wait()
         return b""
 
-    with run_kubelet(tmp_path / "s", {LIST: hang}) as path, contextlib.ExitStack() as last:
+    methods: dict[str, Handler] = {LIST: hang, ALLOCATABLE: lambda *_: bytes(100_000)}
+    with run_kubelet(tmp_path / "s", methods) as path, contextlib.ExitStack() as last:
         last.callback(released.set)
+        with pytest.raises(OSError, match="at most 50000") as refused:
+            call_kubelet(path, ALLOCATABLE, max_bytes=50_000)
+        assert refused.value.errno == errno.EMSGSIZE
         with pytest.raises(OSError) as late:  # noqa: PT011
             call_kubelet(path, LIST, timeout_seconds=SHORT)
     assert reason_of(late.value) is Absent.TIMEOUT
-
-
-def test_a_server_that_never_responds(tmp_path):
-    received = threading.Event()
-    with (
-        serving_once(tmp_path / "s", lambda _: received.wait()) as path,
-        contextlib.ExitStack() as last,
-    ):
-        last.callback(received.set)
-        with pytest.raises(TimeoutError):
-            call_kubelet(path, LIST, timeout_seconds=SHORT)
-
-
-def test_an_answer_that_would_fill_the_memory(tmp_path):
-    huge: dict[str, Handler] = {LIST: lambda _request, _context: bytes(100_000)}
-    with (
-        run_kubelet(tmp_path / "s", huge) as path,
-        pytest.raises(OSError, match="at most 50000") as refused,
-    ):
-        call_kubelet(path, LIST, max_bytes=50_000)
-    assert refused.value.errno == errno.EMSGSIZE
 
 
 @contextlib.contextmanager
@@ -264,10 +324,10 @@ FRAMES = st.builds(
     st.integers(0, 3),
     st.binary(max_size=20),
 )
-SETTINGS = bytes.fromhex("000000040000000000")
+PREFACE = bytes.fromhex("000000040000000000")
 
 
-@given(st.one_of(st.binary(), st.lists(FRAMES).map(lambda frames: SETTINGS + b"".join(frames))))
+@given(st.one_of(st.binary(), st.lists(FRAMES).map(lambda frames: PREFACE + b"".join(frames))))
 def test_any_bytes_are_an_error_of_the_system(tmp_path_factory, noise):
     path = tmp_path_factory.mktemp("noise") / "s"
     with (
@@ -275,3 +335,141 @@ def test_any_bytes_are_an_error_of_the_system(tmp_path_factory, noise):
         pytest.raises(OSError),  # noqa: PT011
     ):
         call_kubelet(where, LIST)
+
+
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+POD = {
+    "metadata": {
+        "name": "train", "namespace": "research", "uid": "u-1",
+        "annotations": {ALLOCATED: "GPU-1,NVIDIA,3000,30:;", "secret.io/token": "hunter2"},
+    },
+    "spec": {"nodeName": "gpu-1", "containers": [{
+        "name": "main", "env": [{"name": "PASSWORD", "value": "hunter2"}],
+        "resources": {"limits": {"cpu": "4", "nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}},
+    }], "initContainers": [{"name": "load"}, {"name": "proxy", "restartPolicy": "Always"}]},
+    "status": {"phase": "Running"},
+}  # fmt: skip
+OTHER = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"containers": [{"name": "x"}]}}
+
+
+class FakeKubelet(ThreadingHTTPServer):
+    """HTTPS server that answers GET /pods for a token."""
+
+    daemon_threads = True
+
+    def __init__(self, certificates: tuple[Path, Path] | None) -> None:
+        super().__init__(("127.0.0.1", 0), FakeKubeletHandler)
+        self.content, self.seen = json.dumps({"items": [POD, OTHER]}).encode(), list[str]()
+        if certificates:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificates)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that reject the certificate: these tests expect them."""
+
+
+class FakeKubeletHandler(BaseHTTPRequestHandler):
+    server: FakeKubelet
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.path)
+        allowed = self.headers.get("Authorization") in {"Bearer token", None}
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        self.wfile.write(self.server.content if allowed else b"Unauthorized")
+
+    def log_message(self, *_: object) -> None:
+        """Do not log."""
+
+
+def serve(kubelet: FakeKubelet) -> Iterator[FakeKubelet]:
+    thread = threading.Thread(target=kubelet.serve_forever)
+    thread.start()
+    yield kubelet
+    kubelet.shutdown()
+    thread.join()
+    kubelet.server_close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    return self_signed(tmp_path / "pki")
+
+
+@pytest.fixture
+def kubelet(certificate: tuple[Path, Path]) -> Iterator[FakeKubelet]:
+    yield from serve(FakeKubelet(certificate))
+
+
+@pytest.fixture
+def plain() -> Iterator[FakeKubelet]:
+    yield from serve(FakeKubelet(None))
+
+
+def test_pods_over_https_with_a_token(kubelet, certificate, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("token\n")
+    url = f"https://127.0.0.1:{kubelet.server_port}"
+    (pod,) = ask_pods(url, token, certificate[0])
+    assert pod == {
+        "namespace": "research", "name": "train", "phase": "Running",
+        "annotations": {ALLOCATED: "GPU-1,NVIDIA,3000,30:;"},
+        "containers": [{"name": "main", "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}}],
+        "sidecars": [False, True],
+    }  # fmt: skip
+    assert "hunter2" not in json.dumps(pod), "secrets of a pod do not come out"
+    assert kubelet.seen == ["/pods"]
+
+
+def test_a_kubelet_that_is_another_or_denies_it(kubelet, certificate, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("wrong")
+    url = f"https://127.0.0.1:{kubelet.server_port}/pods"
+    with pytest.raises(PermissionError, match="nodes/proxy"):
+        ask_pods(url, token, certificate[0])
+    other, _ = self_signed(tmp_path / "other")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        ask_pods(url, token, other)
+    assert kubelet.seen == ["/pods"], "no token went to a server that was not proven"
+
+
+def test_pods_from_the_read_only_port_of_this_machine(plain, tmp_path):
+    url = f"http://127.0.0.1:{plain.server_port}/pods"
+    assert [pod["name"] for pod in ask_pods(url)] == ["train"]
+    token = tmp_path / "token"
+    token.write_text("token")
+    with pytest.raises(OSError, match="with a token: expected https:"):
+        ask_pods(url, token)
+    with pytest.raises(OSError, match="expected https://NODE:10250/pods"):
+        ask_pods("http://192.0.2.1:10255/pods")
+    with pytest.raises(OSError, match="expected https"):
+        ask_pods("ftp://127.0.0.1/pods")
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b'{"items": [{"metadata": 5}]}', b'{"items": "x"}']
+)
+def test_an_answer_that_is_not_a_list_of_pods(plain, content):
+    plain.content = content
+    with pytest.raises(OSError, match="invalid list of pods"):
+        ask_pods(f"http://127.0.0.1:{plain.server_port}")
+
+
+def test_an_answer_that_is_too_large(plain):
+    with pytest.raises(OSError, match="at most 100 bytes"):
+        read_pod_list(f"http://127.0.0.1:{plain.server_port}", "", "", 20.0, max_bytes=100)
+
+
+def test_missing_fields_of_a_pod():
+    assert parse_pod_list(b'{"items": null}') == ()
+    (pod,) = parse_pod_list(b'{"items": [{"metadata": {"name": "a", "annotations": null}}]}')
+    labels = b'{"items": [{"metadata": {"labels": {"runai-gpu-group": "g", "gpu-fraction": "1"}}}]}'
+    assert parse_pod_list(labels)[0].annotations == {"runai-gpu-group": "g"}
+    assert (pod.name, pod.concerns_gpus) == ("a", False)
+    long = json.dumps({"items": [{"metadata": {"annotations": {ALLOCATED: "x" * (MAX_TEXT + 1)}}}]})
+    assert parse_pod_list(long.encode())[0].annotations == {}
+    with pytest.raises(OwnerFormatError):
+        parse_pod_list(b"\xff")
+    with pytest.raises(OwnerFormatError, match="recursion"):
+        parse_pod_list(b'{"x":' + b"[" * 100_000)
