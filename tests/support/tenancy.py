@@ -50,13 +50,18 @@ def node(gpus: int = 2) -> FakeHost:
     return host
 
 
-def cut(host: FakeHost, gpu: int, instances: Sequence[tuple[str, int, int]]) -> None:
+def cut(
+    host: FakeHost,
+    gpu: int,
+    instances: Sequence[tuple[str, int | None, int | None]],
+    most: int = 7,
+) -> None:
     """Partition a GPU into MIG devices: profile, and first slice and number of slices of memory."""
     host.calls[f"nvml.nvmlDeviceGetMigMode({gpu})"] = [1, 1]
     host.calls[f"nvml.nvmlDeviceGetMigDevices({gpu})"] = [
         {
             "uuid": mig_uuid(gpu, place), "index": place, "gpu": place + 1, "compute": 0,
-            "start": start, "size": size, "most": 7,
+            "start": start, "size": size, "most": most,
         }
         for place, (_, start, size) in enumerate(instances)
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Claims of a node: the contents of a node, and all that the agent reports about claims at each poll.
 
     node GPUS [SETTING=VALUE]   another node; at first it has two GPUs. `set SETTING=VALUE` changes the settings
-    cut GPU PROFILE@FIRST+SIZE  MIG devices, with the files of their capabilities
+    cut GPU PROFILE@FIRST+SIZE  MIG devices, with the files of their capabilities; without placements, or most=4
     file PATH CONTENT           a file; \\n begins a line, @+7 is the time of the start and 7 s
     rm PATH, deny PATH          removes a file or a directory; a directory that cannot be listed; `link PATH TARGET` makes a link
     call KEY ANSWER             an answer of the host in JSON
@@ -121,8 +121,13 @@ class Node:
     def show(self, *facts: str) -> None:
         self.shown = list(facts)
 
-    def cut(self, gpu: str, *parts: str) -> None:
-        cut(self.host, int(gpu), [(each[:-4], int(each[-3]), int(each[-1])) for each in parts])
+    def cut(self, gpu: str, *parts: str, most: str = "7") -> None:
+        placed = [re.fullmatch(r"(\S+?)(?:@(\d)\+(\d))?", each) for each in parts]
+        groups = [each.groups() if each else ("", None, None) for each in placed]
+        instances = [
+            (name, first and int(first), size and int(size)) for name, first, size in groups
+        ]
+        cut(self.host, int(gpu), instances, int(most))
         for number in range(1, len(parts) + 1):
             directory = f"/proc/driver/nvidia/capabilities/gpu{gpu}/mig/gi{number}"
             self.host.files[f"{directory}/access"] = f"DeviceFileMinor: {9 * number}\n"
