@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_queries import ALICE, compute_states, new_problems
+from core_queries import ALICE
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from reports import HOUR, read_again, sample_envelopes, wrong_clock_envelopes
@@ -14,17 +14,13 @@ from support.story import (
     DAY_SECONDS,
     SECOND,
     accept,
-    at,
     claim_ended,
     claim_started,
-    known_of,
 )
 
 from railscope_collector.evidence.gpu_evidence import build_evidence
-from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.ledger.day_tiling import evidence_root
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpointer import StateCheckpointer
 
 few = fewer_examples(60)
 deltas = st.one_of(
@@ -92,35 +88,3 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
     days = range(DAY - 1, DAY + 99)
     assert content(site.stores.ledger, days) == content(right.stores.ledger, days) != {}
     assert max(day for _, day in site.stores.ledger.newest(days.start, days.stop)) <= DAY + 1
-
-
-def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: CollectorState):
-    problems = new_problems(core)
-    wrong, _ = wrong_clock_envelopes(
-        sample_envelopes("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND
-    )
-    accept(core, wrong)
-    assert problems == []
-    assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.sample_spans] == [0]
-    assert [state[0] for state in compute_states(core, 600)] != []
-
-
-def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
-    problems = new_problems(core)
-    wrong, _ = wrong_clock_envelopes(
-        sample_envelopes("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND
-    )
-    accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
-    assert {problem.kind for problem in problems} == {"quarantine"}
-
-
-async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(
-    core: CollectorState, tmp_path
-):
-    reason = "suspect"
-    restart = StateCheckpointer(tmp_path, core, reason_to_withhold=lambda: reason)
-    assert not await restart.write(1, at(0))
-    assert not (tmp_path / "checkpoint").exists()
-    reason = ""
-    assert await restart.write(1, at(0))
-    assert FrameLog(tmp_path / "frames", 1 << 20, 1 << 30).offset == 0

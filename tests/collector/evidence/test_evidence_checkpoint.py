@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from stories import fleet_histories
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer_examples
-from support.story import NodeReporter, accept, at, gpus_of, host, temporary_core
+from support.story import NodeReporter, accept, gpus_of, temporary_core
 
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.state_checkpoint import (
@@ -67,23 +67,6 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
         assert restarted.fleet.nodes[name].timestamp_ns == node.timestamp_ns
 
 
-def test_a_stream_received_again_does_not_make_a_resumed_node_older():
-    """The newest frame is of a stream that has not reported since the checkpoint."""
-    node = NodeReporter()
-    host_frame, gpu_frame = (
-        node.envelopes_of(host(), [50]),
-        node.envelopes_of(gpus_of("GPU-0"), [10]),
-    )
-    before, restarted = temporary_core(), temporary_core()
-    accept(before, host_frame)
-    resume_from(restarted, checkpoint_of(before))
-    for core in (before, restarted):
-        accept(core, gpu_frame)
-    assert (
-        restarted.fleet.nodes["n1"].timestamp_ns == before.fleet.nodes["n1"].timestamp_ns == at(50)
-    )
-
-
 def written_once() -> bytes:
     core = temporary_core()
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
@@ -101,16 +84,3 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_rejected(data):
     for damaged in (cut, flipped):
         with pytest.raises(StateCheckpointError):
             decode_parts(damaged)
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"a checkpoint of another time", "expected a checkpoint of this version of the collector"),
-        (MAGIC, "expected a beginning and an end"),
-        (MAGIC + b"12345", "cannot decode the part at byte 23"),
-    ],
-)
-def test_defects_of_a_file_are_reported(content: bytes, problem: str):
-    with pytest.raises(StateCheckpointError, match=problem):
-        decode_parts(content)

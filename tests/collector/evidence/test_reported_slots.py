@@ -29,35 +29,6 @@ def device(instance: int, compute: str, memory: str) -> dict[str, str]:
     return {"gpu_instance": str(instance), "compute_slots": compute, "memory_slots": memory}
 
 
-def test_reported_slots_count():
-    second = device(1, "480-840", "420-840")
-    assert layout(second) == (ReportedMigInstance((480, 840), (420, 840)),)
-    assert layout(second, device(2, "0-360", "0-420")) == (
-        ReportedMigInstance((0, 360), (0, 420)),
-        ReportedMigInstance((480, 840), (420, 840)),
-    )
-
-
-def test_devices_of_one_instance_are_one_instance():
-    assert layout(device(1, "0-120", "0-140"), device(1, "120-360", "140-420")) == (
-        ReportedMigInstance((0, 360), (0, 420)),
-    )
-
-
-def test_slots_that_no_gpu_has_are_not_accepted():
-    in_order = (
-        ReportedMigInstance((0, 360), (0, 420)),
-        ReportedMigInstance((480, 840), (420, 840)),
-    )
-    for wrong in (
-        device(2, "0-999", "0-420"),
-        device(2, "5-5", "0-420"),
-        device(2, "0-360", "0-420"),
-        {"gpu_instance": "2"},
-    ):
-        assert layout(device(1, "0-360", "0-420"), wrong) == in_order
-
-
 @pytest.mark.parametrize(
     ("model", "profile", "eighths"),
     [

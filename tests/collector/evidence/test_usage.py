@@ -1,0 +1,397 @@
+"""Usage as text: what nodes report and administrators' files state, and the GPU time and ledger days that follow.
+
+A time is seconds, or has units: 1d2h30m. Second 0 is a midnight.
+
+    boot NODE NAME TIME           a boot of a node; without it, a node booted 5,000 seconds before second 0
+    claim NODE GPU CLAIM TIME     reported with the first samples from `told` on (TIME if missing); `-` is no device
+    end NODE GPU CLAIM TIME       the end of a claim
+    report NODE GPUS FROM-TO      samples, each 30 seconds; `step`, `sent`, `skew`, `limit` (of the token's authority), `run`,
+                                  `energy` (OFFSET+RATE in millijoules per second), `suspect` (since when the collector's clock was);
+                                  `host` instead of GPUs, and `mig=PROFILES` of one GPU, are other streams
+    receive                       envelopes up to here arrive; otherwise they do in the order of their sending
+    file KIND ROW                 a row of an administrators' file, or of the calendar with `|` between lines; `@TIME` is a time
+    decide VERDICT KIND NAME NODE a person's decision
+    show TIME                     time of each GPU up to there, computed by the live account; slots in brackets unless all
+    energy TIME                   energy of each GPU up to there, in joules
+    round TIME                    a round of the finalizer; prints new revisions of days, in hours
+    review TIME                   evidence that waits for a person; `accept TIME` and `reject TIME` decide about all of it
+    restart                       with the last checkpoint; `restart empty`: without
+    collector NAME                another collector of the same database
+
+New problems are printed by `show` and `round`, new records for the audit log by `round`. Both check that all time of every GPU
+is accounted for once, and `round` that days are the same when they are metered again, together and one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import select
+from support.finalizing import FinalizingCollector
+from support.stories import Story
+from support.story import (
+    DAY,
+    SECOND,
+    Envelopes,
+    NodeReporter,
+    accept,
+    at,
+    claim_ended,
+    claim_started,
+    counting,
+    cut,
+    gpus_of,
+    host,
+    no_turns,
+)
+
+from railscope.audit.record import RecordActor
+from railscope.frame import Event, Schema
+from railscope.timestamps import DAY_NS, HOUR_NS, format_timestamp
+from railscope_collector.account.account_sums import count_amounts, sum_entries
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.evidence.claim_events import is_gpu
+from railscope_collector.evidence.claim_placement import ClaimPlacer
+from railscope_collector.evidence.gpu_evidence import assemble_gpu as assemble, collect_facts
+from railscope_collector.evidence.review_decisions import (
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.ledger.day_tiling import DayTiling
+from railscope_collector.ledger.ledger_records import HEAD
+from railscope_collector.metering.counter_increments import CountedQuantity
+from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
+from railscope_collector.metering.units import Tiling
+
+UNITS = {"d": 86_400, "h": 3600, "m": 60, "": 1}
+HEADERS = {
+    "claims": "tenant,holds,from,to", "tenants": "tenant,source,owner,from,to", "retired": "gpu,from,to,reason",
+    "inventory": "node,gpus,rdma_ports,from,to", "calendar": "",
+}  # fmt: skip
+
+
+def seconds(text: str) -> int:
+    sign, parts = (-1 if text.startswith("-") else 1), re.findall(r"(\d+)([dhm]?)", text)
+    return sign * sum(int(number) * UNITS[unit] for number, unit in parts)
+
+
+def shown(timestamp_ns: int) -> str:
+    """Return a time of the story as it is written in it."""
+    total = round(Fraction(timestamp_ns - at(0), SECOND))
+    rest, words = abs(total), "-" * (total < 0)
+    for unit, size in UNITS.items():
+        number, rest = divmod(rest, size)
+        words += f"{number}{unit}" if number else ""
+    return words or "0"
+
+
+def hours(units_ns: float) -> str:
+    return f"{float(Fraction(units_ns) / 840 / HOUR_NS):.4f}".rstrip("0").rstrip(".") + " h"
+
+
+def whose(entry: TilingEntry) -> str:
+    slots = (
+        "" if (entry.slot_lo, entry.slot_hi) == (0, 840) else f"[{entry.slot_lo}-{entry.slot_hi}]"
+    )
+    evidence = f"({entry.node_evidence.name.lower()})" if entry.node_evidence is not None else ""
+    return " ".join(filter(None, [f"{entry.state.value}{slots}{evidence}", entry.tenant]))
+
+
+@dataclass
+class Played:
+    """Nodes, files and collectors of one story."""
+
+    directory: Path
+    nodes: dict[str, NodeReporter] = field(default_factory=dict)
+    told: dict[str, list[tuple[int, Event]]] = field(default_factory=dict)
+    sent: Envelopes = field(default_factory=list)
+    sites: dict[str, FinalizingCollector] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    revisions: dict[tuple[str, int], int] = field(default_factory=dict)
+    decisions: dict[ReviewSubject, bool] = field(default_factory=dict)
+    recorded: int = 0
+
+    def __post_init__(self) -> None:
+        self.collector("one")
+
+    def run(self, command: str) -> list[str]:
+        name, *words = command.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word and name != "file")
+        values = words if name == "file" else [word for word in words if "=" not in word]
+        if name in {"show", "energy", "round", "restart", "collector"}:
+            self.receive()
+        return getattr(self, name)(*values, **options) or []
+
+    # What is reported
+
+    def boot(self, node: str, name: str, time: str) -> None:
+        is_known = node in self.nodes
+        self.nodes[node] = NodeReporter(node, name, name, seconds(time), is_known=is_known)
+
+    def claim(
+        self, node: str, gpu: str, name: str, time: str, told: str = "", **facts: str
+    ) -> None:
+        for key in ("end_ns", "start_ns"):
+            facts |= {key: str(at(seconds(facts[key])))} if facts.get(key, "soon") != "soon" else {}
+        unclaimed = bool(facts.pop("unclaimed", ""))
+        self.tell(
+            node,
+            seconds(told or time),
+            claim_started(gpu.strip("-"), name, seconds(time), unclaimed=unclaimed, **facts),
+        )
+
+    def end(self, node: str, gpu: str, name: str, time: str, told: str = "") -> None:
+        self.tell(node, seconds(told or time), claim_ended(gpu.strip("-"), name, seconds(time)))
+
+    def tell(self, node: str, when: int, event: Event) -> None:
+        self.told.setdefault(node, []).append((when, event))
+
+    def report(  # noqa: PLR0913 - options of the command
+        self, node: str, gpus: str, span: str, *, step: str = "30", sent: str = "", skew: str = "", limit: str = "",
+        run: str = "", energy: str = "", suspect: str = "", mig: str | None = None,
+    ) -> None:  # fmt: skip
+        first, last = map(seconds, re.fullmatch(r"(-?\w+)-(\w+)", span).groups())  # type: ignore[union-attr]
+        one = self.nodes.setdefault(node, NodeReporter(node, f"{node}-boot"))
+        one.skew, one.run = seconds(skew or "0"), run or one.run
+        schema: Schema = (
+            host() if gpus == "host"
+            else cut(gpus, *filter(None, mig.split(","))) if mig is not None
+            else gpus_of(*gpus.split(","))
+        )  # fmt: skip
+        times, told = range(first, last + 1, int(step)), self.told.setdefault(node, [])
+        events = dict[int, list[Event]]()
+        for when, event in sorted(told, key=lambda each: each[0]):
+            if when <= times[-1]:
+                second = next(each for each in times if each >= when)
+                boot_ns = (second - one.booted_at) * SECOND
+                events.setdefault(second, []).append(
+                    Event(event.event_class, event.entity, at(second), boot_ns, event.facts)
+                )
+        told[:] = [each for each in told if each[0] > times[-1]]
+        offset, rate = map(int, energy.split("+")) if energy else (0, 0)
+        column = [i for i, (metric, _) in enumerate(schema.columns) if "energy" in metric.name]
+
+        def values(second: int, columns: int) -> list[int]:
+            if not energy:
+                return counting(second, columns)
+            return [offset + rate * second if i in column else 0 for i in range(columns)]
+
+        if sent:
+            frames = one.frames(schema, times, values=values, events=events)
+            parts = [frames[i : i + 5000] for i in range(0, len(frames), 5000)]
+            made = [one.record(part, seconds(sent) + i) for i, part in enumerate(parts)]
+        else:
+            made = one.envelopes_of(
+                schema, times, values=values, events=events, each=600 // int(step)
+            )
+        facts = {"max_authority": int(limit)} if limit else {}
+        facts |= {"doubted_since_ns": at(seconds(suspect)), "is_suspect": True} if suspect else {}
+        self.sent += [(replace(record, **facts), found) for record, found in made]
+
+    def receive(self) -> None:
+        accept(self.site.core, sorted(self.sent, key=lambda each: each[0].received_wall_ns))
+        self.sent.clear()
+
+    def file(self, kind: str, *words: str) -> None:
+        row = re.sub(
+            r"@(-?\w+)", lambda time: format_timestamp(at(seconds(time[1]))), " ".join(words)
+        )
+        for site in self.sites.values():
+            before = site.texts.get(kind, HEADERS[kind] + "\n")
+            site.texts[kind] = (
+                HEADERS[kind] + "\n" if row == "removed" else before + row.replace("|", "\n") + "\n"
+            )
+
+    def decide(self, verdict: str, kind: str, name: str, node: str) -> None:
+        self.decisions[ReviewSubject(ReviewKind(kind), node, name)] = verdict == "accept"
+        self.site._decided(ReviewDecisions(dict(self.decisions)))  # noqa: SLF001 - as the finalizer reads it
+
+    # Collectors
+
+    def collector(self, name: str) -> None:
+        self.site = self.sites.get(name) or FinalizingCollector(
+            self.directory / name, f"sqlite:///{self.directory / 'ledger.db'}"
+        )
+        if name not in self.sites:
+            self.site.texts = dict(next(iter(self.sites.values())).texts) if self.sites else {}
+            self.sites[name] = self.site
+            self.listen()
+
+    def restart(self, how: str = "") -> None:
+        self.site.restart(self.site.checkpoint() if not how else None)
+        self.listen()
+
+    def listen(self) -> None:
+        self.site.core.evidence.problems.listeners.append(
+            lambda found: self.problems.append(
+                " ".join(
+                    filter(
+                        None,
+                        [
+                            "problem",
+                            found.kind,
+                            found.gpu,
+                            found.node,
+                            *(f"{k}={v}" for k, v in found.facts.items()),
+                        ],
+                    )
+                )
+            )
+        )
+
+    def take_problems(self) -> list[str]:
+        found, self.problems = self.problems, []
+        return found
+
+    # What follows
+
+    def show(self, time: str) -> list[str]:
+        book, files, until = self.site.core.evidence, self.site.files(), at(seconds(time))
+        book.changed.update(book.gpus)
+        account = asyncio.run(LiveAccount(book, lambda: files).refresh(until, no_turns))
+        placer, sums, lines = ClaimPlacer(book, files), Counter(), list[str]()
+        for gpu in sorted(filter(is_gpu, book.gpus)):
+            evidence, _ = placer.evidence(gpu)
+            since = min((stay.start_ns for stay in evidence.stays), default=until)
+            entries = GpuTimeline.compute(evidence).entries(since, until) if since < until else []
+            sums.update(sum_entries(entries))
+            spans = list[list[str]]()
+            for each in (each for each in entries if each.tiling is Tiling.COMPUTE):
+                begin, end = shown(each.t0_ns), shown(each.t1_ns)
+                before = next(
+                    (span for span in reversed(spans) if span[0] == whose(each)), ["", "", ""]
+                )
+                if before[2] == begin:
+                    before[2] = end
+                else:
+                    spans.append([whose(each), begin, end])
+            lines.append(
+                f"{gpu}: " + ", ".join(f"{begin}-{end} {what}" for what, begin, end in spans)
+            )
+        assert account.balances
+        assert dict(account.sums) == {key: amount for key, amount in sums.items() if amount}
+        return lines + self.take_problems()
+
+    def energy(self, time: str) -> list[str]:
+        book, lines = self.site.core.evidence, list[str]()
+        intervals = [kept.interval for kept in book.intervals.by_key.values()]
+        for gpu in sorted(filter(is_gpu, book.gpus)):
+            memory = book.gpus[gpu]
+            facts = collect_facts(
+                gpu, intervals, memory.claims, memory.ended, book.facts(gpu).contacts
+            )
+            found = Counter[str]()
+            for amounts in count_amounts(
+                assemble(facts, intervals, self.site.files()), at(-(10**7)), at(seconds(time))
+            ).values():
+                for key, amount in amounts.items():
+                    if amount and key.measure is CountedQuantity.ENERGY:
+                        found[f"{key.use.value} {key.tenant}".strip()] += amount
+            lines.append(
+                f"{gpu}: "
+                + ", ".join(f"{amount / 1000:g} J {name}" for name, amount in sorted(found.items()))
+            )
+        return lines
+
+    def round(self, time: str) -> list[str]:
+        for _ in range(2):  # the second one writes what the first has read
+            asyncio.run(self.site.round(seconds(time), everything=True))
+        assert asyncio.run(self.site.account(seconds(time))).balances
+        ledger, lines = self.site.stores.ledger, list[str]()
+        newest = ledger.newest(DAY - 40, DAY + 100)
+        for key, number in sorted(newest.items()):
+            (revision,) = ledger.revisions({key: number})
+            self.check_day(revision.tiling, range(min(newest)[1], max(newest)[1] + 1))
+            if self.revisions.get(key) == number:
+                continue
+            self.revisions[key] = number
+            found = Counter[str]()
+            for entry in revision.tiling.entries:
+                found[re.sub(r"\[.*\]", "", whose(entry))] += entry.quantity * (
+                    entry.tiling is Tiling.COMPUTE
+                )
+            again = f" ({number})" if number > 1 else ""
+            suspect = "".join(
+                f", clock suspect since {shown(each.since_ns)}"
+                for each in revision.tiling.clock_suspect
+            )
+            times = ", ".join(
+                f"{hours(found[name])} {name}" for name in sorted(found) if found[name]
+            )
+            lines.append(f"{key[0]} day {key[1] - DAY}{again}: {times}{suspect}")
+        return lines + self.take_problems() + self.take_records()
+
+    def check_day(self, tiling: DayTiling, days: range) -> None:
+        """Compare a day of the ledger with the evidence in the database, metered alone and with all days of the ledger."""
+        start, end = tiling.day * DAY_NS, (tiling.day + 1) * DAY_NS
+        for first, last in ((start, end), (days.start * DAY_NS, days.stop * DAY_NS)):
+            evidence = self.site.stores.store.evidence(tiling.gpu, first, last).evidence
+            assert tuple(GpuTimeline.compute(evidence).entries(start, end)) == tiling.entries
+        sums = Counter[Tiling]()
+        for entry in tiling.entries:
+            sums[entry.tiling] += entry.quantity
+        assert len(set(sums.values())) <= 1
+        assert max(sums.values(), default=0) <= 840 * DAY_NS
+
+    def take_records(self) -> list[str]:
+        with self.site.stores.ledger.database.transaction() as connection:
+            query = select(outbox_rows).where(
+                outbox_rows.c.type != HEAD, outbox_rows.c.number > self.recorded
+            )
+            rows = connection.execute(query.order_by(outbox_rows.c.number)).all()
+        self.recorded = max((row.number for row in rows), default=self.recorded)
+        found = [(row.type, json.loads(row.subject) | json.loads(row.data)) for row in rows]
+        return [
+            f"record {kind} "
+            + " ".join(f"{k}={v}" for k, v in facts.items() if v and k not in {"sha256", "gpu_ns"})
+            for kind, facts in found
+        ]
+
+    def review(self, time: str) -> list[str]:
+        found = find_pending_evidence(
+            self.site.stores.store, self.site.stores.ledger.database, at(seconds(time))
+        )
+        return [
+            f"{each.subject.kind.value} {each.subject.name} {each.subject.node}: {', '.join(each.gpus)}: {', '.join(each.tenants)},"
+            f" {hours(840 * each.gpu_ns)}, {', '.join(each.reasons)}"
+            for each in found
+        ]
+
+    def accept(self, time: str, *, accepted: bool = True) -> None:
+        found = find_pending_evidence(
+            self.site.stores.store, self.site.stores.ledger.database, at(seconds(time))
+        )
+        record_decision(
+            self.site.stores.ledger.database,
+            found,
+            ReviewDecision(accepted, RecordActor("operator", "ann"), at(seconds(time))),
+        )
+
+    def reject(self, time: str) -> None:
+        self.accept(time, accepted=False)
+
+
+@pytest.fixture
+def played(tmp_path: Path, new_ledger_file: Path) -> Iterator[Played]:
+    shutil.copyfile(new_ledger_file, tmp_path / "ledger.db")
+    found = Played(tmp_path)
+    yield found
+    for site in found.sites.values():
+        site.finalizer.close()
+
+
+def test_usage(story: Story, played: Played) -> None:
+    story.play(played.run)
