@@ -9,18 +9,11 @@ from support.checkpoints import checkpoint_of, resume_from
 from support.metered import revision_of
 from support.story import at, core_in, no_turns
 
-from railscope.audit.record import RecordActor
-from railscope.timestamps import DAY_NS
 from railscope_collector.account.account_sums import GpuTimeAccount
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.config import IngestLimits, MeteringSettings
 from railscope_collector.evidence.evidence_store import EvidenceStore
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.evidence.review_decisions import (
-    ReviewDecision,
-    find_pending_evidence,
-    record_decision,
-)
 from railscope_collector.evidence.review_rules import ReviewDecisions
 from railscope_collector.evidence.waiting_evidence import DIRECTORY, WaitingEvidence
 from railscope_collector.files import (
@@ -123,14 +116,6 @@ class FinalizingCollector:
         self.now = now
         return await self.live.refresh(at(now), no_turns)
 
-    def accept_all(self, second: float) -> int:
-        """Accept everything that waits, as a person would; return the count."""
-        found = find_pending_evidence(self.stores.store, self.stores.ledger.database, at(second))
-        decision = ReviewDecision(
-            accepted=True, actor=RecordActor("operator", "x"), now_ns=at(second)
-        )
-        return record_decision(self.stores.ledger.database, found, decision)
-
     def restart(self, checkpoint: bytes | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""
         self.finalizer.close()
@@ -170,6 +155,3 @@ def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:
         tiling = revision_of(ledger, gpu, day, number).tiling
         found[gpu, day] = (tiling.entries, tiling.shares, tiling.claims, tiling.sku)
     return found
-
-
-__all__ = ["DAY_NS", "SETTINGS", "FinalizingCollector", "content"]

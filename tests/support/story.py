@@ -13,11 +13,10 @@ from pathlib import Path
 
 from railscope.batch_encoding import encode_batches
 from railscope.catalog import METRICS, gpu, tenancy
-from railscope.catalog.entities import CLAIM, GPU, MIG, NIC, NODE, RDMA_PORT
+from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 from railscope_collector.account.account_sums import GpuTimeAccount
-from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.evidence.gpu_evidence import (
     AdministratorInputs,
     AssembledGpu,
@@ -55,12 +54,6 @@ def ports_of(count: int) -> Schema:
     """Return bytes in and out of RDMA ports; port i is on rail i."""
     entities = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(count)]
     return _traffic("rdma", entities)
-
-
-def interfaces_of(count: int) -> Schema:
-    """Return bytes in and out of the interfaces of NICs; interface i is on rail i."""
-    entities = [Entity(NIC, (f"eth{i}",), {"rail": str(i)}) for i in range(count)]
-    return _traffic("nic", entities)
 
 
 def _traffic(stream: str, entities: Iterable[Entity]) -> Schema:
@@ -223,15 +216,6 @@ def known_of(
 
 async def no_turns() -> None:
     """Yield to no other task."""
-
-
-async def account_at(
-    core: CollectorState, second: float, files: AdministratorInputs | None = None
-) -> GpuTimeAccount:
-    """Return the account of a core at a second, computed from nothing."""
-    core.evidence.changed.update(core.evidence.gpus)
-    live = LiveAccount(core.evidence, lambda: files or AdministratorInputs())
-    return await live.refresh(at(second), no_turns)
 
 
 def seconds_of(account: GpuTimeAccount) -> dict[tuple[str, str], float]:

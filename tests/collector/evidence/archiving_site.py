@@ -119,8 +119,8 @@ async def reported(site: FinalizingCollector, *nodes: NodeReporter) -> None:
 def days_of_a_node() -> Envelopes:
     """Five days of a node with a GPU: a quarter of the time of most tests, which share it."""
     node = NodeReporter()
-    first_day = a_day(node)
-    further = node.envelopes_of(gpus_of("GPU-0"), range(DAY_SECONDS + HOURS, NOW, 30), each=200)
+    first_day = a_day(node, step=300)
+    further = node.envelopes_of(gpus_of("GPU-0"), range(DAY_SECONDS + HOURS, NOW, 300), each=20)
     return [*first_day, *further]
 
 

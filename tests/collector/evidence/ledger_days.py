@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from core_queries import ALICE
 from support.finalizing import FinalizingCollector
 from support.story import DAY, DAY_SECONDS, NodeReporter, claim_ended, claim_started, gpus_of
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
-from railscope_collector.account.account_sums import AmountKey
-from railscope_collector.metering.amount_shares import AmountAttribution
-from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.units import Tiling
 
 HOURS = 3600
+ALICE = {"tenant": "alice"}
 LATER = DAY_SECONDS + 2 * HOURS
-MAP = "tenant,source,owner,from,to\n"
 
 
 def a_day(node: NodeReporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
@@ -38,12 +34,3 @@ def ledger_hours(site: FinalizingCollector, day: int = DAY) -> dict[tuple[str, s
         for of, quantity in totals.items()
         if of.tiling is Tiling.COMPUTE
     }
-
-
-def tenant_amount(
-    site: FinalizingCollector, tenant: str, measure: CountedQuantity = CountedQuantity.ENERGY
-) -> int:
-    """Time of a tenant in the account."""
-    return site.live.amounts.totals().get(
-        AmountKey(measure, AmountAttribution.ATTRIBUTED, tenant), 0
-    )

@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
-from core_queries import ALICE
+import os
+import tempfile
+from pathlib import Path
+
+from fleet_history import fleet_histories
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
-from reports import HOUR, read_again, sample_envelopes, wrong_clock_envelopes
-from stories import fleet_histories
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.story import (
     DAY,
     DAY_SECONDS,
     SECOND,
+    Envelopes,
+    NodeReporter,
     accept,
     claim_ended,
     claim_started,
+    gpus_of,
+    temporary_core,
 )
 
 from railscope_collector.evidence.gpu_evidence import build_evidence
+from railscope_collector.framelog.segment_files import (
+    FrameLogStats,
+    encode_record,
+    frame_payload,
+    start_segment,
+)
 from railscope_collector.ledger.day_tiling import evidence_root
 from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpointer import StateCheckpointer
 
+HOUR = 3600
 few = fewer_examples(60)
 deltas = st.one_of(
     st.integers(-(10**6) * SECOND, 10**6 * SECOND), st.sampled_from([SECOND, -SECOND, 61 * SECOND])
 )
+
+
+def wrong_clock_envelopes(
+    envelopes: Envelopes, first: int, end: int, delta_ns: int
+) -> tuple[Envelopes, int]:
+    """Return the envelopes, some of them received by a clock that was wrong, and the start of that time."""
+    if first >= end:
+        return envelopes, 0
+    since_ns = envelopes[first][0].received_wall_ns - delta_ns
+    wrong = [
+        (replace(r, received_wall_ns=r.received_wall_ns - delta_ns, doubted_since_ns=since_ns), e)
+        for r, e in envelopes[first:end]
+    ]
+    return [*envelopes[:first], *wrong, *envelopes[end:]], since_ns
+
+
+def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> CollectorState:
+    """Return the state of a collector that starts from a frame log with these records."""
+    with tempfile.TemporaryDirectory() as directory:
+        return _read_again(Path(directory), envelopes, corrections)
+
+
+def _read_again(
+    directory: Path, envelopes: Envelopes, corrections: dict[int, int]
+) -> CollectorState:
+    (directory / "frames").mkdir()
+    descriptor, marker = start_segment(directory / "frames", 1)
+    with os.fdopen(descriptor, "wb") as file:
+        file.writelines(frame_payload(marker, encode_record(record)) for record, _ in envelopes)
+    core = temporary_core()
+    for _, envelope in envelopes:
+        for schema in envelope.schemas:
+            core.schemas.put(schema)
+    restart = StateCheckpointer(directory, core)
+    restart.restore(FrameLogStats(), corrections)
+    assert not restart.quarantine.records
+    return core
 
 
 def roots(core: CollectorState, files) -> dict[str, str]:
@@ -55,7 +106,7 @@ def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, d
 CLAIM = {
     2 * HOUR: [
         claim_started(
-            "GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND), **ALICE
+            "GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND), tenant="alice"
         )
     ],
     20 * HOUR: [claim_ended("GPU-0", "job", 20 * HOUR)],
@@ -64,7 +115,9 @@ CLAIM = {
 
 
 async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tmp_path):
-    envelopes = sample_envelopes("GPU-0", until=DAY_SECONDS + 2 * HOUR, events=CLAIM)
+    envelopes = NodeReporter().envelopes_of(
+        gpus_of("GPU-0"), range(0, DAY_SECONDS + 2 * HOUR + 1, 30), events=CLAIM, each=20
+    )
     right = make("right", f"sqlite:///{tmp_path}/right.db")
     accept(right.core, envelopes)
     await right.round(DAY_SECONDS + 3 * HOUR, everything=True)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
+from fleet_history import fleet_histories, spelled_files
 from hypothesis import given, strategies as st
 from ledger_days import LATER, a_day
-from stories import fleet_histories, spelled_files
 from support.audit import draft, without_triggers
 from support.books import ALL, ONE, TWO, books_with, manager_after
 from support.examples import fewer_examples
@@ -28,7 +28,7 @@ from railscope.cli import root
 from railscope.service import lock_state_directory
 from railscope_collector.billing import tables
 from railscope_collector.ledger import audit_outbox, database_copy
-from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
 
@@ -141,15 +141,6 @@ def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
     assert (state / "ledger.sqlite").read_bytes() == content, "opening it adds the table"
 
 
-def test_a_ledger_is_not_replaced(state: Path, target: str) -> None:
-    Ledger.open(target, metadata).close()
-    before = rows_of(target)
-    result = copied(state, target)
-    assert result.exit_code == 1
-    assert "contains a ledger: expected an empty database" in result.output
-    assert rows_of(target) == before
-
-
 def test_it_needs_a_file_and_a_server(state: Path, target: str) -> None:
     result = copied(state, f"sqlite:///{state / 'other.sqlite'}")
     assert (result.exit_code, "expected postgresql://" in result.output) == (1, True)
@@ -179,27 +170,7 @@ def test_a_damaged_ledger_is_not_copied(
     assert tables_in(target) == []
 
 
-def test_an_interrupted_copy_leaves_an_empty_database(state: Path, target: str) -> None:
-    """All rows are written and read back when it ends; another collector that starts meanwhile waits."""
-    source = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
-    tables_seen: list[str] = []
-
-    def interrupt(connection: sa.Connection) -> None:
-        assert connection.execute(sa.select(metadata.tables["billing_charge"])).first()
-        tables_seen.extend(tables_in(target))
-        raise KeyboardInterrupt
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            database_copy.copy_database(source, target, metadata, interrupt)
-        assert tables_seen == tables_in(target) == []
-        database_copy.copy_database(source, target, metadata, lambda _: None).close()
-        with pytest.raises(UnusableLedgerError, match="contains a ledger"):
-            database_copy.copy_database(source, target, metadata, lambda _: None)
-    finally:
-        source.close()
-
-
+@pytest.mark.thorough
 @fewer_examples(20)
 @given(
     fleet_histories(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from archiving_site import DAYS, METERING, NOW, ArchivingCollector
 from ledger_days import HOURS
-from sqlalchemy import delete, event, select, text, update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 from support.audit import without_triggers
@@ -21,15 +20,11 @@ from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
 from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS
-from railscope_collector.archive_stores import MAX_FILE_BYTES, ArchiveError, ArchiveStore
+from railscope_collector.archive_stores import MAX_FILE_BYTES, ArchiveStore
 from railscope_collector.billing import administration
 from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.config import MeteringSettings
-from railscope_collector.evidence import node_parts
 from railscope_collector.evidence.claim_archive import ClaimArchive
-from railscope_collector.evidence.evidence_archive import INTERVALS, KEPT_REPORTS, EvidenceArchive
 from railscope_collector.evidence.evidence_contents import ArchivedEvidenceError
-from railscope_collector.evidence.evidence_store import EvidenceStore
 from railscope_collector.evidence.evidence_tables import (
     archived_facts,
     archives,
@@ -39,40 +34,11 @@ from railscope_collector.evidence.evidence_tables import (
 from railscope_collector.finalization import day_writes, due_days
 from railscope_collector.finalization.evidence_retention import find_first_needed_day
 from railscope_collector.ledger import schema
-from railscope_collector.ledger.database import Database
-from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period
-from railscope_collector.tables import metadata
-
-EARLIER_TRIGGERS = {
-    "sqlite": (
-        "DROP TRIGGER evidence_part_no_delete",
-        "CREATE TRIGGER evidence_part_no_delete BEFORE DELETE ON evidence_part BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
-    ),
-    "postgresql": (
-        "DROP TRIGGER evidence_part_no_delete ON evidence_part",
-        "DROP TRIGGER evidence_part_append_only ON evidence_part",
-        "DROP FUNCTION evidence_part_deletion",
-        "DROP FUNCTION evidence_archived_fact_deletion",
-        "CREATE TRIGGER evidence_part_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON evidence_part FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()",
-    ),
-}
-"""Statements that give the evidence the triggers of an earlier release."""
 
 
-async def test_a_gpu_day_whose_evidence_is_in_the_archive_keeps_no_other_from_the_ledger(
-    archiving: ArchivingCollector,
-):
-    assert await archiving.retention.attempt()
-    stores, homes = archiving.site.stores, {"GPU-0": {"n1": at(0)}, "GPU-9": {"n9": at(0)}}
-    jobs = [due_days.DueDays(gpu, (DAY,)) for gpu in homes]
-    written, rejected = day_writes.write_days(stores, homes, jobs, {}, at(archiving.now))
-    assert [day.gpu for day in written] == ["GPU-9"]
-    assert rejected.keys() == {("GPU-0", DAY)}
-    assert "is only in the archive" in rejected["GPU-0", DAY]
-
-
+@pytest.mark.statements
 async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_ledger_day(
     archiving: ArchivingCollector,
 ):
@@ -109,35 +75,7 @@ async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_
     archiving.check_audit()
 
 
-async def test_restored_evidence_stays_for_a_month(archiving: ArchivingCollector):
-    before = archiving.facts()
-    await archiving.retention.attempt()
-    deleted = before - archiving.facts()
-    archiving.restore_all()
-    archiving.now += 29 * DAY_SECONDS
-    assert await archiving.retention.attempt()
-    assert deleted < archiving.facts()
-    archiving.now += 2 * DAY_SECONDS
-    assert await archiving.retention.attempt()
-    assert not deleted & archiving.facts()
-    archiving.restore_all()
-    archiving.check_audit()
-
-
-async def test_days_that_may_be_revised_are_metered_without_what_was_deleted(
-    archiving: ArchivingCollector,
-):
-    await archiving.retention.attempt()
-    store = archiving.site.stores.store
-    for day in range(DAYS - 2, DAYS):
-        window = at(day * DAY_SECONDS), at((day + 1) * DAY_SECONDS)
-        entries = tuple(tile(store.evidence("GPU-0", *window).evidence, *window))
-        found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY + day)
-        assert found is not None
-        assert entries == found.tiling.entries
-    assert KEPT_REPORTS > node_parts.MAX_PARTS
-
-
+@pytest.mark.statements
 async def test_the_database_rejects_deletions_of_what_is_not_archived(
     archiving: ArchivingCollector,
 ):
@@ -169,41 +107,6 @@ async def test_the_database_rejects_deletions_of_what_is_not_archived(
         assert connection.execute(delete(evidence_intervals).where(one)).rowcount == 1
 
 
-async def test_a_database_of_an_earlier_release_gets_the_triggers(
-    archiving: ArchivingCollector,
-):
-    dialect = archiving.database.engine.dialect.name
-    tables = ("evidence_removal", "evidence_archived_fact", "evidence_archive")
-    with archiving.database.engine.begin() as connection:
-        for statement in (*(f"DROP TABLE {name}" for name in tables), *EARLIER_TRIGGERS[dialect]):
-            connection.execute(text(statement))
-    archiving.site.restart()
-    await archiving.site.round(NOW + 60)
-    engine = archiving.database.engine
-    with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
-        connection.execute(delete(evidence_intervals))
-    assert await archiving.retention.attempt()
-    assert archiving.retention.deleted
-    archiving.restore_all()
-    archiving.check_audit()
-
-
-async def test_a_late_fact_of_an_archived_day_stays_until_it_is_in_a_further_file(
-    archiving: ArchivingCollector,
-):
-    await archiving.retention.attempt()
-    files = len(archiving.files())
-    node = NodeReporter("n2")
-    accept(archiving.site.core, node.envelopes_of(gpus_of("GPU-9"), range(0, 7200, 30), each=200))
-    late = NOW + 600
-    await archiving.site.round(late, everything=True)
-    archiving.now = late + 600
-    assert await archiving.retention.attempt()
-    assert len(archiving.files()) == files + 1
-    assert {file.day for file in archiving.files() if "n2" in file.nodes} == {DAY}
-    assert any(row[1] == "n2" for row in archiving.facts())
-
-
 async def test_a_round_that_ends_after_any_step_loses_nothing_and_is_completed(
     archiving: ArchivingCollector,
 ):
@@ -229,16 +132,6 @@ async def test_a_round_that_ends_after_any_step_loses_nothing_and_is_completed(
     assert len({file.name for file in archiving.files()}) == len(archiving.files())
 
 
-async def test_two_collectors_write_each_file_once(archiving: ArchivingCollector):
-    one, two = (EvidenceArchive(archiving.database, archiving.archive.store) for _ in range(2))
-    first, second = (archive.write_day(DAY, ["n1"], at(NOW)) for archive in (one, two))
-    rows = two._read_unarchived("n1", DAY)  # noqa: SLF001 - what it read before the other one wrote
-    assert next(first) == len(rows)
-    assert two._write_file(INTERVALS, DAY, "all", rows, at(NOW)) == 0  # noqa: SLF001 - as above
-    assert list(second) == []
-    assert len(archiving.files()) == 1
-
-
 def changed_files(directory: Path) -> Iterator[Path]:
     for path in sorted(directory.rglob("*.parquet")):
         content_ = bytearray(path.read_bytes())
@@ -246,48 +139,6 @@ def changed_files(directory: Path) -> Iterator[Path]:
         path.chmod(0o640)
         path.write_bytes(content_)
         yield path
-
-
-async def test_a_changed_or_missing_file_is_reported_and_nothing_of_it_is_restored(
-    archiving: ArchivingCollector,
-):
-    await archiving.retention.attempt()
-    left = archiving.facts()
-    paths = list(changed_files(archiving.directory))
-    for file in archiving.files():
-        with pytest.raises(ArchiveError, match="was changed: SHA-256"):
-            archiving.archive.restore(file, at(NOW))
-    for path in paths:
-        path.unlink()
-    for file in archiving.files():
-        with pytest.raises(ArchiveError, match="missing file"):
-            archiving.archive.restore(file, at(NOW))
-    assert archiving.facts() == left
-    assert "evidence.restore" not in archiving.records()
-
-
-@pytest.mark.parametrize("is_lost", [True, False])
-async def test_nothing_is_deleted_whose_file_was_lost_or_changed_since(
-    archiving: ArchivingCollector, *, is_lost: bool
-):
-    before = archiving.facts()
-    keeping = ArchivingCollector(archiving.site, archiving.directory, delete_after_days=0)
-    assert await keeping.retention.attempt()
-    keeping.retention.close()
-    contents = {path: path.read_bytes() for path in archiving.directory.rglob("*.parquet")}
-    for path in changed_files(archiving.directory):
-        if is_lost:
-            path.unlink()
-    with capture_logs() as lines:
-        assert not await archiving.retention.attempt()
-    problem = "missing file" if is_lost else "was changed: SHA-256"
-    assert problem in lines[-1]["problem"]
-    assert archiving.facts() == before
-    assert "evidence.delete" not in archiving.records()
-    for path, content_ in contents.items():
-        path.write_bytes(content_)
-    assert await archiving.retention.attempt()
-    assert archiving.facts() < before
 
 
 class DamagedStore:
@@ -361,26 +212,6 @@ async def test_a_changed_file_keeps_the_evidence_of_no_other_day_from_being_dele
     assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY, DAY + 1}  # type: ignore[operator]
 
 
-async def test_a_store_that_cannot_be_used_ends_the_round_at_its_first_file(
-    archiving: ArchivingCollector,
-):
-    retention = archiving.retention
-    assert retention._store is not None  # noqa: SLF001 - replaced by one with a fault
-    damaged = DamagedStore(retention._store, "2026-09-04")  # noqa: SLF001 - as above
-    retention._store = damaged  # noqa: SLF001 - as above
-
-    def probe() -> str:
-        message = "cannot use the archive"
-        raise ArchiveError(message)
-
-    damaged.probe = probe
-    with capture_logs() as lines:
-        assert not await retention.attempt()
-    assert lines[-1]["problem"] == "cannot use the archive"
-    assert damaged.reads == 1
-    assert archiving.files() == []
-
-
 async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missing(
     archiving: ArchivingCollector, tmp_path: Path
 ):
@@ -448,14 +279,6 @@ async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missi
     archiving.check_audit()
 
 
-async def test_evidence_that_is_still_needed_is_not_deleted(archiving: ArchivingCollector):
-    database = archiving.database
-    later = at(NOW + 100 * DAY_SECONDS)
-    assert find_first_needed_day(database, METERING, at(NOW)) == DAY + DAYS - 2, "may be revised"
-    long = MeteringSettings(max_revision_age_days=103)
-    assert find_first_needed_day(database, long, later) == DAY + 1
-
-
 async def test_evidence_around_days_that_are_not_in_the_ledger_is_kept(url: str, tmp_path: Path):
     """Of their nodes only, and as far as their metering may read it; all other evidence is deleted."""
     site = FinalizingCollector(tmp_path / "one", url, METERING)
@@ -495,67 +318,6 @@ async def test_evidence_around_days_that_are_not_in_the_ledger_is_kept(url: str,
     assert await archiving.retention.attempt()
     assert {row[2] // DAY_NS - DAY for row in archiving.facts()} <= {0, 6, 7, 8}  # type: ignore[operator]
     site.finalizer.close()
-
-
-async def test_a_day_that_is_written_while_the_missing_ones_are_searched_stops_nothing(
-    archiving: ArchivingCollector,
-):
-    """Another collector commits between the statements."""
-    database, other = archiving.database, Database(archiving.site.url, metadata)
-    with database.transaction(writes=True) as connection:
-        without_triggers(connection)
-        for table in (schema.entries, schema.shares, schema.claims, schema.revisions):
-            connection.execute(table.delete().where(table.c.day == DAY + 1))
-    stores = day_writes.MeteringStores(Ledger(other), EvidenceStore(other))
-    homes, jobs = stores.store.homes(), [due_days.DueDays("GPU-0", (DAY + 1,))]
-    written: list[day_writes.DayWrites] = []
-
-    def write(*arguments: object) -> None:
-        if "FROM ledger_revision" in str(arguments[2]) and not written:
-            written.append(day_writes.DayWrites([], {}))
-            written[0] = day_writes.write_days(stores, homes, jobs, {}, at(NOW))
-
-    if database.file is None:
-        event.listen(database.engine, "after_cursor_execute", write)
-    assert await archiving.retention.attempt()
-    assert len(written) == (database.file is None)
-    other.close()
-
-
-async def test_a_file_of_another_store_is_read_from_a_copy(
-    archiving: ArchivingCollector, tmp_path: Path
-):
-    assert await archiving.retention.attempt()
-    moved = ArchivingCollector(archiving.site, tmp_path / "moved")
-    (file, *_) = archiving.files()
-    with pytest.raises(
-        ArchiveError, match=f"it was written to {archiving.directory}; fix: set archive.url"
-    ):
-        moved.archive.read(file)
-    shutil.copytree(archiving.directory, moved.directory, dirs_exist_ok=True)
-    assert moved.archive.read(file) == archiving.archive.read(file)
-
-
-async def test_a_round_searches_only_what_was_recorded_after_the_last_one(
-    archiving: ArchivingCollector, tmp_path: Path
-):
-    keeping = ArchivingCollector(archiving.site, tmp_path / "kept", delete_after_days=0)
-
-    def count_statements() -> int:
-        statements: list[str] = []
-
-        def listen(*arguments: object) -> None:
-            statements.append(str(arguments[2]))
-
-        event.listen(archiving.database.engine, "before_cursor_execute", listen)
-        list(keeping.retention.steps())
-        event.remove(archiving.database.engine, "before_cursor_execute", listen)
-        return sum("evidence_archived_fact" in each for each in statements)
-
-    keeping.now += 7200
-    first = count_statements()
-    keeping.now += 7200
-    assert count_statements() == 1 < first, "the last archived day"
 
 
 async def test_evidence_of_days_that_are_not_closed_is_not_deleted(archiving: ArchivingCollector):

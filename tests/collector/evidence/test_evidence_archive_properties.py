@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from fleet_history import fleet_histories, spelled_files
 from hypothesis import given, strategies as st
 from sqlalchemy import select
-from stories import fleet_histories, spelled_files
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile

@@ -6,8 +6,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from fleet_history import fleet_histories
 from hypothesis import given, strategies as st
-from stories import fleet_histories
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer_examples
 from support.story import NodeReporter, accept, gpus_of, temporary_core

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from fleet_history import FleetHistory, fleet_histories, spelled_files
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
-from stories import FleetHistory, fleet_histories, spelled_files
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import psycopg
@@ -16,32 +15,17 @@ from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
-from railscope_collector.evidence import evidence_records, evidence_tables, node_intervals
-from railscope_collector.ledger import audit_outbox, schema
+from railscope_collector.evidence import evidence_tables
+from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import Database, call_database
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.tables import metadata
 
-QUIET = 60
-INTERVAL = node_intervals.INTERVAL_NS // 10**9
 HANGING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'"
 
 
-async def test_an_interval_that_is_added_to_again_and_again_is_written(site: FinalizingCollector):
-    """By a node that sends frames of one old quarter of an hour, one per minute."""
-    node = NodeReporter()
-    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), [0]))
-    waited = 0
-    for now in range(60, 4 * INTERVAL, 60):
-        frames = node.frames(gpus_of("GPU-0"), [now // 10])
-        accept(site.core, [node.record(frames, sent=now)])
-        await site.round(now + 30)
-        waited = 0 if not site.core.evidence.intervals.by_key else waited + 60
-        assert waited <= INTERVAL + QUIET + 60
-    assert 3 <= site.finalizer.counts.intervals <= 4
-
-
-@pytest.mark.parametrize("table", [schema.revisions, schema.entries, schema.claims])
+@pytest.mark.statements
+@pytest.mark.parametrize("table", [schema.revisions, schema.entries])
 async def test_a_gpu_day_that_the_database_rejects_keeps_no_other_from_the_ledger(
     site: FinalizingCollector, table: sa.Table
 ):
@@ -100,6 +84,7 @@ def reports(node: str, claim: str) -> Envelopes:
     return NodeReporter(node).envelopes_of(schema, range(0, 300, 30), events=events)
 
 
+@pytest.mark.statements
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
@@ -144,58 +129,6 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     assert site.values(table.c.node) == set(NODES)
     assert not site.finalizer.rejected
     assert site.stored("n3") >= positions["n3"]
-
-
-async def test_a_problem_that_the_database_rejects_keeps_no_evidence_from_it(
-    make_rejecting: Callable[[str], RejectingCollector], url: str
-):
-    """The other problems are recorded, and the rejected one is reported once."""
-    site = make_rejecting(url)
-    await site.round(-100)
-    problems = [
-        evidence_records.EvidenceProblem("quarantine", "GPU-0", node, 1, {"rule": "clock"})
-        for node in NODES
-    ]
-    site.reject(audit_outbox.outbox_rows, "id", problems[3].id)
-    for problem in problems:
-        site.core.evidence.problems.report(problem)
-    accept(site.core, reports("n1", "a"))
-    with capture_logs() as logs:
-        for now in (400, 500):
-            await site.round(now)
-    rejected = [line["node"] for line in logs if line["event"] == "evidence_problem_rejected"]
-    assert rejected == ["n3"]
-    recorded = site.values(audit_outbox.outbox_rows.c.id)
-    assert {each.node for each in problems if each.id not in recorded} == {"n3"}
-    assert site.values(evidence_tables.evidence_intervals.c.node) == {"n1"}
-
-
-@pytest.mark.parametrize("has_earlier", [True, False])
-async def test_a_file_that_the_database_rejects_keeps_no_evidence_from_it(
-    make_rejecting: Callable[[str], RejectingCollector], url: str, *, has_earlier: bool
-):
-    """Days are finalized by its last stored version; without one, none is."""
-    site, header = make_rejecting(url), "tenant,source,owner,from,to\n"
-    site.texts = {"tenants": header} if has_earlier else {}
-    await site.round(-100)
-    text = header + "bob,slurm,ns,2026-09-04T00:00:00Z,\n"
-    site.reject(evidence_tables.file_versions, "digest", sha256(text.encode()).hexdigest())
-    accept(site.core, reports("n1", "a"))
-    site.texts = {"tenants": text, "calendar": ""}
-    with capture_logs() as logs:
-        for now in (DAY_SECONDS + 3700, DAY_SECONDS + 3800):
-            await site.round(now)
-    assert [line["kind"] for line in logs if line["event"] == "file_version_rejected"] == [
-        "tenants"
-    ]
-    assert list(site.finalizer.rejected_files) == ["tenants"]
-    assert site.values(evidence_tables.evidence_intervals.c.node) == {"n1"}
-    assert "calendar" in site.values(evidence_tables.file_versions.c.kind)
-    assert bool(site.finalizer.counts.days) is has_earlier
-    site.texts["tenants"] = header
-    await site.round(DAY_SECONDS + 3900)
-    assert not site.finalizer.rejected_files
-    assert site.finalizer.counts.days
 
 
 async def test_a_closed_connection_rejects_nothing(
