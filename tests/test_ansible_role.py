@@ -86,6 +86,7 @@ def _nodes(tmp_path: Path) -> Nodes:
     return Nodes(tmp_path)
 
 
+@pytest.mark.thorough
 def test_every_node_gets_its_token_and_a_second_run_changes_nothing(nodes: Nodes):
     nodes.create_tokens()
     first = nodes.play()
@@ -109,6 +110,7 @@ def test_every_node_gets_its_token_and_a_second_run_changes_nothing(nodes: Nodes
     assert nodes.restarts() == len(NODES) + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("status", "failed"), [(5, 0), (1, 1)])
 def test_a_node_without_the_unit_of_the_agent_gets_its_token(
     nodes: Nodes, status: int, failed: int
@@ -120,6 +122,7 @@ def test_a_node_without_the_unit_of_the_agent_gets_its_token(
     assert (nodes.directory / "gpu-002/collector.token").exists()
 
 
+@pytest.mark.thorough
 def test_a_node_without_a_token_fails_alone(nodes: Nodes):
     nodes.create_tokens()
     (nodes.tokens / "gpu-002.token").unlink()

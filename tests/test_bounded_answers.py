@@ -51,6 +51,8 @@ ANSWERS: dict[str, Callable[[], Iterator[bytes]]] = {
     "pings without end": lambda: chain([SETTINGS], repeat(PING * 500)),
 }
 SLOW = {"one byte at a time"}
+COMMON = {"a body without end", "headers without end", "a chunk beyond all memory"}
+"""Answers of `make test`; the others end by the same bounds."""
 
 
 class FixedServer:
@@ -102,7 +104,11 @@ class FixedServer:
             thread.join()
 
 
-@pytest.fixture(params=ANSWERS)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[] if name in COMMON else pytest.mark.thorough) for name in ANSWERS
+    ]
+)
 def what(request: pytest.FixtureRequest) -> str:
     """Response of the server."""
     return str(request.param)

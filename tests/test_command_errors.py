@@ -1,45 +1,67 @@
-"""Errors of commands: each names what failed, the value, what is expected, and how to fix it."""
+"""Wrong commands and settings: a story states the exit status and all lines but those without a problem.
+
+file NAME TEXT         writes a file; \\n in the text begins a line
+program NAME TEXT      writes a program for the commands that start one
+[NAME=VALUE] railscope ARGUMENTS
+list                   prints the names of all files
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner
+from support.command_line import run
+from support.stories import Story
 
-from railscope.audit import signed_note
-from railscope.cli import root
+from railscope.audit.signed_note import SecretKey
 
-FILES = {
-    "garbage.sqlite": "no database, but long enough to be read as the head of one " * 50,
-    "jobs.txt": "Foo|Bar\n1|2\n",
-    "prices.toml": 'version = 1\ncurrency = "EUR"\n',
-    "audit/other.txt": "no file of an audit log\n",
-}
-
-CASES = [
-    ("audit verify audit --key {public}", 2, "no audit log in audit: expected a checkpoint, a journal or tiles; fix: name"),
-    ("audit show audit", 1, "no audit log in audit: expected a checkpoint, a journal or tiles; fix: name"),
-    ("audit verify audit --key {secret}", 3, "invalid public key: this is a secret key; fix: give the public key"),
-    ("bill list --ledger sqlite:///garbage.sqlite", 1, "file is not a database; fix: name the file of a ledger"),
-    ("bill import-jobs jobs.txt", 1, "JobID: missing in the header: expected the columns JobIDRaw,User,Account,"),
-    ("bill import-jobs --timezone Europa/Berlin jobs.txt", 2, "'Europa/Berlin': expected one of this machine: Europe/Berlin"),
-    ("bill prices check prices.toml", 1, "missing published: expected a time with an offset, such as published = 2026-"),
-    ("status --collector http://127.0.0.1:1 --token-file missing", 3, "No such file or directory; fix: name the file"),
-]  # fmt: skip
+_OMITTED = ("Usage: ", "Try '", "Railscope collector ", "ok ")
 
 
-@pytest.mark.parametrize(("command", "status", "message"), CASES)
-def test_the_error_of_a_command(tmp_path: Path, command: str, status: int, message: str) -> None:
-    secret = signed_note.SecretKey.generate("log")
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    named = command.format(public=secret.public, secret=secret.secret_text())
-    with contextlib.chdir(tmp_path):
-        outcome = CliRunner().invoke(root, named.split())
-    text = " ".join(outcome.output.split())
-    assert message in text
-    assert secret.secret_text() not in text
-    assert outcome.exit_code == status
+class CommandLine:
+    """A directory in which commands are run; {directory} stands for it, {public} and {secret} for the key of an audit log."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        key = SecretKey.generate("log")
+        self._names = {
+            str(directory): "{directory}",
+            key.secret_text(): "{secret}",
+            str(key.public): "{public}",
+        }
+
+    def run(self, command: str) -> list[str]:
+        """Run a command of a story."""
+        word, _, rest = command.partition(" ")
+        if word == "list":
+            paths = (path for path in self._directory.rglob("*") if path.is_file())
+            return [" ".join(sorted(str(path.relative_to(self._directory)) for path in paths))]
+        if word in {"file", "program"}:
+            name, _, text = rest.partition(" ")
+            path = self._directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("\\n", "\n") + "\n")
+            path.chmod(0o755 if word == "program" else 0o644)
+            return []
+        for text, shown in self._names.items():
+            command = command.replace(shown, text)
+        return self._railscope(shlex.split(command))
+
+    def _railscope(self, words: list[str]) -> list[str]:
+        at = words.index("railscope")
+        variables = dict(word.split("=", 1) for word in words[:at])
+        with contextlib.chdir(self._directory):
+            outcome = run(*words[at + 1 :], **variables)
+        output = outcome.stdout + outcome.stderr
+        for text, shown in self._names.items():
+            output = output.replace(text, shown)
+        lines = [re.sub(r"\s+", " ", line).strip() for line in output.splitlines()]
+        shown = [line for line in lines if line and not line.startswith(_OMITTED)]
+        return [f"exit {outcome.exit_code}", *shown]
+
+
+def test_the_errors_of_commands(story: Story, tmp_path: Path) -> None:
+    story.play(CommandLine(tmp_path).run)

@@ -126,6 +126,7 @@ def test_a_shell_completes_commands_and_options(shell: str, path: str):
         assert shows(descriptor, "--max-authority ")
 
 
+@pytest.mark.thorough
 def test_fish_completes_commands_and_options(path: str):
     if shutil.which("fish") is None:
         pytest.skip("fish is missing: install the Debian package fish")

@@ -15,28 +15,9 @@ from support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 from railscope_collector.console import group_curves
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_dashboards.panels import MAX_POINTS
-from railscope_dashboards.promql import expand, fill_variables, labels_in, problems, recorded_in
-from railscope_dashboards.query import at_end, highest, lowest
+from railscope_dashboards.promql import fill_variables, labels_in, problems, recorded_in
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.mark.parametrize(
-    ("expression", "at_the_end"),
-    [
-        ("railscope_a", "railscope_a @ end()"),
-        ('railscope_a{x="}"}', 'railscope_a{x="}"} @ end()'),
-        ("rate(railscope_a_total[$__rate_interval])", "rate(railscope_a_total[$__rate_interval] @ end())"),
-        (
-            'sum by (node) (railscope_a{x=~"$x"}) / railscope:b:sum[5m]',
-            'sum by (node) (railscope_a{x=~"$x"} @ end()) / railscope:b:sum[5m] @ end()',
-        ),
-    ],
-)  # fmt: skip
-def test_an_expression_as_it_is_at_the_end(expression: str, at_the_end: str):
-    assert at_end(expression) == at_the_end
-    assert lowest(expression) == f"({expression}) and bottomk(10, {at_the_end})"
-    assert highest(expression) == f"({expression}) and topk(10, {at_the_end})"
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -82,15 +63,6 @@ def test_a_panel_of_recorded_series_names_its_rules():
             shown.add(name)
     made = yaml.safe_load((ROOT / "alerts/rules/recorded.yml").read_text())["groups"]
     assert shown == {rule["record"] for group in made for rule in group["rules"]}
-
-
-def test_an_expression_is_expanded_to_its_metrics():
-    reported = expand('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
-    rate = 'rate(railscope_nvlink_errors_total{node=~"$node"}[5m])'
-    assert reported == f"sum((sum by (node, error) ({rate})))"
-    assert expand("railscope:node_source_state:sum") == (
-        "(sum by (node, state) (railscope_source_state))"
-    )
 
 
 def test_a_panel_with_a_curve_for_each_server_draws_few():
@@ -184,44 +156,3 @@ def test_pause_is_the_longest_of_all_priorities_and_of_the_link(tmp_path: Path):
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("expression", "problem"),
-    [
-        ("sum(railscope_gpu_powr_watts)", "unknown metric railscope_gpu_powr_watts"),
-        ('railscope_rdma_port_up{interface="eth1"}', "unknown label interface"),
-        ('railscope_source_state{state="broken"}', "unknown state broken"),
-        ("sum by (rail) (railscope_gpu_power_watts)", "unknown label rail"),
-        ("rate(railscope_gpu_power_watts[5m])", "expected a counter"),
-        ("deriv(railscope_gpu_energy_joules_total[5m])", "expected a gauge"),
-        ("sum(railscope:node_gpu_pwr:sum)", "unknown recorded series railscope:node_gpu_pwr:sum"),
-        ('railscope:node_gpus:count{tenant="0"}', "unknown label tenant of railscope_gpu_info"),
-        ("sum by (tenant) (railscope:node_gpus:count)", "unknown label tenant"),
-    ],
-)
-def test_a_mistake_in_a_query_is_found(expression: str, problem: str):
-    (found,) = problems(expression)
-    assert problem in found
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        'up{job="railscope-agent"} == 0',
-        'railscope_rdma_port_info{rail="3", node=~"gpu-.*"}',
-        'sum by (tenant, reason) (railscope_tenant_sum_gpu_throttle_active{reason!="{gpu_idle}"})',
-        'count by (source) (railscope_source_state{state="failed"} == 1)',
-        "rate(railscope_gpu_energy_joules_total[5m])",
-        "railscope:node_port_transmit_bytes:rate5m < on (node) group_left () vector(1)",
-    ],
-)
-def test_a_right_query_passes(expression: str):
-    assert problems(expression) == []
-
-
-def test_variables_are_filled_in_and_unknown_ones_left():
-    values = {"node": "n1", "__rate_interval": "5s"}
-    text = 'rate(x{node="$node", rail="${rail}"}[$__rate_interval])'
-    assert fill_variables(text, values) == 'rate(x{node="n1", rail="${rail}"}[5s])'
-    assert fill_variables("${node}", values) == "n1"

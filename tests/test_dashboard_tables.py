@@ -11,7 +11,6 @@ import pytest
 import yaml
 from support.dashboards import DASHBOARDS, TABLES
 
-from railscope_dashboards.panels import Column, rows
 from railscope_dashboards.promql import labels_in, metric_named, metrics_in
 from railscope_dashboards.query import build_query, joins_for, with_device_names
 
@@ -100,17 +99,6 @@ def test_a_table_has_all_names_of_gpus_and_nics(panel: dict[str, Any]):
     assert keys <= frozenset().union(*(labels_in(target["expr"]) for target in panel["targets"]))
 
 
-def test_a_table_without_all_names_is_detected():
-    nothing: frozenset[str] = frozenset()
-    assert missing_names({"node", "gpu", "reason"}, nothing) == {"index", "pci_address"}
-    assert missing_names({"node", "pci_address", "xid"}, frozenset({"xid"})) == {"index", "gpu"}
-    assert missing_names({"node", "interface"}, nothing) == {"device", "rail"}
-    assert missing_names({"node", "rail"}, nothing) == {"interface", "device"}
-    assert missing_names({"node", "device", "port"}, nothing) == {"interface", "rail"}
-    assert missing_names(GPU_NAMES | {"node"}, frozenset({"pcie"})) == NIC_NAMES
-    assert missing_names(GPU_NAMES | NIC_NAMES | {"node"}, frozenset({"pcie"})) == set()
-
-
 def named(keys: str, *, series: str) -> str:
     """Query for the values of a metric, as in a table with these key labels."""
     ways = joins_for(dict.fromkeys(keys.split(), ""))
@@ -188,9 +176,3 @@ def test_a_row_has_the_names_of_its_device(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-
-
-def test_a_table_without_a_worst_column_is_not_built():
-    column = Column("Seen", build_query("sum by (node) (railscope_gpu_power_watts)"))
-    with pytest.raises(ValueError, match="no column to sort by"):
-        rows(0, "All", "Nothing.", {"node": "Node"}, column)

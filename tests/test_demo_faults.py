@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,11 +10,7 @@ import pytest
 import yaml
 from support.alert_rules import RULES
 from support.demo_alerts import (
-    AlertFiring,
-    RecordedFault,
-    alert_mismatches,
     faults_in,
-    firings_in,
 )
 
 from railscope_collector.diagnosis.incident_classes import CLASSES
@@ -26,7 +21,6 @@ from railscope_simulator.demo.faults import (
     FaultRecord,
     FaultTarget,
     changes,
-    plan_faults,
 )
 from railscope_simulator.live import LiveNode
 from railscope_simulator.node_hardware import build_node_hardware
@@ -95,16 +89,6 @@ def test_the_record_has_a_line_for_each_begin_and_each_end(tmp_path: Path):
     assert all(fault.end is not None and fault.end > fault.begin for fault in found)
 
 
-def test_the_end_of_the_demo_ends_its_faults(tmp_path: Path):
-    record = FaultRecord(tmp_path / "faults.jsonl", 10**18)
-    change = next(changes())
-    record.add(change, FaultTarget.from_change(NODE, change))
-    record.close(change.seconds + 5)
-    record.close(change.seconds + 9)
-    begun, ended = map(json.loads, (tmp_path / "faults.jsonl").read_text().splitlines())
-    assert (begun["end"], ended["end"]) == (None, "2001-09-09T01:47:25.000Z")
-
-
 @EACH_FAULT
 def test_a_fault_names_its_target(fault: DemoFault):
     change = next(change for change in changes() if change.fault is fault)
@@ -116,106 +100,4 @@ def test_a_fault_names_its_target(fault: DemoFault):
     assert all(str(name) in target.text for name in target.names.values())
 
 
-def test_each_round_has_fresh_faults():
-    devices = {
-        FaultTarget.from_change(NODE, change).device
-        for change in islice(changes(), 20 * 2 * len(FAULTS))
-        if change.fault.name == "gpu_memory_error"
-    }
-    assert len(devices) > 3
-    assert plan_faults("gpu-node-2")[0].scenario == "unclaimed"
-
-
 # The comparison ---------------------------------------------------------------------------------
-
-FAULT = RecordedFault("f", "n1", 100.0, 200.0, frozenset({"A"}), 60.0, 30.0)
-DIAGNOSED = replace(FAULT, alerts=frozenset[str](), incident="link_down", device="eth3")
-PAGE = AlertFiring("RailscopeIncident", "n1", 150, 900, "7", "link_down", "eth3")
-REACH = AlertFiring("RailscopeIncidentReach", "n1", 140, 1200, "7")
-
-
-@pytest.mark.parametrize(
-    ("firings", "now", "wrong"),
-    [
-        ([AlertFiring("A", "n1", 150, 220)], 300, []),
-        ([], 150, []),
-        ([], 300, ["f: A did not fire"]),
-        ([AlertFiring("A", "n1", 170, 220)], 300, ["f: A fired after 70 s"]),
-        (
-            [AlertFiring("A", "n1", 150, 240)],
-            300,
-            ["f: A did not fire", "A (n1) fired for no fault"],
-        ),
-        (
-            [AlertFiring("A", "n1", 90, 220)],
-            300,
-            ["f: A did not fire", "A (n1) fired for no fault"],
-        ),
-        (
-            [AlertFiring("A", "n1", 150, 220), AlertFiring("A", "n2", 150, 220)],
-            300,
-            ["A (n2) fired for"],
-        ),
-        (
-            [AlertFiring("A", "n1", 150, 220), AlertFiring("B", "", 150, 151)],
-            300,
-            ["B (no node) fired for"],
-        ),
-        (
-            [AlertFiring("A", "", 150, 220), AlertFiring("RailscopeDeadMansSwitch", "", 0, 300)],
-            300,
-            [],
-        ),
-    ],
-)
-def test_what_does_not_fit_is_found(firings: list[AlertFiring], now: float, wrong: list[str]):
-    found = alert_mismatches([FAULT], firings, now)
-    assert len(found) == len(wrong)
-    for problem, terms in zip(found, wrong, strict=True):
-        assert problem.startswith(terms)
-
-
-@pytest.mark.parametrize(
-    ("firings", "wrong"),
-    [
-        ([PAGE, REACH, replace(REACH, node="n2", incident="")], []),
-        ([], ["f: RailscopeIncident did not fire"]),
-        (
-            [PAGE, replace(PAGE, incident_class="nic_lost")],
-            ["RailscopeIncident nic_lost (n1) fired"],
-        ),
-        ([PAGE, replace(PAGE, device="eth4")], ["RailscopeIncident link_down (n1) fired for"]),
-        ([PAGE, replace(PAGE, node="n2")], ["RailscopeIncident link_down (n2) fired for"]),
-        ([PAGE, replace(REACH, incident="8")], ["RailscopeIncidentReach (n1) fired for"]),
-        ([PAGE, replace(REACH, begin=110)], ["RailscopeIncidentReach (n1) fired for"]),
-        ([PAGE, replace(REACH, incident="", end=1300)], ["RailscopeIncidentReach (n1) fired"]),
-        (
-            [replace(PAGE, end=1000), REACH],
-            ["f: RailscopeIncident did", "RailscopeIncident link", "RailscopeIncidentReach (n1)"],
-        ),
-    ],
-)
-def test_an_alert_on_an_incident_belongs_to_the_fault_of_its_class_and_cause(
-    firings: list[AlertFiring], wrong: list[str]
-):
-    found = alert_mismatches([DIAGNOSED], firings, 1300)
-    assert len(found) == len(wrong)
-    for problem, terms in zip(found, wrong, strict=True):
-        assert problem.startswith(terms)
-
-
-def test_an_alert_on_an_incident_of_a_fault_without_one_is_found():
-    assert alert_mismatches([FAULT], [AlertFiring("A", "n1", 150, 220), PAGE], 1000)
-
-
-def test_the_same_incident_in_two_rounds_is_one_alert():
-    again = replace(DIAGNOSED, begin=900.0, end=1000.0)
-    assert not alert_mismatches([DIAGNOSED, again], [replace(PAGE, end=1700)], 2000)
-    later = replace(again, begin=1000.0)
-    assert alert_mismatches([DIAGNOSED, later], [replace(PAGE, end=1700)], 2000)
-
-
-def test_a_series_with_a_gap_is_two_alerts():
-    values = [[0, "1"], [5, "1"], [30, "1"]]
-    series = [{"metric": {"alertname": "A", "node": "n"}, "values": values}]
-    assert list(firings_in(series)) == [AlertFiring("A", "n", 0, 5), AlertFiring("A", "n", 30, 30)]

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from railscope.timestamps import SECOND_NS
 from railscope_simulator.demo.link_ends import ComparedLinks
-from railscope_simulator.demo.report import DemoScreen, status_lines, verdict
+from railscope_simulator.demo.report import status_lines, verdict
 from tests.test_demo_table import NOTES
 
 ACCOUNT = {"tenants": {}, "states": {"idle": "0", "unknown": "0"}, "gpus": 0, "capacity_ns": "0",
@@ -82,22 +82,6 @@ def test_a_paused_link_is_shown_with_both_ends_over_the_same_time():
     assert "PAUSED LINK" not in "".join(status_lines(VIEWS, (), NOTES))
 
 
-def test_the_pauses_of_a_link_are_announced_once(capsys: Any):
-    links, screen = compared(4000), DemoScreen()
-    screen.draw(VIEWS, links, "")
-    for second in range(31, 51):  # fewer pauses, then many again
-        count = 4000 * (30 if second < 40 else second)
-        links.add([switch(second, count, second, count)], STARTED_NS)
-        screen.draw(VIEWS, links, "")
-    assert links.rows()
-    text = capsys.readouterr().out
-    assert text.count("PAUSED LINK") == 1
-    assert (
-        "gpu-node-3 ens4f0np0 - leaf-4 Ethernet8, NIC pauses switch: 20,000 pause frames at the NIC and 20,000 at the"
-        " port in 5 s; the receiver is slow"
-    ) in text
-
-
 def test_ends_that_differ_fail_the_check_of_the_demo():
     good, text = shown(compared(4000))
     assert good
@@ -105,12 +89,6 @@ def test_ends_that_differ_fail_the_check_of_the_demo():
     good, text = shown(compared(4000, port_per_second=3999))
     assert not good
     assert "FAIL  the ends of links differ: gpu-node-3 ens4f0np0 - leaf-4 Ethernet8" in text
-
-
-def test_a_run_without_comparisons_has_no_check_of_links():
-    good, text = shown(ComparedLinks())
-    assert good
-    assert "both ends" not in text
 
 
 @given(st.integers(0, 10**6), st.sets(st.integers(1, 30)), st.floats(0, 0.99), st.floats(0, 0.99))
@@ -124,14 +102,3 @@ def test_samples_at_any_times_never_make_equal_ends_differ(
             answer = switch(second + nic_phase, per_second * second, polled + port_phase, per_second * polled)  # fmt: skip
             links.add([answer], STARTED_NS)
     assert not links.differences
-
-
-def test_what_cannot_be_compared_is_left_out():
-    links = ComparedLinks()
-    for second in range(1, 31):
-        links.add([switch(second, "unsupported", second, 5)], STARTED_NS)
-    assert links.rows() == []
-    reset = ComparedLinks()
-    for second in range(1, 31):
-        reset.add([switch(second, 100 * (second % 20), second, 100 * second)], STARTED_NS)
-    assert not reset.differences

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from railscope_simulator.demo.faults import changes, next_begin
+from railscope_simulator.demo.faults import changes
 from railscope_simulator.demo.report import MAX_STATUS_LINES, DemoScreen, status_lines
 
 NOTES = ("console http://127.0.0.1:1/", "next fault in 41 s: hot gpu on gpu-node-4")
@@ -156,21 +156,6 @@ def test_a_terminal_has_the_state_below_the_events_and_each_event_once(tmp_path:
     assert max(map(len, screen)) <= 60
 
 
-def test_the_screen_is_gone_when_its_reader_has_ended() -> None:
-    """Also if the program has not prepared standard output itself; the interpreter exits without an error."""
-    program = (
-        "import sys; from railscope_simulator.demo.report import DemoScreen; screen = DemoScreen();"
-        " screen.print('a'); screen.print('b'); sys.exit(3 if screen.is_gone else 4)"
-    )
-    reader, writer = os.pipe()
-    os.close(reader)
-    outcome = subprocess.run(
-        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, check=False
-    )
-    os.close(writer)
-    assert (outcome.returncode, outcome.stderr) == (3, b"")
-
-
 def test_the_demo_ends_at_once_without_standard_output(tmp_path: Path) -> None:
     demo = f"exec {sys.executable} -m railscope_simulator.demo --directory {tmp_path} >&-"
     outcome = subprocess.run(["sh", "-c", demo], capture_output=True, text=True, check=False)
@@ -192,9 +177,3 @@ def rendered(output: str) -> list[str]:
         else:
             lines[-1] += part
     return [line for line in lines if line]
-
-
-def test_the_first_fault_begins_half_a_minute_after_the_start_of_the_programs() -> None:
-    first = next_begin(0)
-    assert 30 <= first.seconds <= 45
-    assert next_begin(first.seconds).seconds > first.seconds

@@ -21,19 +21,11 @@ LEDGER = SERVICE | {"cryptography", "numpy", "sqlalchemy"}
 COLLECTOR = LEDGER | {"aiohttp", "h11", "http.client", "jinja2", "railscope_collector.service"}
 IMPORTED = {
     ("--version",): set(),
-    ("--help",): set(),
-    ("agent", "--help"): set(),
-    ("agent", "sample-config"): set(),
     ("agent", "run", "--help"): AGENT,
-    ("claim", "--help"): {"http.client"},
     ("health", "--help"): set(),
-    ("collector", "--help"): set(),
     ("collector", "run", "--help"): COLLECTOR,
     ("bill", "--help"): LEDGER,
-    ("audit", "--help"): SERVICE | {"cryptography"},
-    ("diagnose", "--help"): SERVICE | {"numpy", "railscope.capture"},
     ("status", "--help"): CLIENT,
-    ("nodes", "--help"): CLIENT,
 }  # fmt: skip
 """Watched modules that each command imports."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from support.alert_rules import ROOT, rules_of
@@ -13,7 +12,6 @@ from support.incidents import NIC, incident
 
 from railscope.catalog import incidents as catalog
 from railscope_collector.diagnosis.incident_classes import CLASSES
-from railscope_collector.diagnosis.incident_report import GpuDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable
 
 GPU = {"kind": "gpu", "node": "n1", "index": 4, "uuid": "GPU-4", "pci_address": "0000:43:00.0"}
@@ -195,26 +193,3 @@ def test_each_matcher_of_a_class_names_a_class() -> None:
     prefixes = {name.removesuffix(".*") for name in named if name.endswith(".*")}
     assert {name for name in named if not name.endswith(".*")} <= set(CLASSES)
     assert all(any(kind.startswith(prefix) for kind in CLASSES) for prefix in prefixes)
-
-
-def test_two_incidents_of_which_one_is_critical_are_both_sent() -> None:
-    both = [
-        {"alertname": "RailscopeIncident", "alertstate": "firing", "incident": number, "severity": severity}
-        for number, severity in (("a", "critical"), ("b", "warning"))
-    ]  # fmt: skip
-    assert notified_alerts([both]) == both
-    risen = [both[0] | {"severity": "warning"}, both[0]]
-    assert notified_alerts([risen]) == [both[0]]
-
-
-def test_a_larger_cause_is_reported_with_its_devices() -> None:
-    """An alert on each of them is inhibited by labels of the device."""
-    gpus = [GpuDocument("n1", index, f"GPU-{index}", f"0000:0{index}:00.0") for index in (1, 2)]
-    whole = incident("a", cause={"kind": "node", "node": "n1", "interfaces": []})
-    table = IncidentTable(1, (replace(whole, parts=gpus),))
-    cells = [cell.labels[2:] for cell in table.cells() if cell.metric is catalog.CAUSE]
-    assert cells == [
-        ("node", "n1", "", "", "", ""),
-        ("gpu", "n1", "GPU-1", "", "", "0000:01:00.0"),
-        ("gpu", "n1", "GPU-2", "", "", "0000:02:00.0"),
-    ]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -48,25 +45,6 @@ def test_no_file_names_a_directory_that_was_not_chosen(root: Path):
     assert not named
 
 
-def settings_of(section: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file sets, without empty sections."""
-    found = {
-        name: settings_of(value) if isinstance(value, dict) else value
-        for name, value in section.items()
-    }
-    return {name: value for name, value in found.items() if value != {}}
-
-
-def test_samples_name_files_beside_them(root: Path):
-    sample = (root / "etc/rs/collector.toml").read_text()
-    assert f"{root}/etc/rs/" in (root / "units/railscope-collector.service").read_text()
-    assert settings_of(tomllib.loads(sample)) == {"tokens_file": f"{root}/etc/rs/tokens.toml"}, (
-        "all else is a comment"
-    )
-    for name in ("tenants.csv", "inventory.csv", "claims.csv", "tokens.toml", "agent.toml"):
-        assert (root / "etc/rs" / name).is_file()
-
-
 def test_the_collector_and_its_check_find_the_tokens_beside_the_settings(root: Path):
     """`make install CONFIGURATION=` chooses where the tokens are, too."""
     loaded = settings.load(
@@ -74,27 +52,6 @@ def test_the_collector_and_its_check_find_the_tokens_beside_the_settings(root: P
     )
     assert loaded.tokens_file == f"{root}/etc/rs/tokens.toml"
     assert Path(loaded.tokens_file).is_file()
-
-
-def test_in_the_usual_directory_every_setting_stays_a_comment(tmp_path: Path):
-    """Run on a copy, as root of a file system of its own would be needed otherwise."""
-    script = (ROOT / "deploy/install_files.sh").read_text()
-    adapt = script[script.index("defaults=") : script.index("# Install a file of the program")]
-    copied = tmp_path / "adapt.sh"
-    places = (
-        "prefix=/opt/railscope configuration=/etc/railscope share=/opt/railscope/share/railscope"
-    )
-    copied.write_text(f"set -eu\n{places}\n{adapt}\nadapt {ROOT}/deploy/collector.toml\n")
-    outcome = subprocess.run(["sh", copied], capture_output=True, text=True, check=True)
-    assert outcome.stdout == (ROOT / "deploy/collector.toml").read_text()
-
-
-def test_every_drop_in_of_the_units_is_installed(root: Path):
-    installed = root / "opt/rs/share/railscope/systemd"
-    units = "".join(unit.read_text() for unit in (root / "units").glob("*.service"))
-    named = set(re.findall(r"\b([a-z]+\.conf) \(", units))
-    assert named == {"network.conf", "clock.conf", "tenancy.conf"}
-    assert {path.name for path in installed.glob("*.conf")} == named
 
 
 @pytest.mark.parametrize(
@@ -142,18 +99,6 @@ def test_prometheus_finds_every_rule_where_it_is_installed(root: Path):
         pytest.skip("promtool is missing: install the Debian package prometheus")
     command = ["promtool", "check", "config", str(directory / "prometheus.yml")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def test_a_copy_of_the_settings_without_the_rules_is_found_to_be_wrong(tmp_path: Path):
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is missing: install the Debian package prometheus")
-    alone = tmp_path / "etc/prometheus"
-    alone.mkdir(parents=True)
-    shutil.copy(ROOT / "deploy/prometheus/prometheus.yml", alone)
-    command = ["promtool", "check", "config", str(alone / "prometheus.yml")]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert outcome.returncode == 1
-    assert "does not point to an existing file" in outcome.stdout + outcome.stderr
 
 
 def test_dashboards_runbooks_and_scripts_are_installed(root: Path):

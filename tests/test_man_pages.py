@@ -80,6 +80,7 @@ def _target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_the_script_writes_all_pages_and_removes_those_of_former_commands(target: Path):
     written = {
         path.name: gzip.decompress(path.read_bytes()).decode() for path in target.glob("*/*")
@@ -87,6 +88,7 @@ def test_the_script_writes_all_pages_and_removes_those_of_former_commands(target
     assert written == {f"{name}.gz": text for name, text in man_pages.pages().items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tool", "package", "arguments"),
     [

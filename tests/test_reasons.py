@@ -6,8 +6,6 @@ import re
 import tokenize
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent", "bench", "collector", "dashboards", "railscope")
 EXCEPTION = re.compile(
@@ -29,18 +27,3 @@ def test_an_exception_from_a_rule_has_a_reason() -> None:
 def _reason(comment: str) -> str:
     """Text of a comment beside the exceptions."""
     return EXCEPTION.sub("", comment).strip(" #-")
-
-
-@pytest.mark.parametrize(
-    ("comment", "reason"),
-    [
-        ("# noqa: PLR2004 - two ends", "two ends"),
-        ("# type: ignore[assignment]  # not there", "not there"),
-        ("# type: ignore[import-not-found] # noqa: PLC0415 - as above", "as above"),
-        ("# noqa: PTH110, PTH118", ""),
-        ("# type: ignore", ""),
-        ("# noqa", ""),
-    ],
-)
-def test_a_reason_is_the_text_beside_the_exception(comment: str, reason: str) -> None:
-    assert _reason(comment) == reason

@@ -98,6 +98,7 @@ def make_empty_section(clone: Clone) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("prepare", "version", "problem"),
     [
@@ -130,6 +131,7 @@ def test_what_cannot_be_released_changes_nothing(clone: Clone, prepare, version:
     assert clone.state() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["dist", "dist/thesis.tex"])
 def test_a_build_replaces_no_files_but_those_of_an_earlier_build(clone: Clone, name: str):
     make_target(clone)
@@ -144,23 +146,6 @@ def test_a_build_replaces_no_files_but_those_of_an_earlier_build(clone: Clone, n
     assert outcome.returncode == 1
     assert "expected a new or empty directory, or an earlier build" in outcome.stderr
     assert (sorted(clone.dist.parent.iterdir()), sorted(clone.dist.iterdir())) == before
-
-
-def test_chart_and_manifests_get_the_version_of_the_release(clone: Clone):
-    script = (
-        "import sys; from pathlib import Path; import release\n"
-        "release.commit_version(Path(sys.argv[1]), '9.0.0rc1', '2026-01-02')"
-    )
-    packages = clone.path / "deploy/packages"
-    subprocess.run([sys.executable, "-c", script, clone.path], cwd=packages, check=True)
-    assert "\nversion: 9.0.0-rc.1\n" in clone.git("show", "HEAD:deploy/helm/railscope/Chart.yaml")
-    assert "railscope:9.0.0rc1\n" in clone.git("show", "HEAD:deploy/kubernetes/agent.yaml")
-    helm = ROOT / ".helm/helm"
-    if not helm.exists():
-        pytest.skip("helm is missing: run `make servers`")
-    check = [packages / "manifests.sh", helm, "--check"]
-    outcome = subprocess.run(check, capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, outcome.stderr
 
 
 class BuiltRelease:
@@ -206,6 +191,7 @@ def _built(clone: Clone, tmp_path: Path) -> BuiltRelease:
     return BuiltRelease(clone, tmp_path)
 
 
+@pytest.mark.thorough
 def test_files_of_an_earlier_build_are_replaced_with_the_tag(built: BuiltRelease):
     outcome = built.publish()
     assert outcome.returncode == 0, outcome.stderr
@@ -214,22 +200,7 @@ def test_files_of_an_earlier_build_are_replaced_with_the_tag(built: BuiltRelease
     assert built.state()[1:] == (["new.whl"], built.before[2])
 
 
-def test_a_copy_that_fails_changes_no_branch_no_tag_and_no_file(built: BuiltRelease):
-    (built.built / "new.whl").unlink()
-    built.built.rmdir()
-    outcome = built.publish()
-    assert "FileNotFoundError" in outcome.stderr
-    assert built.state()[:2] == built.before[:2]
-
-
-def test_a_branch_that_has_changed_since_keeps_the_earlier_build(built: BuiltRelease):
-    built.clone.commit("README.md", "changed\n")
-    before = built.state()
-    outcome = built.publish()
-    assert f"HEAD is {built.clone.git('rev-parse', 'HEAD')}: expected" in outcome.stderr
-    assert built.state() == before
-
-
+@pytest.mark.thorough
 def test_a_file_that_a_merge_would_overwrite_keeps_the_earlier_build(built: BuiltRelease):
     """HEAD is the commit that was built, and the merge fails."""
     (built.clone.path / "README.md").write_text("changed by the release\n")

@@ -133,6 +133,7 @@ def firing_alerts(path: Path, case: Path, *, is_split: bool) -> Iterator[tuple[s
         yield f"{name}: {time}", found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", OF_COLLECTOR_METRICS, ids=lambda path: path.stem)
 def test_an_alert_fires_once_whatever_collectors_have_its_nodes(path: Path, tmp_path: Path) -> None:
     if not shutil.which("promtool"):

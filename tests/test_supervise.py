@@ -120,11 +120,6 @@ async def test_a_service_runs_on_before_it_is_stopped(end: str):
     assert services.running == ""
 
 
-async def test_a_service_that_breaks_is_not_hidden():
-    with pytest.raises(RuntimeError, match="broken"):
-        await supervise(FakeServices("broken").load)
-
-
 async def test_a_cancelled_call_in_a_thread_is_awaited_to_its_end():
     loop = asyncio.get_running_loop()
     started, release = asyncio.Event(), threading.Event()
@@ -145,9 +140,3 @@ async def test_a_cancelled_call_in_a_thread_is_awaited_to_its_end():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert written == ["row", "row"]
-
-
-async def test_the_result_and_the_error_of_a_call_in_a_thread_are_its_own():
-    assert await run_in_thread(divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await run_in_thread(divmod, 7, 0)

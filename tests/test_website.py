@@ -55,12 +55,14 @@ def url(site: Path) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.thorough
 def test_every_page_of_the_repository_is_there(site: Path):
     pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("alerts/runbooks/*.md"), ROOT / "README.md"]
     built = [site / page.relative_to(ROOT).with_suffix(".html") for page in pages]
     assert [page for page in built if not page.is_file()] == []
 
 
+@pytest.mark.thorough
 def test_nothing_is_loaded_from_another_host(site: Path):
     files = [path for end in ("html", "css") for path in site.rglob(f"*.{end}")]
     loads = {
@@ -72,6 +74,7 @@ def test_nothing_is_loaded_from_another_host(site: Path):
     assert {load for load in loads if re.match(r"(?!data:)(\w+:|//)", load)} == set()
 
 
+@pytest.mark.thorough
 async def test_a_search_finds_a_page_and_requests_nothing_from_another_host(url: str):
     requested: list[str] = []
     async with running_browser() as browser:
@@ -87,6 +90,7 @@ async def test_a_search_finds_a_page_and_requests_nothing_from_another_host(url:
     assert [each for each in requested if not each.startswith((f"{url}/", "data:"))] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("link", ["missing.md", "other.md#missing", "#missing"])
 def test_a_link_that_leads_nowhere_is_an_error(link: str, tmp_path: Path):
     (tmp_path / "source").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from alerting_support import errors_of_rules, metrics_addresses, run_alerting
 from chain_support import ProgramDirectory
 
@@ -92,6 +93,7 @@ NOT_REPORTED = [
 """Alerts that would be wrong."""
 
 
+@pytest.mark.journey
 async def test_a_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     """Each fault is reported with the right labels, and no rule fails on the metrics of real agents."""
     site.prepare_all(SPECS.values(), CAPTURE_SECONDS)

@@ -29,7 +29,7 @@ def put_facts(database: Database, first: int) -> None:
             put_record(connection, f"fact/{number}", draft(number))
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.thorough)])
 async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(
     site: ProgramDirectory, rounds: int
 ) -> None:

@@ -6,9 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
-import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.clock import ManualClock
@@ -87,17 +85,6 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
     assert witness.events == []
 
 
-async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as running:
-        await sign(running)
-        for _ in range(2):
-            witness = witness_of(tmp_path / "agents", running.url)
-            await witness.check()
-            held = witness.store.read_checkpoint()
-            await witness.client.close()
-    assert witness_of(tmp_path / "agents", running.url).store.read_checkpoint() == held
-
-
 async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
     """T6: a restore. The collector queries its agents, and one of them has a later checkpoint."""
     settings = waiting_for(tmp_path, agents=1)
@@ -166,37 +153,6 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
     assert witness.state == AuditLogState(CONFLICT, size)
 
 
-async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as running:
-        await sign(running, 5)
-        witness = witness_of(tmp_path / "agents", running.url)
-        await witness.check()
-        await witness.client.close()
-    shutil.rmtree(audit_directory(tmp_path))
-    async with run_collector(waiting_for(tmp_path, agents=1)) as running:
-        witness = witness_of(tmp_path / "agents", running.url)
-        await witness.check()
-        assert witness.state.state == CONFLICT
-        assert "n1" in running.collector.audit.guard.stop_reason
-        await witness.client.close()
-    assert not (audit_directory(tmp_path) / "checkpoint").exists()
-
-
-async def test_a_new_key_is_not_a_key_of_the_log(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as running:
-        await sign(running)
-        witness = witness_of(tmp_path / "agents", running.url)
-        await witness.check()
-        await witness.client.close()
-    shutil.rmtree(tmp_path / "state")
-    async with run_collector(settings_in(tmp_path)) as running:
-        await sign(running, 9)
-        witness = witness_of(tmp_path / "agents", running.url)
-        await witness.check()
-        await witness.client.close()
-    assert [event.facts["kind"] for event in witness.events] == ["other_key"]
-
-
 async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
     tmp_path: Path,
 ) -> None:
@@ -225,17 +181,6 @@ async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path)
     assert b'"asked":3' in raws
 
 
-async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as running:
-        await sign(running)
-        right = str(audit_directory(tmp_path) / "key.pub")
-        witness = witness_of(tmp_path / "agents", running.url, key=right)
-        await witness.check()
-        assert witness.state.state == CONSISTENT
-        assert not (tmp_path / "agents" / "n1" / "log.pub").exists()
-        await witness.client.close()
-
-
 async def test_only_nodes_are_served(tmp_path: Path) -> None:
     async with run_collector(settings_in(tmp_path)) as running:
         await sign(running)
@@ -246,17 +191,6 @@ async def test_only_nodes_are_served(tmp_path: Path) -> None:
         for query, status in (("from=2&to=1", 404), ("from=0&to=99999", 404), ("from=x&to=1", 400)):
             path = f"/v1/checkpoint/consistency?{query}"
             assert (await running.get(path, token="token-n1"))[0] == status  # noqa: S106 - as above
-
-
-async def test_an_unreachable_collector_is_not_a_conflict(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as running:
-        await sign(running)
-        witness = witness_of(tmp_path / "agents", running.url)
-        await witness.check()
-    with pytest.raises(AuditLogUnavailableError):
-        await witness.check()
-    assert (witness.state.state, witness.events) == (CONSISTENT, [])
-    await witness.client.close()
 
 
 async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
@@ -309,51 +243,3 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
     assert found.witnesses == ()
     assert found.findings[-1] == "missing cosignature of witness n1, whose key is recorded"
     assert "damage found at a start" in found.findings[0]
-
-
-async def metric(site: ProgramDirectory, name: str) -> int:
-    """Return a value of the collector's metrics; -1 if it is missing."""
-    async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
-        for line in (await response.text()).splitlines():
-            if line.startswith(f"{name} "):
-                return int(line.split()[1])
-    return -1
-
-
-async def test_real_programs_see_that_a_backup_was_put_back(site: ProgramDirectory) -> None:
-    site.prepare({"n1": "training"})
-    often = {"RAILSCOPE_AGENT_WITNESS__PERIOD_SECONDS": "0.2"}
-    directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
-
-    async def vouched() -> bool:
-        return await metric(site, "railscope_audit_witnesses") == 1
-
-    async def has_conflict() -> bool:
-        return await metric(site, "railscope_audit_checkpoint_conflict") == 1
-
-    collector = await site.collector()
-    agent = await site.agent("n1", **often)
-    await wait_until(vouched, "the agent vouches for the log")
-    await collector.stop()
-    shutil.copytree(directory, backup)
-    collector = await site.collector()
-    held = site.directory / "state-n1" / "witness" / "held"
-    before = (backup / "checkpoint").read_text().splitlines()[1]
-
-    async def ahead() -> bool:
-        return int(held.read_text().splitlines()[1]) > int(before)
-
-    await wait_until(ahead, "the agent holds what comes after the backup")
-    await collector.stop()
-    shutil.rmtree(directory)
-    shutil.copytree(backup, directory)
-    collector = await site.collector()
-    await wait_until(has_conflict, "the collector learns what the agent holds")
-    await agent.find_logged("checkpoint_conflict_detected")
-    await agent.stop()
-    await collector.stop()
-    with pytest.raises(LogVerificationError) as caught:
-        verify_log(
-            directory, PublicKey.parse((directory / "key.pub").read_text()), [held.read_text()]
-        )
-    assert caught.value.outcome == VerifyOutcome.FORKED

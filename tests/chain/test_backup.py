@@ -203,7 +203,13 @@ FIRST, LOST, THIRD = (set(range(n * FRAMES, (n + 1) * FRAMES)) for n in range(3)
 """Seconds of three bodies."""
 
 
-@pytest.mark.parametrize("heading", ["Back up a stopped collector", "Back up a running collector"])
+@pytest.mark.parametrize(
+    "heading",
+    [
+        pytest.param("Back up a stopped collector", marks=pytest.mark.journey),
+        pytest.param("Back up a running collector", marks=pytest.mark.thorough),
+    ],
+)
 async def test_a_state_directory_is_restored(site: ProgramDirectory, heading: str) -> None:
     one = RestorableSite(site)
     await one.start()
@@ -256,6 +262,7 @@ async def backed_up(site: ProgramDirectory, server: postgresql.PostgreSQL) -> Re
     return one
 
 
+@pytest.mark.thorough
 async def test_an_older_database_is_detected_and_accepted(
     site: ProgramDirectory, server: postgresql.PostgreSQL
 ) -> None:
@@ -275,6 +282,7 @@ async def test_an_older_database_is_detected_and_accepted(
     assert re.findall(r"to explain: ([\w ]+ \d+) of record", named) == ["head 1", "price book 1"]
 
 
+@pytest.mark.thorough
 async def test_a_ledger_moves_to_postgresql_while_agents_keep_their_frames(
     site: ProgramDirectory, server: postgresql.PostgreSQL
 ) -> None:
@@ -299,6 +307,7 @@ async def test_a_ledger_moves_to_postgresql_while_agents_keep_their_frames(
     await wait_until(is_verified, "all records are in the audit log", 1)
 
 
+@pytest.mark.thorough
 async def test_an_older_audit_log_is_detected(
     site: ProgramDirectory, server: postgresql.PostgreSQL
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
 from chain_support import ProgramDirectory, wait_until
 from support.command_line import run, run_process
 
@@ -96,25 +95,3 @@ async def test_an_operator_reads_a_cluster_and_a_node(site: ProgramDirectory) ->
     outcome = await run_in_thread(run_process, "status", "--agent", agent)
     assert outcome.returncode == 3
     assert "Traceback" not in outcome.stderr
-
-
-async def test_the_document_of_a_node_can_be_limited_to_sources(site: ProgramDirectory) -> None:
-    site.prepare_all(SPECS[:1], 40)
-    await site.collector()
-    await site.agent("n1")
-
-    async def is_held() -> bool:
-        if not await site.answers("/api/v1/nodes/n1"):
-            return False
-        gpus = (await site.get("/api/v1/nodes/n1"))["gpus"]
-        return len(gpus) == 2 and all(gpu["holders"] for gpu in gpus)
-
-    await wait_until(is_held, "the GPUs of the node have holders")
-    async with aiohttp.ClientSession() as session:
-        url = f"{site.url}/api/v1/nodes/n1?stream=gpu&stream=nic&stream=nowhere"
-        async with session.get(url) as answer:
-            found = await answer.json()
-    assert set(found["streams"]) == {"gpu", "nic"}
-    assert [(gpu["rail"], gpu["index"]) for gpu in found["gpus"]] == [(0, "0"), (1, "1")]
-    assert found["gpus"][0]["holders"][0]["tenant"] == "slurm:research"
-    assert found["gpus"][0]["holders"][0]["held_ratio"] == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from chain_support import ProgramDirectory
 from click.testing import CliRunner
 from support.certificates import ClientAuthority, self_signed
@@ -12,6 +13,7 @@ from support.certificates import ClientAuthority, self_signed
 from railscope.cli import root as railscope
 
 
+@pytest.mark.thorough
 async def test_an_agent_with_a_certificate_needs_no_token(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training", "n2": "training"})
     (tmp_path / "tokens.toml").write_text("[nodes]\n")

@@ -54,6 +54,7 @@ async def accept_clock(site: ProgramDirectory) -> None:
     assert await run_to_end(terms, site.directory, os.environ) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead_ns", [HOUR_NS, -3 * HOUR_NS])
 async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     site: ProgramDirectory, ahead_ns: int
@@ -96,64 +97,4 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     steps = [one for one in read(state / "audit") if one.type == "evidence.clock_step"]
     assert [step.out for step in steps][-1] == "done"
     assert steps[-1].data["delta_ns"] == str(correction.delta_ns)
-    database.close()
-
-
-async def test_a_reload_that_is_rejected_is_tried_again(site: ProgramDirectory) -> None:
-    """The settings cannot be read when the clock is accepted, and are corrected later."""
-    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
-    own = site.directory / "own.toml"
-    own.write_text("")
-    state = site.directory / "collector"
-    keep_reference(state, HOUR_NS)
-    collector = await site.collector("--config", "own.toml", **QUICK)
-    sender = FrameSender("n1")
-    await send_until_acknowledged(site, sender.body(gpu_frames(sender), schemas=True), 3)
-    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
-    own.write_text("limits = 5")
-    await accept_clock(site)
-    await collector.find_logged("reload_rejected")
-    own.write_text("")
-    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
-    database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
-    store = EvidenceStore(database)
-
-    async def is_stored() -> bool:
-        return bool(store.homes())
-
-    await wait_until(is_stored, "the evidence is stored")
-    database.close()
-
-
-async def test_a_collector_killed_before_the_reload_places_frames_by_the_decision(
-    site: ProgramDirectory,
-) -> None:
-    """It decides and ends immediately; the next start reads the decision and the same frames."""
-    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
-    state = site.directory / "collector"
-    keep_reference(state, HOUR_NS)
-    collector = await site.collector(**QUICK)
-    sender = FrameSender("n1")
-    await send_until_acknowledged(site, sender.body(gpu_frames(sender), schemas=True), 3)
-    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
-    await accept_clock(site)
-
-    async def is_decided() -> bool:
-        found = clock.read_state(state)
-        return bool(found and found.corrections)
-
-    await wait_until(is_decided, "the collector has accepted it")
-    collector.kill()
-    await collector.wait_for_end()
-    await site.collector(**QUICK)
-    database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
-    store = EvidenceStore(database)
-
-    async def is_stored() -> bool:
-        return bool(store.homes())
-
-    await wait_until(is_stored, "the evidence is stored")
-    known = store.evidence("GPU-n1-0", 0, time.time_ns() + HOUR_NS)
-    assert len({doubt.value for doubt in known.doubts}) == 1
-    assert all(doubt.start_ns > time.time_ns() - HOUR_NS // 2 for doubt in known.doubts)
     database.close()

@@ -6,13 +6,10 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from railscope.timestamps import DAY_NS, SECOND_NS
-from tests.failover.__main__ import FailoverError, FailoverRun
 from tests.failover.comparisons import compare_records, compare_statements
 from tests.failover.database_pair import DatabaseServerError, find_program
 
@@ -39,6 +36,7 @@ def run(directory: Path, *options: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_ledger_and_statements_are_those_of_one_collector_that_received_everything(tmp_path: Path):
     lines = run(tmp_path, "--send-to", "2")
@@ -71,23 +69,9 @@ def assert_that_differences_are_found(directory: Path) -> None:
     assert compare_records(logs | {"again": logs["a"]}, {"unknown"}).differences > 1
 
 
-async def test_the_day_ends_after_the_nodes_have_started_however_slow_the_machine_is(
-    tmp_path: Path,
-):
-    one = FailoverRun(tmp_path, NODES, SECONDS)
-    one.set_clock(servers_seconds=40)
-    until_end_ns = (one.day + 1) * DAY_NS - (time.time_ns() + one.shift_ns)
-    assert until_end_ns == pytest.approx((3 * 40 + SECONDS / 2) * SECOND_NS, abs=5 * SECOND_NS)
-    one.nodes_at = time.monotonic() - 60
-    with pytest.raises(
-        FailoverError, match="the collectors started 60 s late: expected at most 10"
-    ):
-        await one.wait_for_nodes()
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_nothing_differs_after_drawn_failures(tmp_path: Path, seed: int):
     options = ["--seed", str(seed), "--send-to", str(1 + seed % 2)]
     assert run(tmp_path, *options)[-1].endswith(" rows, 0 differences")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
+import pytest
 from chain_support import ProgramDirectory, wait_until
 
 from railscope.envelopes import unpack
@@ -46,6 +45,7 @@ def frames_of_runs(
     return runs
 
 
+@pytest.mark.journey
 async def test_kill_both_sides_again_and_again(site: ProgramDirectory):
     nodes = {"n1": "training", "n2": "incast"}
     site.prepare(nodes)
@@ -78,48 +78,3 @@ async def test_kill_both_sides_again_and_again(site: ProgramDirectory):
         assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
     await wait_until(partial(site.answers, "/api/v1/account"), "the account is computed")
     assert (await site.get("/api/v1/account"))["balances"]
-
-
-async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: ProgramDirectory):
-    site.prepare({"n1": "training"})
-    collector = await site.collector()
-    agent = await site.agent("n1")
-    await wait_until(lambda: _reports(site, "n1"), "the node reports")
-    await agent.stop()
-    shipped = agent.find(r"shipped_frames=(\d+)")
-    assert shipped
-    collector.kill()
-    await collector.wait_for_end()
-    await site.collector()
-    assert len(identities(site)) == int(shipped[1])
-    await wait_until(lambda: _reports(site, "n1"), "the views are computed")
-    nodes = await site.get("/api/v1/nodes")
-    assert nodes["rows"][0]["gpus"] == 2
-
-
-async def test_an_outage_is_made_up_for_from_the_spool(site: ProgramDirectory, tmp_path: Path):
-    site.prepare({"n1": "training"})
-    agent = await site.agent("n1")
-    spool = tmp_path / "state-n1" / "spool"
-
-    async def waiting() -> bool:
-        return len(list(spool.glob("*.envelope"))) >= 3
-
-    await wait_until(waiting, "envelopes wait in the spool")
-    assert agent.find("collector_unreachable"), "the outage is said"
-    await site.collector()
-    await agent.find_logged("collector_connected")
-    await wait_until(lambda: _empty(spool), "the spool is empty")
-    await agent.stop()
-    for sequences in frames_of_runs(identities(site)).values():
-        assert sequences == set(range(1, max(sequences) + 1))
-
-
-async def _reports(site: ProgramDirectory, node: str) -> bool:
-    rows = (await site.get("/api/v1/nodes"))["rows"]
-    return any(row["node"] == node and "gpu" in row["streams"] for row in rows)
-
-
-async def _empty(spool: Path) -> bool:
-    await asyncio.sleep(0)
-    return not list(spool.glob("*.envelope"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pty
 import re
 import signal
 import sys
@@ -122,17 +121,6 @@ async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
             os.kill(pid, signal.SIGKILL)
 
 
-# By SIGTERM: test_a_later_demo_…; by its terminal, with SIGHUP: test_a_demo_ends_with_its_terminal.
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal.Signals):
-    directory = tmp_path / "demo"
-    async with demo(directory) as process:
-        await read_until(process, STARTED)
-        assert len(processes_in(directory)) == 8
-        await stop_in_order(process, number, directory)
-
-
 async def stop_in_order(process: Process, number: signal.Signals, directory: Path) -> None:
     """Stop a demo by a signal."""
     process.send_signal(number)
@@ -153,24 +141,7 @@ def check_stopped(rest: str, number: signal.Signals, directory: Path) -> None:
     assert (directory / "collector/audit/key.pub").is_file()
 
 
-@pytest.mark.parametrize(
-    ("command", "last_line"),
-    [
-        pytest.param(DEMO, "Starting 4 simulated nodes", id="closing months"),
-        pytest.param(WITHOUT_GRPCIO, MISSING_SWITCHES, id="starting programs"),
-    ],
-)
-async def test_a_signal_stops_a_demo_that_is_still_starting(
-    tmp_path: Path, command: list[str], last_line: str
-):
-    directory = tmp_path / "demo"
-    async with demo(directory, *command) as process:
-        await read_until(process, last_line)
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
-    assert not processes_in(directory)
-
-
+@pytest.mark.thorough
 async def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path):
     directory = tmp_path / "demo"
     async with demo(directory) as process:
@@ -180,45 +151,7 @@ async def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path):
         await gone(directory)
 
 
-@pytest.mark.thorough
-async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
-    directory = tmp_path / "demo"
-    controller, terminal = pty.openpty()
-    start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        start,
-        *DEMO,
-        "--directory",
-        str(directory),
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
-    os.close(terminal)
-    os.set_blocking(controller, False)
-
-    async def drawn() -> bool:
-        try:
-            return b"RAIL" in os.read(controller, 1 << 16)
-        except BlockingIOError:
-            return False
-
-    try:
-        await until(drawn)
-        os.close(controller)
-        await process.wait()
-        await gone(directory)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        for pid in processes_in(directory):
-            os.kill(pid, signal.SIGKILL)
-
-
+@pytest.mark.journey
 async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tmp_path: Path):
     directory = tmp_path / "demo"
     at_usual_ports = [part for part in DEMO if part != "--any-ports"]
@@ -275,6 +208,7 @@ async def test_a_demo_without_grpcio_states_it_and_runs_without_switches(tmp_pat
         await stop_in_order(process, signal.SIGINT, directory)
 
 
+@pytest.mark.thorough
 async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_it(tmp_path: Path):
     """Same as `make` if it is killed: the demo receives SIGTERM."""
     directory = tmp_path / "demo"

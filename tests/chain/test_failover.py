@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import pytest
 from chain_support import ProgramDirectory, wait_until
-from support import postgresql
 from test_crash import frames_of_runs, identities
 
 from railscope_simulator.demo.process import Program
@@ -75,6 +74,7 @@ async def _holds(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+@pytest.mark.journey
 async def test_frames_continue_at_the_other_collector(site: ProgramDirectory) -> None:
     site.prepare({"n1": "training", "n2": "incast"})
     pair = CollectorPair(site)
@@ -119,6 +119,7 @@ async def test_frames_continue_at_the_other_collector(site: ProgramDirectory) ->
         assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
 
 
+@pytest.mark.thorough
 async def test_a_collector_that_hangs_is_left(site: ProgramDirectory, tmp_path: Path) -> None:
     site.prepare({"n1": "training"})
     pair = CollectorPair(site)
@@ -142,72 +143,3 @@ async def test_a_collector_that_hangs_is_left(site: ProgramDirectory, tmp_path: 
     assert not agent.find("checkpoint_conflict_detected")
     for run, sequences in frames_of_runs(set.union(*pair.frames())).items():
         assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
-
-
-async def test_a_collector_is_lost_with_its_disk(site: ProgramDirectory, tmp_path: Path) -> None:
-    """With a shared database, the other one receives what the lost one had received and not stored."""
-    site.prepare({"n1": "training"})
-    with postgresql.running() as server:
-        pair = CollectorPair(site, server.database())
-        first = await pair.start_first()
-        second = await pair.start_second()
-        agent = await pair.agent("n1")
-        await pair.receives(0)
-        first.kill()
-        await first.wait_for_end()
-        lost, _ = pair.frames()
-        shutil.rmtree(tmp_path / "collector")
-        await agent.find_logged(CHANGED.format("failures"))
-        await pair.receives(1)
-        await agent.stop()
-        received = set(identities(site, "other"))
-        assert lost
-        assert lost <= received
-        for run, sequences in frames_of_runs(received).items():
-            assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
-        assert agent.find(r"agent_stopped .*dropped_frames=0")
-        await second.stop()
-
-
-async def test_frames_wait_while_all_collectors_drain_and_while_one_drains_during_their_replay(
-    site: ProgramDirectory,
-) -> None:
-    """No collector accepts frames; the one that then receives what waited drains before it has all of it."""
-    site.prepare({"n1": "training"})
-    pair = CollectorPair(site)
-    draining = {"RAILSCOPE_COLLECTOR_DRAIN_SECONDS": "3600"}
-    first = await pair.start_first(**draining)
-    second = await pair.second.collector("--state-directory", "other", **draining)
-    agent = await pair.agent("n1", COLLECTOR__FAILOVER_SECONDS="1")
-    await pair.receives(0)
-    for collector in (first, second):
-        collector.signal(signal.SIGTERM)
-    await agent.find_logged("collector_unreachable .*is draining")
-    await wait_until(lambda: _holds(lambda: waits(site, "n1")), "frames wait in the spool")
-    before = sum(map(len, pair.frames()))
-    await wait_until(lambda: _holds(lambda: waits(site, "n1", 2)), "more frames wait")
-    assert sum(map(len, pair.frames())) == before, "none of them accepts frames"
-    for collector in (first, second):
-        collector.signal(signal.SIGTERM)
-        assert await collector.wait_for_end() == 0
-
-    first = await pair.start_first(**draining)
-    await wait_until(
-        lambda: _holds(lambda: sum(map(len, pair.frames())) > before), "what waited is sent"
-    )
-    first.signal(signal.SIGTERM)
-    second = await pair.start_second()
-    await pair.receives(1)
-    first.kill()
-    await first.wait_for_end()
-    await pair.receives(1)
-    await agent.stop()
-    assert agent.find(r"agent_stopped .*dropped_frames=0 waiting_envelopes=0")
-    await second.stop()
-    for run, sequences in frames_of_runs(set.union(*pair.frames())).items():
-        assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
-
-
-def waits(site: ProgramDirectory, node: str, count: int = 1) -> bool:
-    """True if as many envelopes wait in the spool of an agent."""
-    return len(list((site.directory / f"state-{node}" / "spool").glob("*.envelope"))) >= count

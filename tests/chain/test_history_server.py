@@ -15,14 +15,12 @@ import pytest
 from aiohttp import web
 from chain_support import debian_server, wait_until
 
-from railscope.settings import SettingsError
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.console import PageProblemError, group_curves
 from railscope_collector.console.curves import HistoryCurve, TimeRange
 from railscope_collector.console.device_figures import (
     GPU_FIGURES,
     NIC_FIGURES,
-    NamedFigure,
     node_figures,
 )
 from railscope_collector.console.history_server import HistoryServer, device_queries, quoted
@@ -155,7 +153,7 @@ def points(curve: HistoryCurve) -> set[float]:
     return {round(value, 6) for value in curve.values.tolist() if value == value}  # noqa: PLR0124 - NaN
 
 
-@pytest.mark.parametrize("server", [prometheus, victoria])
+@pytest.mark.parametrize("server", [prometheus, pytest.param(victoria, marks=pytest.mark.thorough)])
 async def test_the_curves_of_hours_have_their_extremes_and_gaps(
     server: object, tmp_path: Path
 ) -> None:
@@ -228,23 +226,3 @@ async def test_a_failure_is_a_reason(kind: str, problem: str) -> None:
     assert len(raised.value.text) < 300
     with pytest.raises(PageProblemError, match="failed"):  # nothing listens any more
         await client.read(QUERIES, TimeRange(0, 900 * SECOND_NS))
-
-
-@pytest.mark.parametrize("settings", [
-    {"history_url": "localhost:9090"},
-    {"history_url": "file:///etc/passwd"},
-    {"history_url": "http://h", "history_token_file": "/nonexistent"},
-    {"history_url": "https://h", "history_ca_file": "/nonexistent"},
-])  # fmt: skip
-def test_settings_that_cannot_work_are_rejected(settings: dict[str, str]) -> None:
-    with pytest.raises(SettingsError, match=r"console\.history_"):
-        HistoryServer(ConsoleSettings(**settings))
-
-
-def test_names_are_quoted_and_matched_literally() -> None:
-    assert quoted('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'
-    sent = next(each for figure in NIC_FIGURES for each in figure.curves if each.name == "nic_sent")
-    figure = NamedFigure("sent", "Sent", "bytes per second", (sent,))
-    (query,) = (each.text for each in device_queries([figure], 'n"1', LABELS))
-    assert 'node="n\\"1"' in query
-    assert 'device=~"mlx5\\\\.0"' in query

@@ -101,12 +101,7 @@ async def wait_until_received(site: ProgramDirectory) -> None:
     assert found[f'railscope_node_reporting{{node="{NODE}"}}'] == 1
 
 
-def test_a_clone_without_history_is_an_error_that_names_the_fix(tmp_path: Path):
-    subprocess.run(["git", "init", "--quiet", str(tmp_path / "clone")], check=True)
-    with pytest.raises(pytest.fail.Exception, match="fix: git fetch --unshallow"):
-        extract(RELEASES[-1], tmp_path / "tree", tmp_path / "clone")
-
-
+@pytest.mark.thorough
 @pytest.mark.parametrize("older", ["agent", "collector"])
 async def test_an_agent_and_a_collector_of_two_releases_work_together(
     site: ProgramDirectory, previous: Path, older: str
@@ -117,6 +112,15 @@ async def test_an_agent_and_a_collector_of_two_releases_work_together(
     await wait_until_received(site)
 
 
+@pytest.mark.parametrize(
+    "previous",
+    [
+        pytest.param(RELEASES[-2], marks=pytest.mark.thorough),
+        pytest.param(RELEASES[-1], marks=pytest.mark.journey),
+    ],
+    indirect=True,
+    ids=lambda release: release["version"],
+)
 async def test_the_state_of_the_previous_release_is_read(site: ProgramDirectory, previous: Path):
     """Frame log, ledger and audit log of the collector, and frames in the spool of the agent."""
     collector = await site.collector(PYTHONPATH=import_path(previous))
@@ -162,6 +166,7 @@ CLIENT_COMMANDS = ("status", "nodes", "gpus", "jobs", "tenants", "incidents")
 Documents = dict[str, object]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("previous", RELEASES[-1:], indirect=True, ids=lambda each: each["version"])
 async def test_what_the_previous_release_answers_and_reads_is_left(
     site: ProgramDirectory, previous: Path
@@ -220,7 +225,8 @@ def keys_of(document: object, path: str = "") -> set[str]:
     return found.union(*(keys_of(each, f"{path}.{name}".lstrip(".")) for name, each in members))
 
 
-@pytest.mark.parametrize("capture", ["hgx-h100-load", "gb200-tray", "pods-on-mig", "slurm-job"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("capture", ["gb200-tray", "slurm-job"])
 def test_captures_of_the_previous_release_are_replayed(previous: Path, capture: str):
     done = railscope("agent", "once", "--replay", str(previous / "tests/captures" / capture))
     assert done.returncode == 0, done.stderr
@@ -263,6 +269,7 @@ def upgrade_notes(previous: Path) -> str:
     return b"\n".join([(ROOT / "docs/compatibility.md").read_bytes(), *pages]).decode()
 
 
+@pytest.mark.thorough
 def test_the_upgrade_notes_name_what_the_previous_release_had(previous: Path):
     """A table stands for its keys. Periods of former sources are named by the rejection of the setting."""
     before, now = stable_names(previous), stable_names(ROOT)

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
 from chain_support import ProgramDirectory, wait_until
-from support import sonic_switch as sonic
-from support.command_line import run
-from support.forked_program import ForkedProgram
 
-from railscope_collector.config import SwitchesSettings
-from railscope_collector.switches import gnmi_reader, switch_settings
-from railscope_simulator.live import LiveNode
 from tests.chain.test_simulated_cluster import start_simulator
 
 SCENARIO = """
@@ -40,6 +32,7 @@ indices = [3]
 RAILS, STORAGE = 8, 2
 
 
+@pytest.mark.thorough
 async def test_links_of_a_simulated_cluster_have_the_counts_of_both_ends(
     site: ProgramDirectory,
 ) -> None:
@@ -113,55 +106,3 @@ async def pauses(site: ProgramDirectory) -> dict[str, int]:
         if (row["quantity"], row.get("priority")) == ("to_switch_pfc_pause_frames", "3")
     )
     return {end: row[end] for end in ("switch", "host")}
-
-
-async def test_switches_of_live_nodes_and_recorded_ones_are_served(site: ProgramDirectory) -> None:
-    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    node = LiveNode("gpu-node-2", 0, "slurm", 10**18, 10**18 + 10**14, now_ns)
-    node.write(site.directory / "node.toml")
-    recorded = site.directory / "recorded" / "leaf-99"
-    for path, rows in sonic.sonic_tables().items():
-        file = recorded.joinpath(*path).with_suffix(".json")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(rows))
-    file = site.directory / "switches.toml"
-    arguments = ["simulate", "switches", "node.toml", "recorded", "--listen", "127.0.0.1:0"]
-    program = ForkedProgram("switches", [*arguments, "--file", str(file)], {**os.environ})
-    site.programs.append(program)
-    await program.start(site.directory)
-    await program.find_logged("switches served: 11")
-    switches = switch_settings.read_switches(SwitchesSettings(file=str(file)))
-    ports = {}
-    for switch in switches:
-        reading = await gnmi_reader.GnmiReader(switch, time.monotonic).read()
-        ports[switch.name] = len({entity.key for (_, entity), _ in reading.streams["switch_ports"]})
-    leaves = [f"leaf-{rail + 1}" for rail in range(RAILS)]
-    storage = [f"storage-leaf-{number + 1}" for number in range(STORAGE)]
-    assert ports == dict.fromkeys((*leaves, *storage), 1) | {"leaf-99": 2}
-    await program.stop()
-    assert await program.wait_for_end() == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("cluster", "scenario.toml", "out", "--switches", "127.0.0.1:0"), "without --collector"),
-        (
-            ("cluster", "scenario.toml", "out", "--switches", "127.0.0.1:0", "--speed", "maximum", "--collector", "http://127.0.0.1:1"),
-            "expected real-time",
-        ),
-        (("switches", "empty"), "no switches"),
-        (("switches", "empty", "--listen", "9339"), "expected HOST:PORT"),
-        (("switches", "scenario.toml"), "invalid live node"),
-    ],
-)  # fmt: skip
-def test_switches_that_cannot_be_served_are_an_error(
-    tmp_path: Path, arguments: tuple[str, ...], problem: str
-) -> None:
-    files = ("empty", "scenario.toml", "out")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "scenario.toml").write_text("seconds = 1\n")
-    given = [str(tmp_path / each) if each in files else each for each in arguments]
-    outcome = run("simulate", *given)
-    assert outcome.exit_code
-    assert problem in outcome.stderr

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import aiohttp
+import pytest
 import yaml
 from chain_support import ProgramDirectory, debian_server, wait_until
 
@@ -34,6 +35,7 @@ async def query(port: int, expression: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.thorough
 async def test_prometheus_scrapes_agent_and_collector(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training"})
     await site.collector()
@@ -82,6 +84,7 @@ async def test_prometheus_scrapes_agent_and_collector(site: ProgramDirectory, tm
         assert all(value > 0 for value in counters.values())
 
 
+@pytest.mark.thorough
 async def test_victoria_metrics_takes_the_views_as_line_protocol(
     site: ProgramDirectory, tmp_path: Path
 ):
@@ -114,8 +117,3 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(
         cluster = await query(port, CLUSTER_POWER)
         assert list(cluster) == ["{}"]
         assert sum(rails.values()) > 0
-
-
-def test_ports_chosen_before_their_servers_start_are_all_different() -> None:
-    ports = [free_port() for _ in range(500)]
-    assert len(set(ports)) == len(ports)

@@ -7,18 +7,13 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
 import aiohttp
 import pytest
 from chain_support import ProgramDirectory, wait_until
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from support.certificates import self_signed
 
 from railscope_simulator.demo.process import Program
 
@@ -144,41 +139,15 @@ async def test_tokens_are_read_as_soon_as_they_change(site: ProgramDirectory, tm
     assert "missing or wrong token; fix: compare collector.token_file" in line.string
     tokens.write_text(kept)
     await agent.find_logged("collector_connected")
-
-
-def certificate(directory: Path) -> tuple[Path, Path]:
-    """Write a self-signed certificate for 127.0.0.1, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    paths = directory / "certificate.pem", directory / "key.pem"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths
+    await agent.stop()
+    lost = await site.agent("n1", path="/typo")
+    line = await lost.find_logged("collector_unreachable")
+    assert "unknown path; fix: check that collector.url" in line.string
 
 
 async def test_tls_on_both_ends(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training"})
-    certificate_file, key_file = certificate(tmp_path)
+    certificate_file, key_file = self_signed(tmp_path)
     tls = {"certificate_file": str(certificate_file), "key_file": str(key_file)}
     await site.collector(
         **{f"RAILSCOPE_COLLECTOR_TLS__{name.upper()}": value for name, value in tls.items()}
@@ -202,11 +171,3 @@ async def test_tls_on_both_ends(site: ProgramDirectory, tmp_path: Path):
             session.get(f"https://{page}/metrics", ssl=context) as response,
         ):
             assert response.status == expected
-
-
-async def test_a_wrong_url_is_distinguished_from_an_unreachable_collector(site: ProgramDirectory):
-    site.prepare({"n1": "training"})
-    await site.collector()
-    agent = await site.agent("n1", path="/typo")
-    line = await agent.find_logged("collector_unreachable")
-    assert "unknown path; fix: check that collector.url" in line.string

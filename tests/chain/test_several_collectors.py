@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from prometheus_support import running_prometheus
 from support.dashboards import DASHBOARDS
 from support.query_notes import annotated_queries, sections
@@ -153,6 +154,7 @@ def import_samples(directory: Path) -> None:
     subprocess.run(command, cwd=directory, check=True, capture_output=True)
 
 
+@pytest.mark.thorough
 async def test_a_query_returns_for_two_collectors_what_it_returns_for_one(tmp_path: Path) -> None:
     queries = queries_of_collectors()
     names = frozenset[str]().union(*map(metrics_in, queries.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ class CheckedCluster:
         self.slurm.run("scontrol", "update", f"NodeName={self.slurm.node}", "State=RESUME")
         wait_until(lambda: self.slurm.state()[0] in {"idle", "mixed"}, "the node is not resumed")
 
+    def has_ended(self, job: str) -> bool:
+        """True if a job ran to its end."""
+        return self.slurm.output(job) == "done\n"
+
     def log(self) -> str:
         """Return what the scripts have written to the system log."""
         file = self.directory / "log"
@@ -79,19 +84,13 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckedCluste
             yield CheckedCluster(slurm, directory, sockets)
 
 
-@pytest.mark.parametrize(
-    ("agent", "gpus"), [("healthy", 2), ("failed", 1), ("failed", 0), ("none", 4)]
-)
-def test_a_job_starts_unless_one_of_its_gpus_has_failed(
-    cluster: CheckedCluster, agent: str, gpus: int
-):
-    cluster.use(agent)
-    job = cluster.slurm.submit(gpus)
-    wait_until(lambda: cluster.slurm.output(job) == "done\n", f"job {job} does not end")
-    assert cluster.slurm.state()[0] not in {"drained", "draining"}
-
-
+@pytest.mark.journey
 def test_a_job_with_a_failed_gpu_is_rejected_and_the_node_drained(cluster: CheckedCluster):
+    for agent, gpus in (("healthy", 2), ("failed", 1), ("none", 4)):
+        cluster.use(agent)
+        job = cluster.slurm.submit(gpus)
+        wait_until(partial(cluster.has_ended, job), f"job {job} does not end")
+        assert cluster.slurm.state()[0] not in {"drained", "draining"}
     cluster.use("failed")
     job = cluster.slurm.submit(GPUS)
     wait_until(lambda: cluster.slurm.state()[0] == "drained", "the node is not drained")
@@ -121,6 +120,7 @@ AS_OTHER_USER = (
 """A user other than SlurmUser: `sinfo` lists all partitions for SlurmUser. It may read the files of this test."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than that of Slurm")
 def test_nodes_of_hidden_partitions_are_listed(cluster: CheckedCluster):
     slurm = cluster.slurm
@@ -174,6 +174,7 @@ class NodeDrainer:
         return parse_nodes(self.run(NODES))[0][self.slurm.node]
 
 
+@pytest.mark.journey
 async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster, tmp_path: Path):
     slurm, collector = cluster.slurm, NodeDrainer(cluster.slurm, tmp_path)
     async with running_log(collector.trail.log):
@@ -200,6 +201,7 @@ async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster
     assert types == ["node.drain", "node.resume"]
 
 
+@pytest.mark.thorough
 async def test_the_collector_does_not_cancel_a_pending_reboot(
     cluster: CheckedCluster, tmp_path: Path
 ):
@@ -221,6 +223,7 @@ async def test_the_collector_does_not_cancel_a_pending_reboot(
         cluster.resume()
 
 
+@pytest.mark.thorough
 async def test_a_drained_node_is_resumed_after_a_reboot_by_slurm(
     cluster: CheckedCluster, tmp_path: Path
 ):

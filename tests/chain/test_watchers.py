@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,8 @@ import pytest
 import yaml
 from chain_support import ProgramDirectory, debian_server, wait_until
 
-from railscope_simulator.demo import watchers
 from railscope_simulator.demo.process import free_port
-from railscope_simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
+from railscope_simulator.demo.watchers import WatcherPorts, Watchers
 
 
 async def fetch(url: str) -> Any:
@@ -29,6 +25,7 @@ async def fetch(url: str) -> Any:
         return None
 
 
+@pytest.mark.thorough
 async def test_the_commands_start_programs_that_watch_and_warn(
     site: ProgramDirectory, tmp_path: Path
 ):
@@ -116,51 +113,3 @@ def test_nothing_is_sent_away(tmp_path: Path):
     settings = yaml.safe_load((tmp_path / "alertmanager/alertmanager.yml").read_text())
     assert len(settings["receivers"]) > 3
     assert all(receiver.keys() == {"name"} for receiver in settings["receivers"])
-
-
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path):
-    (tmp_path / "prometheus").write_text("")
-    with pytest.raises(WatchersError, match=f"Prometheus and Grafana failed: {tmp_path}"):
-        Watchers(tmp_path).write()
-
-
-def test_a_directory_that_cannot_be_written_any_more_is_named(tmp_path: Path):
-    left = Watchers(tmp_path)
-    left.write()
-    (tmp_path / "prometheus/targets/agents.yml.new").mkdir()
-    with pytest.raises(WatchersError, match=f"addresses failed: {tmp_path}: .*agents.yml"):
-        left.point_at("127.0.0.1:1", {"n1": "127.0.0.1:2"})
-
-
-@pytest.mark.thorough
-async def test_the_demo_stops_in_order_if_it_cannot_write_the_addresses_of_its_programs(
-    tmp_path: Path,
-):
-    site, left = tmp_path / "site", tmp_path / "left"
-    site.mkdir()
-    (left / "prometheus/targets/collectors.yml.new").mkdir(parents=True)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "railscope_simulator.demo",
-        "--any-ports",
-        "--seconds",
-        "1",
-        "--directory",
-        str(left),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": str(site)},
-    )
-    # Agents and collector write to the same pipe: it ends when the last of them has.
-    text = (await process.communicate())[0].decode()
-    assert process.returncode == 1, text
-    assert text.splitlines()[-1].startswith(
-        f"Error: writing the demo's addresses failed: {left}: "
-    ), text
-    assert "Traceback" not in text
-    assert not list(site.glob("railscope-demo-*"))
-
-
-def test_the_checkout_is_found():
-    assert (watchers.CHECKOUT / "dashboards/generated").is_dir()
