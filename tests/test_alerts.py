@@ -20,6 +20,7 @@ from support.alert_rules import (
     rules_of,
     situations,
 )
+from support.promtool import check_queries, promtool
 from support.query_notes import annotated_queries, detail_note
 
 from railscope.catalog import rollups
@@ -58,36 +59,20 @@ SITUATIONS = situations()
 DASHBOARDS = {
     dashboard["uid"]: dashboard for dashboard in (json.loads(text) for _, text in dashboards())
 }
-EACH_NAME = pytest.mark.parametrize("name", NAMES)
 
 
-PACKAGES = {"promtool": "prometheus", "amtool": "prometheus-alertmanager"}
-
-
-def run(program: str, *arguments: str) -> str:
-    if not shutil.which(program):
-        pytest.skip(f"{program} is missing: install the Debian package {PACKAGES[program]}")
-    outcome = subprocess.run(
-        [program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def amtool(*arguments: str) -> str:
+    if not shutil.which("amtool"):
+        pytest.skip("amtool is missing: install the Debian package prometheus-alertmanager")
+    outcome = subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     return outcome.stdout
 
 
-def promtool(*arguments: str) -> None:
-    run("promtool", *arguments)
-
-
 def receivers(**labels: str) -> list[str]:
     """Receivers of an alert by the example for Alertmanager."""
-    reported = run(
-        "amtool",
-        "config",
-        "routes",
-        "test",
-        f"--config.file={ALERTMANAGER}",
-        *(f"{name}={value}" for name, value in labels.items()),
-    )
+    matchers = (f"{name}={value}" for name, value in labels.items())
+    reported = amtool("config", "routes", "test", f"--config.file={ALERTMANAGER}", *matchers)
     return reported.strip().split(",")
 
 
@@ -114,7 +99,7 @@ def test_prometheus_is_given_every_rule():
 
 
 def test_alertmanager_accepts_its_example():
-    run("amtool", "check-config", str(ALERTMANAGER))
+    amtool("check-config", str(ALERTMANAGER))
 
 
 @pytest.mark.parametrize(
@@ -298,14 +283,6 @@ def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
     assert recorded_expressions().keys() == used
 
 
-def test_what_dashboards_show_of_recorded_series_has_its_cases():
-    """As with alerts: promtool evaluates the rules, across a reset and a gap."""
-    path = ROOT / "alerts/rules/recorded.yml"
-    groups = yaml.safe_load((ROOT / "alerts/tests/recorded_test.yml").read_text())["tests"]
-    asked = " ".join(case["expr"] for group in groups for case in group["promql_expr_test"])
-    assert recorded_in(asked) == {rule["record"] for rule in rules_of(path)}
-
-
 def xid_lists(name: str, severity: str) -> set[tuple[str, frozenset[int]]]:
     """Matchers and numbers of the one rule of a name and severity."""
     (rule,) = (
@@ -366,12 +343,6 @@ def test_an_alert_links_to_a_dashboard_or_to_a_panel_that_shows_its_metric(rule:
         assert shown & (needed | totals)
 
 
-@EACH_NAME
-def test_rules_of_one_name_have_one_summary(name: str):
-    summaries = {rule["annotations"]["summary"] for rule in ALERTS if rule["alert"] == name}
-    assert len(summaries) == 1
-
-
 @EACH_ALERT
 def test_the_cases_prove_what_a_rule_promises(rule: dict[str, Any]):
     """It fires and resolves; it is quiet when all is well or idle, after a reset, over a gap."""
@@ -386,61 +357,6 @@ def test_the_cases_prove_what_a_rule_promises(rule: dict[str, Any]):
     )
 
 
-def section_of(name: str) -> str:
-    """The section of an alert in the page of its rules; all of the page of incidents."""
-    url = next(rule["annotations"]["runbook_url"] for rule in ALERTS if rule["alert"] == name)
-    page, _, _ = url.removeprefix(f"{SITE}/runbooks/").partition("#")
-    text = (RUNBOOKS / f"{page}.md").read_text()
-    if page == name:
-        return text
-    return re.split(rf"^## {name}$", text, flags=re.MULTILINE)[1].partition("\n## ")[0]
-
-
-@EACH_NAME
-def test_a_runbook_has_queries_and_commands(name: str):
-    section = section_of(name)
-    assert "```promql\n" in section
-    assert "```sh\n" in section
-
-
-OF_NODES = re.compile("Gpu|Nv|Pcie|Rdma|Host|Bond|Drive")
-"""Alerts on devices, whose nodes are drained before a repair."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted({r["alert"] for r in ALERTS if r["labels"]["severity"] == "critical" and OF_NODES.search(r["alert"])} - {"RailscopeRdmaRetransmission"}),
-)  # fmt: skip
-def test_the_runbook_of_a_page_drains_verifies_and_returns_in_this_order(name: str):
-    lines = section_of(name).splitlines()
-    drained = lines.index("scontrol update nodename=NODE state=drain reason=REASON")
-    verified = lines.index("railscope nodes NODE")
-    assert drained < verified < lines.index("scontrol update nodename=NODE state=resume")
-
-
-TEXT_OF_COMMANDS = {
-    "state=drain": "[Dd]rain|[Rr]eplace|[Cc]heck",
-    "systemctl reboot": "reboot|[Rr]eset",
-    "gpu-reset -i PCI_ADDRESS": "[Rr]eset the GPU(?!s)",
-    "gpu-reset'": "reset all GPUs",
-    "nvidia-fabricmanager'": "fabric manager",
-    "devlink dev reload": "reset the NIC",
-    "modprobe": "load the driver",
-}
-"""Text that the numbered actions of a runbook contain, by a part of its commands."""
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if "The commands in steps" in section_of(n)])
-def test_the_commands_of_a_runbook_carry_out_its_text(name: str):
-    text, _, commands = section_of(name).partition("The commands in steps")
-    actions = " ".join(
-        re.split(r"^1\. |^\| Xid \| Action", text, maxsplit=1, flags=re.MULTILINE)[1].split()
-    )
-    if name != INCIDENT_RUNBOOK:
-        for part, words in TEXT_OF_COMMANDS.items():
-            assert part not in commands or re.search(words, actions), part
-
-
 def test_the_runbook_of_incidents_has_a_section_for_each_class():
     page = (RUNBOOKS / "RailscopeIncident.md").read_text()
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(CLASSES)
@@ -448,15 +364,6 @@ def test_the_runbook_of_incidents_has_a_section_for_each_class():
         head = f"\n### {kind.name}\n\n**{kind.title}.** {kind.text}\n\nAction: {kind.action}.\n"
         assert head in page
         assert (f"{head}\n```sh\n" in page) is (kind.name in REMEDIES)
-
-
-def test_an_incident_has_the_runbook_of_its_alert():
-    rules = [rule for rule in ALERTS if rule["alert"] == INCIDENT_RUNBOOK]
-    for rule in rules:
-        for name, each in CLASSES.items():
-            url = rule["annotations"]["runbook_url"].replace("{{ $labels.class }}", name)
-            assert url == SITE + each.runbook
-    assert rules
 
 
 def test_there_is_no_runbook_without_an_alert():
@@ -489,11 +396,9 @@ def test_a_query_of_a_runbook_states_the_detail_that_it_needs(page: Path):
 
 
 def test_prometheus_understands_the_queries_of_the_runbooks(tmp_path: Path):
-    queries = [query for page in sorted(RUNBOOKS.glob("*.md")) for query in queries_in(page)]
-    rules = [{"record": f"runbook:query{i}", "expr": query} for i, query in enumerate(queries)]
-    path = tmp_path / "queries.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "runbooks", "rules": rules}]}))
-    promtool("check", "rules", str(path))
+    check_queries(
+        tmp_path, (query for page in sorted(RUNBOOKS.glob("*.md")) for query in queries_in(page))
+    )
 
 
 @EACH_PAGE

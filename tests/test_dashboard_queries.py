@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
+from support.dashboards import DASHBOARDS, QUERIES, VARIABLE
+from support.promtool import QueryCase, check_queries, evaluate
 
 from railscope_collector.console import group_curves
 from railscope_collector.workloads.job_roster import JobKey
-from railscope_dashboards.panels import MAX_POINTS
-from railscope_dashboards.promql import fill_variables, labels_in, problems, recorded_in
-
-ROOT = Path(__file__).parent.parent
+from railscope_dashboards.promql import fill_variables, labels_in, problems
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_query_is_made_of_what_the_catalog_declares(query: dict[str, Any]):
-    assert problems(query["expr"]) == []
-    assert query["datasource"] == VARIABLE
-    shown = set(re.findall(r"\{\{(\w+)\}\}", query.get("legendFormat", "")))
-    assert shown <= labels_in(query["expr"])
+def test_a_query_is_made_of_what_the_catalog_declares_and_its_rate_follows_the_scrape_interval():
+    for query in (param.values[0] for param in QUERIES):
+        text = query["expr"]
+        assert problems(text) == [], text
+        assert query["datasource"] == VARIABLE, text
+        shown = set(re.findall(r"\{\{(\w+)\}\}", query.get("legendFormat", "")))
+        assert shown <= labels_in(text), text
+        windows = re.findall(r"\b(?:rate|deriv|increase|changes)\([^\[]*\[([^\]]*)\]", text)
+        assert set(windows) <= {"$__rate_interval"}, text
 
 
 @pytest.mark.parametrize(("key", "figures"), [
@@ -39,32 +36,6 @@ def test_the_console_requests_what_the_collector_exposes(
     assert [found for each in queries for found in problems(each.text)] == []
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
-    for window in re.findall(
-        r"\b(?:rate|deriv|increase|changes)\([^\[]*\[([^\]]*)\]", query["expr"]
-    ):
-        assert window == "$__rate_interval"
-
-
-def test_a_curve_has_no_more_points_than_it_needs():
-    """The memory of a query grows with them: Prometheus rejects it at a thousand nodes."""
-    for dashboard in DASHBOARDS.values():
-        for panel in dashboard["panels"]:
-            if any(not target.get("instant") for target in panel.get("targets", ())):
-                assert panel["maxDataPoints"] <= MAX_POINTS, (dashboard["uid"], panel["id"])
-
-
-def test_a_panel_of_recorded_series_names_its_rules():
-    shown = set()
-    for panel in (param.values[0] for param in PANELS):
-        for name in recorded_in(" ".join(target["expr"] for target in panel["targets"])):
-            assert f"`{name}`: a rule" in panel["description"]
-            shown.add(name)
-    made = yaml.safe_load((ROOT / "alerts/rules/recorded.yml").read_text())["groups"]
-    assert shown == {rule["record"] for group in made for rule in group["rules"]}
-
-
 def test_a_panel_with_a_curve_for_each_server_draws_few():
     """A thousand curves are expensive and unreadable."""
     for dashboard in DASHBOARDS.values():
@@ -76,28 +47,9 @@ def test_a_panel_with_a_curve_for_each_server_draws_few():
                     assert few, (dashboard["uid"], panel["id"], target["expr"])
 
 
-def test_a_curve_is_never_called_by_its_expression():
-    """Grafana calls it so where the legend is left to it and the query leaves no label."""
-    for dashboard in DASHBOARDS.values():
-        for panel in dashboard["panels"]:
-            for target in panel.get("targets", ()):
-                if target.get("legendFormat") == "__auto":
-                    assert labels_in(target["expr"]), (dashboard["uid"], panel["id"])
-
-
 def test_prometheus_understands_every_query(tmp_path: Path):
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing: install the Debian package prometheus")
-    rules = [
-        {"record": f"dashboard:query{index}", "expr": query.replace("$__rate_interval", "1m")}
-        for index, query in enumerate(param.values[0]["expr"] for param in QUERIES)
-    ]
-    path = tmp_path / "queries.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    outcome = subprocess.run(
-        ["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    queries = (param.values[0]["expr"] for param in QUERIES)
+    check_queries(tmp_path, (query.replace("$__rate_interval", "1m") for query in queries))
 
 
 _ON_SWITCH = "railscope_switch_port_transmit_pfc_pause_seconds_total"
@@ -135,24 +87,9 @@ def test_pause_is_the_longest_of_all_priorities_and_of_the_link(tmp_path: Path):
         queries[101, "A"]: {"{}": 0.75},
     }
     choices = {"__rate_interval": "5m", "node": ".*", "rail": ".*"}
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [
-            {
-                # The tests of promtool compare exactly.
-                "expr": f"round({fill_variables(query, choices)}, 0.01)",
-                "eval_time": "9m",
-                "exp_samples": [{"labels": at, "value": value} for at, value in values.items()],
-            }
-            for query, values in expected.items()
-        ],
-    }
-    path = tmp_path / "pauses.yml"
-    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing: install the Debian package prometheus")
-    outcome = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    # promtool compares exactly.
+    rounded = [
+        (f"round({fill_variables(query, choices)}, 0.01)", values)
+        for query, values in expected.items()
+    ]
+    evaluate(tmp_path, QueryCase(series, rounded, minutes=9))

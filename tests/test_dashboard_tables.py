@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support.dashboards import DASHBOARDS, TABLES
+from support.dashboards import TABLES
+from support.promtool import QueryCase, evaluate
 
 from railscope_dashboards.promql import labels_in, metric_named, metrics_in
 from railscope_dashboards.query import build_query, joins_for, with_device_names
-
-
-def test_rows_and_columns_of_a_grid_are_in_order():
-    """Prometheus answers of an instant in any order."""
-    for dashboard in DASHBOARDS.values():
-        for panel in dashboard["panels"]:
-            steps = panel.get("transformations", ())
-            for matrix in (step["options"] for step in steps if step["id"] == "groupingToMatrix"):
-                order = [step["options"]["sort"] for step in steps if step["id"] == "sortBy"]
-                assert order == [
-                    [{"field": matrix["rowField"]}],
-                    [{"field": matrix["columnField"]}],
-                ]
 
 
 @pytest.mark.parametrize("panel", TABLES)
@@ -112,67 +97,53 @@ PORT_OF_N1 = 'railscope_rdma_port_info{node="n1", device="mlx5_3", port="1", int
 PATH = "railscope_pcie_path_limit_bytes_per_second"
 
 
-@pytest.mark.parametrize(
-    ("keys", "series", "infos", "shown"),
-    [
-        (
-            "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}', [GPU_OF_N1],
-            '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
-        ),
-        (
-            "node pci_address xid", 'railscope_gpu_xid_errors_total{node="n1", pci_address="0:3b", xid="48"}',
-            [GPU_OF_N1], '{node="n1", pci_address="0:3b", xid="48", gpu="GPU-1", index="4"}',
-        ),
-        (  # two scrapes of the same names, and another name of the same device
-            "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}',
-            [GPU_OF_N1, GPU_OF_N1.replace("{", '{instance="b", ')],
-            '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
-        ),
-        (
-            "node interface", 'railscope_network_link_up{node="n1", interface="eth3"}', [NIC_OF_N1],
-            '{node="n1", interface="eth3", rdma_device="mlx5_3", rail="3"}',
-        ),
-        (
-            "node device port", 'railscope_rdma_port_up{node="n1", device="mlx5_3", port="1"}',
-            [PORT_OF_N1],
-            '{node="n1", device="mlx5_3", port="1", interface="eth3", rail="3"}',
-        ),
-        (
-            "node pci_address", f'{PATH}{{node="n1", pci_address="0:3b"}}', [GPU_OF_N1],
-            '{node="n1", pci_address="0:3b", gpu="GPU-1", index="4"}',
-        ),
-        (  # a virtual function at the same address
-            "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
-            ['railscope_nic_info{node="n1", interface="eth0v1", pci_address="0:5e"}', NIC_OF_N1, PORT_OF_N1],
-            '{node="n1", pci_address="0:5e", interface="eth3", rdma_device="mlx5_3", rail="3"}',
-        ),
-        (  # InfiniBand without an interface
-            "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
-            [PORT_OF_N1.replace('interface="eth3", ', "")],
-            '{node="n1", pci_address="0:5e", rdma_device="mlx5_3", rail="3"}',
-        ),
-    ],
-)  # fmt: skip
-def test_a_row_has_the_names_of_its_device(
-    tmp_path: Path, keys: str, series: str, infos: list[str], shown: str
-):
+ROWS = [
+    (
+        "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}', [GPU_OF_N1],
+        '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
+    ),
+    (
+        "node pci_address xid", 'railscope_gpu_xid_errors_total{node="n1", pci_address="0:3b", xid="48"}',
+        [GPU_OF_N1], '{node="n1", pci_address="0:3b", xid="48", gpu="GPU-1", index="4"}',
+    ),
+    (  # two scrapes of the same names, and another name of the same device
+        "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}',
+        [GPU_OF_N1, GPU_OF_N1.replace("{", '{instance="b", ')],
+        '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
+    ),
+    (
+        "node interface", 'railscope_network_link_up{node="n1", interface="eth3"}', [NIC_OF_N1],
+        '{node="n1", interface="eth3", rdma_device="mlx5_3", rail="3"}',
+    ),
+    (
+        "node device port", 'railscope_rdma_port_up{node="n1", device="mlx5_3", port="1"}',
+        [PORT_OF_N1],
+        '{node="n1", device="mlx5_3", port="1", interface="eth3", rail="3"}',
+    ),
+    (
+        "node pci_address", f'{PATH}{{node="n1", pci_address="0:3b"}}', [GPU_OF_N1],
+        '{node="n1", pci_address="0:3b", gpu="GPU-1", index="4"}',
+    ),
+    (  # a virtual function at the same address
+        "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
+        ['railscope_nic_info{node="n1", interface="eth0v1", pci_address="0:5e"}', NIC_OF_N1, PORT_OF_N1],
+        '{node="n1", pci_address="0:5e", interface="eth3", rdma_device="mlx5_3", rail="3"}',
+    ),
+    (  # InfiniBand without an interface
+        "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
+        [PORT_OF_N1.replace('interface="eth3", ', "")],
+        '{node="n1", pci_address="0:5e", rdma_device="mlx5_3", rail="3"}',
+    ),
+]  # fmt: skip
+
+
+def test_a_row_has_the_names_of_its_device(tmp_path: Path):
     """The row of a node without these names has its own keys alone."""
-    name, labels = series.split("{")
-    elsewhere = "{" + labels.replace('"n1"', '"n2"')
-    expected = [{"labels": shown, "value": 7}, {"labels": elsewhere, "value": 8}]
-    values = [(series, 7), (name + elsewhere, 8), *((info, 1) for info in infos)]
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": one, "values": f"{value}x9"} for one, value in values],
-        "promql_expr_test": [
-            {"expr": named(keys, series=name), "eval_time": "5m", "exp_samples": expected}
-        ],
-    }
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing: install the Debian package prometheus")
-    path = tmp_path / "names.yml"
-    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
-    outcome = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    cases = []
+    for keys, series, infos, shown in ROWS:
+        name, labels = series.split("{")
+        elsewhere = "{" + labels.replace('"n1"', '"n2"')
+        values = {series: "7x9", name + elsewhere: "8x9"} | dict.fromkeys(infos, "1x9")
+        expected = [(named(keys, series=name), {shown: 7, elsewhere: 8})]
+        cases.append(QueryCase(values, expected, minutes=5))
+    evaluate(tmp_path, *cases)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from support.dashboards import DASHBOARDS
+from support.promtool import QueryCase, evaluate
 
 from railscope_dashboards.promql import fill_variables
 
@@ -30,14 +27,11 @@ def expression(dashboard: str, panel: str, number: int = 0) -> str:
     return fill_variables(found["targets"][number]["expr"], values)
 
 
-def counter(name: str, labels: str, per_minute: int) -> dict[str, str]:
-    return {
-        "series": f"railscope_{name}_total{{{labels}}}",
-        "values": f"0+{per_minute}x{MINUTES}",
-    }
+def counter(name: str, labels: str, per_minute: int) -> tuple[str, str]:
+    return f"railscope_{name}_total{{{labels}}}", f"0+{per_minute}x{MINUTES}"
 
 
-def of_collectors(*names: str) -> Iterator[dict[str, str]]:
+def of_collectors(*names: str) -> Iterator[tuple[str, str]]:
     """Yield the series of both priorities of a switch's port and of its link, as each of these collectors has them."""
     for name in names:
         port = f'instance="{name}", switch="leaf-07", port="Ethernet0"'
@@ -46,14 +40,8 @@ def of_collectors(*names: str) -> Iterator[dict[str, str]]:
             yield counter("switch_port_transmit_pfc_pause_frames", of_priority, sent)
             yield counter("switch_port_receive_pfc_pause_frames", of_priority, 120)
         yield counter("switch_port_transmit_bytes", port, 60_000)
-        yield {
-            "series": f'railscope_switch_link_info{{instance="{name}", {LINK}}}',
-            "values": f"1x{MINUTES}",
-        }
-        yield {
-            "series": f'railscope_switch_up{{instance="{name}", switch="leaf-07"}}',
-            "values": f"1x{MINUTES}",
-        }
+        yield f'railscope_switch_link_info{{instance="{name}", {LINK}}}', f"1x{MINUTES}"
+        yield f'railscope_switch_up{{instance="{name}", switch="leaf-07"}}', f"1x{MINUTES}"
 
 
 NIC = (
@@ -62,22 +50,6 @@ NIC = (
     # a NIC without a known link
     counter("nic_receive_pfc_pause_frames", 'node="n2", interface="eth0", priority="3"', 900),
 )
-
-
-def evaluate(
-    tmp_path: Path, query: str, series: list[dict[str, str]], expected: Mapping[str, float]
-) -> None:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is missing: install the Debian package prometheus")
-    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
-    asked: dict[str, Any] = {"expr": query, "eval_time": f"{MINUTES}m", "exp_samples": samples}
-    case = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
-    path = tmp_path / "queries.yml"
-    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
-    outcome = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
 # Labels of a rail's grid, and of the pair's curves.
@@ -102,25 +74,21 @@ CASES: tuple[tuple[str, str, int, dict[str, float]], ...] = (
 
 
 @pytest.mark.parametrize("collectors", [("a:9470",), ("a:9470", "b:9470")])
-@pytest.mark.parametrize("case", CASES)
-def test_both_ends_of_a_link(
-    tmp_path: Path, collectors: tuple[str, ...], case: tuple[str, str, int, dict[str, float]]
-) -> None:
+def test_both_ends_of_a_link(tmp_path: Path, collectors: tuple[str, ...]) -> None:
     """Series that two collectors have, as while one takes over from the other, count once."""
-    dashboard, panel, number, expected = case
-    query = expression(dashboard, panel, number)
-    if "offset" in query:  # the names of the NIC's row are another test's
-        query = query[query.rindex("(topk(") :].partition(" unless on")[0]
-    evaluate(tmp_path, query, [*of_collectors(*collectors), *NIC], expected)
+    expected = []
+    for dashboard, panel, number, values in CASES:
+        query = expression(dashboard, panel, number)
+        if "offset" in query:  # the names of the NIC's row are another test's
+            query = query[query.rindex("(topk(") :].partition(" unless on")[0]
+        expected.append((query, values))
+    evaluate(tmp_path, QueryCase(dict([*of_collectors(*collectors), *NIC]), expected, MINUTES))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_without_switches_panels_of_both_ends_are_empty(
-    tmp_path: Path, case: tuple[str, str, int, dict[str, float]]
-) -> None:
+def test_without_switches_panels_of_both_ends_are_empty(tmp_path: Path) -> None:
     """The readings of NICs alone would suggest a difference."""
-    dashboard, panel, number, _ = case
-    evaluate(tmp_path, expression(dashboard, panel, number), [*NIC], {})
+    expected = [(expression(*place), {}) for *place, _ in CASES]
+    evaluate(tmp_path, QueryCase(dict(NIC), expected, MINUTES))
 
 
 def test_every_panel_with_readings_of_switches_states_the_reason_for_its_absence() -> None:

@@ -1,4 +1,4 @@
-"""The demo as its user runs it: it raises the alerts of its faults, and leaves no process behind."""
+"""The demo as its user runs it: it starts, checks itself, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from chain_support import debian_server
 from support.command_line import run
-from support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 
 from railscope import __version__
-from railscope.service import run_in_thread
 from railscope_collector.access.credentials import CredentialKey, digest_token
 from railscope_collector.access.tokens_format import load_credentials
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, program_environment
-from railscope_simulator.demo.process import free_port
-from railscope_simulator.demo.watchers import WatcherPorts, Watchers
 
 PATIENCE_SECONDS = 120.0
 
@@ -228,34 +223,3 @@ async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_
         parent.kill()
         rest = await read_rest(parent)
         check_stopped(rest, signal.SIGTERM, directory)
-
-
-@pytest.mark.thorough  # minutes of five programs; tests/chain/test_alerting.py has the same alerts
-async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_path: Path):
-    """The first minutes of the longer check by hand with `python -m support.demo_alerts`."""
-    directory = tmp_path / "demo"
-    watchers = Watchers(directory, WatcherPorts(free_port(), free_port(), free_port()))
-    record = directory / "faults.jsonl"
-    url = f"http://127.0.0.1:{watchers.ports.prometheus}"
-    async with demo(directory) as process:
-        began = time.time()
-        await read_until(process, STARTED)
-        prometheus = next(iter(watchers.commands().values()))
-        async with debian_server("prometheus", *prometheus, directory=tmp_path):
-            output = await read_until(process, "FAULT BEGINS")
-            assert "gpu-node-1" in output.splitlines()[-1]
-            (line,) = record.read_text().splitlines()
-            assert json.loads(line)["end"] is None
-
-            async def raised() -> bool:
-                firings: list[AlertFiring] = await run_in_thread(
-                    alerts_since, url, began, time.time()
-                )
-                names = {firing.alert for firing in firings}
-                wanted = {"RailscopeGpuXid", "RailscopeGpuEccUncorrected", "RailscopeIncidentReach"}
-                return wanted <= names
-
-            await until(raised)
-            now = time.time()
-            firings = await run_in_thread(alerts_since, url, began, now)
-        assert alert_mismatches(faults_in([line]), firings, now) == []

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 from chain_support import ProgramDirectory, debian_server, wait_until
-from structlog.testing import capture_logs
 
 from railscope.catalog import collector as catalog
 from railscope_collector.config import RemoteWriteSettings
@@ -144,54 +143,6 @@ async def test_samples_that_wait_for_the_server_are_all_written(store: str, tmp_
             await wait_until(stored, "the store has all samples")
     writer = sink.writer
     assert (writer.written, writer.dropped, writer.waiting) == (8 * len(NODES), 0, 0)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("store", STORES)
-async def test_samples_older_than_the_newest_are_dropped_where_the_server_rejects_them(
-    store: str, tmp_path: Path
-):
-    server, path, form = STORES[store]
-    port = free_port()
-    now_ns = time.time_ns()
-    recent, late = periods(3, now_ns), periods(1, now_ns - 3600 * SECOND_NS)
-    sent = [*recent[:2], *late, recent[2]]
-    with capture_logs() as logs:
-        async with server(port, tmp_path), writing(port, path, form, sent) as sink:
-
-            async def counted() -> bool:
-                return sink.writer.written + sink.writer.dropped == 4 * len(NODES)
-
-            await wait_until(counted, "every sample is written or dropped")
-            kept = recent if store == "Prometheus" else [*late, *recent]
-
-            async def stored() -> bool:
-                return await samples(port) == expected(kept)
-
-            await wait_until(stored, "the store has the others")
-    problems = [each["problem"] for each in logs if each["event"] == "sink_batch_rejected"]
-    if store == "Prometheus":
-        assert sink.writer.rejected == len(NODES)
-        assert problems == ["400 out of order sample"]
-    else:
-        assert sink.writer.dropped == 0
-
-
-@pytest.mark.thorough
-async def test_a_series_ends_where_its_device_is_gone(tmp_path: Path):
-    port = free_port()
-    sent = periods(3, time.time_ns())
-    sent[2] = (sent[2][0], sent[2][1][1:])
-    async with prometheus(port, tmp_path), writing(port, *STORES["Prometheus"][1:], sent):
-
-        async def ended() -> bool:
-            at = str(sent[2][0] / SECOND_NS)
-            data = await get(port, "/api/v1/query", query=NAME, time=at)
-            nodes = [each["metric"]["node"] for each in (data or {}).get("result", ())]
-            return sorted(nodes) == sorted(NODES[1:])
-
-        await wait_until(ended, "the first node ends, without the five minutes of the lookback")
-        assert (await samples(port))["n1"] == expected(sent)["n1"]
 
 
 @pytest.mark.parametrize("store", EACH_STORE)

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import yaml
 from chain_support import ProgramDirectory, debian_server, wait_until
 
 from railscope_simulator.demo.process import free_port
-
-RULES = Path(__file__).parents[2] / "alerts" / "rules"
 
 CLUSTER_POWER = "railscope_cluster_sum_gpu_power_watts"
 
@@ -33,55 +30,6 @@ async def query(port: int, expression: str) -> dict[str, float]:
         labels = {k: v for k, v in series["metric"].items() if k not in {"__name__", "db"}}
         found[json.dumps(labels, sort_keys=True)] = float(series["value"][1])
     return found
-
-
-@pytest.mark.thorough
-async def test_prometheus_scrapes_agent_and_collector(site: ProgramDirectory, tmp_path: Path):
-    site.prepare({"n1": "training"})
-    await site.collector()
-    agent = await site.agent("n1")
-    page = await agent.find_logged(r"agent_started .*address=(\S+:\d+)")
-    config = {
-        "global": {"scrape_interval": "500ms"},
-        "rule_files": [str(RULES / "*.yml")],
-        "scrape_configs": [
-            {
-                "job_name": "railscope-agent",
-                "static_configs": [{"targets": [page[1]], "labels": {"node": "n1"}}],
-            },
-            {
-                "job_name": "railscope-collector",
-                "honor_labels": True,
-                "static_configs": [{"targets": [f"127.0.0.1:{site.port}"]}],
-            },
-        ],
-    }
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    port = free_port()
-    command = [
-        "prometheus",
-        "--config.file=prometheus.yml",
-        "--storage.tsdb.path=tsdb",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    async with debian_server("prometheus", *command, directory=tmp_path):
-
-        async def scraped() -> bool:
-            power = await query(port, "railscope_gpu_power_watts")
-            total = await query(port, CLUSTER_POWER)
-            return len(power) == 2 and len(total) == 1
-
-        await wait_until(scraped, "Prometheus has both the agent's and the collector's GPU power")
-        assert len(await query(port, "up == 1")) == 2
-        joined = await query(
-            port, "railscope_gpu_power_watts * on (gpu) group_left (index) railscope_gpu_info"
-        )
-        assert {json.loads(labels)["index"] for labels in joined} == {"0", "1"}
-        reporting = await query(port, 'railscope_node_reporting{node="n1"}')
-        assert list(reporting.values()) == [1.0]
-        counters = await query(port, "railscope_rdma_transmit_bytes_total")
-        assert counters
-        assert all(value > 0 for value in counters.values())
 
 
 @pytest.mark.thorough

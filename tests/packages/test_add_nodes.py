@@ -152,21 +152,6 @@ def test_a_secret_that_cannot_be_read_is_not_taken_for_a_missing_one(
 
 
 @pytest.mark.thorough
-def test_a_revoked_token_is_reported_and_never_comes_back(site: KubernetesSite):
-    site.add("gpu-001", "gpu-002")
-    lines = site.tokens_toml().splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith('"gpu-002"'))
-    site.server.put_text("railscope-collector", **{"tokens.toml": text})
-    outcome = site.add("gpu-001", "gpu-002", "gpu-003")
-    assert outcome.returncode == 1
-    assert (
-        f"gpu-002: revoked: the token in {site.tokens}/gpu-002.token has no entry" in outcome.stderr
-    )
-    (site.tokens / "gpu-002.token").unlink()
-    assert site.accepted() == {"gpu-001.token": "gpu-001", "gpu-003.token": "gpu-003"}
-
-
-@pytest.mark.thorough
 def test_a_change_by_others_in_between_is_never_overwritten(site: KubernetesSite):
     site.add("gpu-001")
     revoked = "\n".join(
@@ -184,16 +169,6 @@ def test_a_change_by_others_in_between_is_never_overwritten(site: KubernetesSite
     (site.tokens / "gpu-001.token").unlink()
     assert site.add("gpu-002").returncode == 0
     assert site.accepted() == {"gpu-002.token": "gpu-002"}
-
-
-@pytest.mark.thorough
-def test_an_interrupted_run_is_completed(site: KubernetesSite):
-    site.add("gpu-001")
-    (site.tokens / "gpu-001.token").rename(site.tokens / "gpu-001.new")
-    before = (site.tokens / "gpu-001.new").read_text()
-    assert site.add("gpu-001").returncode == 0
-    assert site.accepted() == {"gpu-001.token": "gpu-001"}
-    assert (site.tokens / "gpu-001.token").read_text() == before
 
 
 def documented(text: str) -> str:

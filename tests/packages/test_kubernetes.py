@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import chart
-import chart_page
 import pytest
 import yaml
 from support.packages import ROOT
@@ -126,50 +125,6 @@ def test_helm_finds_nothing_wrong_in_the_chart(packed: Path, given: str):
         run(HELM, "lint", "--strict", path, "--set", given)
 
 
-_QUANTITIES = {
-    "agent.maxUnavailable": "%",
-    "collector.maxUnavailable": "%",
-    "collector.storage": "Mi",
-}
-"""Units of the values that the schema limits to quantities."""
-
-
-def other_value(number: int, entry: chart_page.ChartValue) -> Any:
-    """A value of the same type that no manifest contains otherwise."""
-    name = f"marker-{number}"
-    if entry.key == "simulatedNodes":
-        return 0
-    if isinstance(entry.default, bool):
-        return entry.key == "monitoring.enabled"
-    if entry.key == "image.pullPolicy":
-        return "Never"
-    if entry.key in _QUANTITIES:
-        return f"{number}{_QUANTITIES[entry.key]}"
-    return {list: [{"name": name}], dict: {name: name}}.get(type(entry.default), name)
-
-
-@pytest.mark.thorough
-def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
-    given: dict[str, Any] = {}
-    values = chart_page.values()
-    assert len(values) > 30
-    for number, entry in enumerate(values):
-        *above, name = entry.key.split(".")
-        section = given.setdefault(above[0], {}) if above else given
-        section[name] = other_value(number, entry)
-    (tmp_path / "values.json").write_text(json.dumps(given))
-    text = run(HELM, "template", "railscope", packed, "--values", tmp_path / "values.json")
-    markers = [
-        f"{n}{_QUANTITIES[e.key]}" if e.key in _QUANTITIES else f"marker-{n}"
-        for n, e in enumerate(values)
-    ]
-    found = zip(values, markers, strict=True)
-    unused = [entry.key for entry, marker in found if not re.search(rf"\b{marker}(?!\w)", text)]
-    assert unused == ["trial", "simulatedNodes", "image.pullPolicy", "monitoring.enabled"]
-    assert "PodMonitor" in text
-    assert text.count("imagePullPolicy: Never") == 2
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "given",
@@ -216,23 +171,6 @@ def test_the_manifests_and_the_chart_are_valid(
         assert len(checked) > 20
         for item in checked:
             kubernetes_validate.validate(item, NEWEST, strict=True)
-
-
-@pytest.mark.thorough
-def test_the_documented_network_policy_is_valid(
-    packed: Path, tmp_path: Path, kubernetes_validate: Any
-):
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "networkPolicyFrom" in text]  # fmt: skip
-    (tmp_path / "values.yaml").write_text(block)
-    rendered = parse(
-        run(HELM, "template", "railscope", packed, "--values", tmp_path / "values.yaml")
-    )
-    policy = rendered["NetworkPolicy", "railscope-collector"]
-    kubernetes_validate.validate(policy, NEWEST, strict=True)
-    (rule,) = policy["spec"]["ingress"]
-    assert [set(peer) for peer in rule["from"]] == [{"ipBlock"}, {"namespaceSelector"}]
-    assert len(rule["ports"]) == 1
 
 
 def test_the_documented_container_has_both_tokens():
@@ -338,18 +276,6 @@ def test_no_node_gets_the_token_of_another_node_or_of_an_operator(
 
 def secret(objects: Objects, name: str, key: str) -> str:
     return base64.b64decode(objects["Secret", name]["data"][key]).decode()
-
-
-@pytest.mark.thorough
-def test_a_trial_changes_secrets_and_the_way_to_the_token_only(rendered: Objects, trial: Objects):
-    assert trial.keys() - rendered.keys() == {
-        ("Secret", f"railscope-{name}")
-        for name in ("trial", "collector", "agent-metrics", "collector-metrics")
-    }
-    changed = {key for key in rendered if rendered[key] != trial[key]}
-    assert changed == {("DaemonSet", "railscope-agent"), ("StatefulSet", "railscope-collector")}
-    kept = [name for kind, name in trial if kind == "Secret" and "annotations" in trial[kind, name]["metadata"]]  # fmt: skip
-    assert sorted(kept) == ["railscope-agent-metrics", "railscope-collector", "railscope-collector-metrics"]  # fmt: skip
 
 
 @pytest.mark.thorough

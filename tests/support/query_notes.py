@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 from railscope.catalog.declare import BASIC
 from railscope_dashboards.promql import detail_of, metric_named, metrics_in
@@ -19,13 +17,6 @@ def detail_note(query: str) -> str:
     pattern = names[0] if len(names) == 1 else f"-E '{'|'.join(names)}'"
     command = f"curl -s 'http://NODE:9469/metrics?detail={detail}' | grep {pattern}"
     return f"# needs detail {detail}; if empty: {command}"
-
-
-def sections(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a page by name: an alert of a runbook; what is before the first one has the name of the page."""
-    head, *parts = re.split(r"^## (Railscope\w+)$", page.read_text(), flags=re.MULTILINE)
-    yield page.stem, head
-    yield from zip(parts[::2], parts[1::2], strict=True)
 
 
 def annotated_queries(text: str) -> list[tuple[str, str]]:
