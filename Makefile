@@ -2,7 +2,7 @@
 # make cluster          three collectors, PostgreSQL with a standby and twenty simulated nodes; some of them fail
 # make test             check, then all tests
 # make quick            stories and properties, for use while editing
-# make thorough         tests marked thorough; properties with more examples
+# make thorough         all tests, also those marked thorough; properties with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
 # make dashboards docs  write dashboards and generated documents again
@@ -57,17 +57,10 @@ test:
 quick: $(VENV)/.ready-to-test
 	$(PY) -m pytest -q -n logical --dist worksteal --quick
 
+# All tests: those of `make test` must not take too long. Then properties with many examples.
 thorough: $(VENV)/.ready-to-test servers
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 -m thorough
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=thorough --timeout 1200 \
-		tests/collector/metering tests/collector/billing tests/collector/audit \
-		tests/collector/access tests/collector/evidence tests/collector/account \
-		tests/collector/jobs tests/collector/ledger tests/agent/tenancy \
-		tests/agent/test_witness_checkpoints.py tests/agent/test_source_faults.py \
-		tests/agent/test_governor.py \
-		tests/agent/test_metric_selection.py tests/vocabulary/test_merkle.py \
-		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
-		tests/vocabulary/test_audit_record.py tests/simulator
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 --limit-seconds -m ''
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 --hypothesis-profile=thorough -m hypothesis
 
 check: lint types
 

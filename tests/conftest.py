@@ -47,8 +47,11 @@ gc.set_threshold(50_000, 50, 1000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make quick`, and the one that writes expected lines again."""
+    """Add the options of `make quick` and `make thorough`, and the one that writes expected lines again."""
     parser.addoption("--quick", action="store_true", help="only stories and properties")
+    parser.addoption(
+        "--limit-seconds", action="store_true", help="fail if a test of `make test` takes too long"
+    )
     parser.addoption(
         "--write-stories", action="store_true", help="write the expected lines of stories again"
     )
