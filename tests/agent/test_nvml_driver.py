@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 
+import pytest
 from support.full_gpus import full_gpus, nvml_sources
-from support.rdma_nics import add_nic
 from support.reading import ORIGIN, readings
-from support.sampling import run_sampler
 from support.standin import (
     DRIVER,
     LIBRARY,
@@ -19,15 +17,12 @@ from support.standin import (
     code_of,
     scenario,
 )
-from support.standin_table import error
 
 from railscope.capture import Json
 from railscope.reading import Absent
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.nvml import Nvml
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sampling.status import FAILED, OK, PARTIAL
-from railscope_agent.sources.rdma import RdmaSource
 
 SM = "railscope_gpu_sm_activity_ratio"
 XID, RECOVERY_ACTION = 0x8, 0x8000
@@ -61,15 +56,6 @@ def start_sources(standin: NvmlStandin, count: int = 2) -> NvmlReaders:
     assert not run.problems
     assert isinstance(run.of(0, "gpu_activity")[SM, ("GPU-0",)], int)
     return run
-
-
-@scenario()
-def test_handles_are_requested_once(standin: NvmlStandin) -> None:
-    run = start_sources(standin)
-    assert standin.count("handles") == 2
-    run.tick()
-    assert standin.count("handles") == 2
-    assert standin.count("starts") == 1
 
 
 @scenario()
@@ -117,48 +103,6 @@ def test_the_last_events_of_a_gpu_are_received(standin: NvmlStandin) -> None:
 
 
 @scenario()
-def test_a_lost_gpu_without_events_fails_one_wait(standin: NvmlStandin) -> None:
-    standin.load(quiet_gpus(2))
-    nvml = Nvml()
-    events(nvml)
-    standin.fail(1, 15)
-    assert code_of(nvml, "nvmlEventSetWait") == 15
-    assert events(nvml) == []
-
-
-@scenario()
-def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: NvmlStandin) -> None:
-    standin.load(quiet_gpus(2))
-    nvml = Nvml()
-    events(nvml)
-    standin.fail(1, 15)
-    assert code_of(nvml, "nvmlDeviceGetUUID", 1) == 15
-    assert code_of(nvml, "nvmlEventSetWait") == 15
-    assert events(nvml) == []
-    standin.event(0, XID, 31)
-    standin.fail(1, 0)
-    assert nvml.call("nvmlDeviceGetUUID", 1) == "GPU-1"
-    assert standin.count("event_sets") == 0, "another will be made, for both"
-    assert events(nvml) == [[1, 0, 31]]
-
-
-@scenario()
-def test_an_argument_that_is_wrong_costs_no_handle(standin: NvmlStandin) -> None:
-    calls = quiet_gpus(2)
-    calls["nvml.nvmlDeviceGetFanSpeed_v2(0,9)"] = error(2)
-    standin.load(calls)
-    nvml = Nvml()
-    events(nvml)
-    standin.event(1, XID, 13)
-    handles = standin.count("handles")
-    assert code_of(nvml, "nvmlDeviceGetFanSpeed_v2", 0, 9) == 2
-    assert nvml.call("nvmlDeviceGetUUID", 0) == "GPU-0"
-    assert standin.count("handles") == handles
-    assert events(nvml) == [[1, 1, 13]]
-    assert standin.calls("nvmlEventSetCreate") == 1
-
-
-@scenario()
 def test_a_driver_that_was_reloaded_is_started_again(standin: NvmlStandin) -> None:
     run = start_sources(standin)
     streams = [stream for stream in run.outcomes if stream != "gpu_event"]
@@ -186,6 +130,7 @@ def test_a_driver_that_was_reloaded_is_started_again(standin: NvmlStandin) -> No
     assert standin.count("attached") == 1
 
 
+@pytest.mark.thorough
 @scenario(version="590.48.01")
 def test_an_updated_library_is_loaded_without_a_restart(standin: NvmlStandin) -> None:
     """The driver was updated first: its library differs from the one in this process."""
@@ -209,71 +154,6 @@ def test_an_updated_library_is_loaded_without_a_restart(standin: NvmlStandin) ->
     assert nvml.call("nvmlDeviceGetCount") == 1
     assert nvml.call("nvmlSystemGetDriverVersion") == "595.80"
     assert nvml.call("nvmlDeviceGetUUID", 0) == "GPU-0"
-
-
-@scenario()
-def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: NvmlStandin) -> None:
-    """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
-    calls = quiet_gpus(2)
-    run = start_sources(standin)
-    healthy = run.of(0, "gpu_activity")
-    standin.load(calls | {"nvml.nvmlGpmSampleGet(0)": error(4)})
-    run.tick()
-    assert set(run.of(0, "gpu_activity").values()) == {Absent.DENIED}
-    assert Absent.DENIED not in run.of(1, "gpu_activity").values()
-    assert Absent.DENIED not in run.of(0).values()
-    standin.load(calls)
-    run.tick()
-    assert set(run.of(0, "gpu_activity").values()) == {Absent.NOT_DUE}
-    run.tick()
-    assert run.of(0, "gpu_activity") == healthy
-
-
-@scenario()
-async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: NvmlStandin) -> None:
-    standin.load(quiet_gpus(2))
-    host = StandinHost()
-    add_nic(host)
-    host.nvml.call("nvmlDeviceGetCount")
-    sources = [*nvml_sources(), RdmaSource()]
-    async with run_sampler(host, sources, SHORT) as run:
-        statuses = run.sampler.statuses
-        gpu, rdma = statuses["gpu"], statuses["rdma"]
-
-        def states() -> dict[str, str]:
-            return {name: statuses[name].state for name in ASKS}
-
-        await run.until(lambda: set(states().values()) <= {OK, PARTIAL})
-        before = readings(gpu.frame)
-        standin.hang()
-        reads = rdma.reads
-        for _ in range(12):
-            await run.step()
-        standin.await_hung()
-        assert run.sampler.hung.by_device
-        assert set(states().values()) == {FAILED}
-        assert (rdma.state, rdma.reads - reads, rdma.missed_ticks) == (OK, 12, 0)
-        standin.release()
-        await run.until(lambda: set(states().values()) <= {OK, PARTIAL})
-        assert readings(gpu.frame) == before
-    assert (standin.count("starts"), standin.count("handles")) == (1, 2)
-    assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
-
-
-@scenario()
-def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: NvmlStandin) -> None:
-    standin.load(quiet_gpus(1))
-    nvml, answers = Nvml(), list[Json]()
-    nvml.call("nvmlDeviceGetCount")
-    standin.hang()
-    ask = partial(nvml.call, "nvmlDeviceGetUUID", 0)
-    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
-    thread.start()
-    standin.await_hung()
-    assert answers == []
-    standin.release()
-    thread.join(60)
-    assert answers == ["GPU-0"]
 
 
 @scenario()

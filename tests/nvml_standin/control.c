@@ -16,9 +16,6 @@ enum { MAX_GPUS = 64, NS_PER_SECOND = 1000000000 };
 #endif
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static int hanging;
-static unsigned hung;
 static int failing[MAX_GPUS + 1]; /* the driver's first, then the GPUs' */
 static unsigned starts, handles, attached;
 static int torn; /* the driver that we had attached to is no more */
@@ -56,12 +53,6 @@ void enter(struct counter *counter) {
     if (!counter->calls++) {
         counter->key_length = key_length(counter->name);
         counter->next = counters, counters = counter;
-    }
-    if (hanging) {
-        hung++;
-        pthread_cond_broadcast(&changed);
-        while (hanging) pthread_cond_wait(&changed, &lock);
-        hung--;
     }
     current = counter, entered_ns = began_ns;
 }
@@ -216,21 +207,6 @@ void standin_fail(int gpu, int code) {
     if (gpu < 0 && code == DRIVER_NOT_LOADED) torn = 1;
     if (code == DRIVER_NOT_LOADED || code == GPU_IS_LOST || code == RESET_REQUIRED)
         retire_devices(gpu);
-    let_go();
-}
-
-/* Let every call hang from now on, until they are released. */
-void standin_hang(int on) {
-    hold();
-    hanging = on;
-    pthread_cond_broadcast(&changed);
-    let_go();
-}
-
-/* Wait until so many calls hang. */
-void standin_await_hung(unsigned calls) {
-    hold();
-    while (hung < calls) pthread_cond_wait(&changed, &lock);
     let_go();
 }
 

@@ -2,7 +2,7 @@
  *
  * Functions and structures are those of nvml.h 13. What the table does not tell is not supported.
  * One lock is held from the beginning of a call to its end, so that control functions may be called
- * from any thread; calls that hang let go of it.
+ * from any thread.
  */
 
 #ifndef STANDIN_H

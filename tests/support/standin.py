@@ -105,18 +105,6 @@ class NvmlStandin:
         """Make every call about a GPU, or about the driver, return a code; 0 restores it."""
         self.library.standin_fail(gpu, code)
 
-    def hang(self) -> None:
-        """Let every call hang until `release`."""
-        self.library.standin_hang(1)
-
-    def await_hung(self, calls: int = 1) -> None:
-        """Wait until a number of calls hang."""
-        self.library.standin_await_hung(calls)
-
-    def release(self) -> None:
-        """Let hung calls continue."""
-        self.library.standin_hang(0)
-
     def event(self, gpu: int, kind: int, data: int = 0, *instances: int) -> int:
         """Raise an event on a GPU; return the number of event sets that received it."""
         return int(self.library.standin_event(gpu, kind, data, *(instances or [NO_INSTANCE] * 2)))
