@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
-from itertools import cycle
 from typing import Any
 
 from hypothesis import given, strategies as st
@@ -16,163 +14,53 @@ from support.reading import ORIGIN, read_once, readings
 
 from railscope.catalog import bursts as c
 from railscope.catalog.declare import MARKS
-from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.exposition import TextFormat
-from railscope.frame import Entity, Schema
-from railscope.reading import REASONS, Absent, Reading
+from railscope.frame import Schema
+from railscope.reading import Absent, Reading
 from railscope_agent.config import AgentSettings
-from railscope_agent.gpus.inventory import GpuDevice, list_mig_devices
-from railscope_agent.host import Json, NvmlError
-from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS
-from railscope_agent.sampling.probe_result import ColumnBuilder
-from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import Agent, is_shipped
-from railscope_agent.sources.nvidia import activity, health, mig_devices, value_tables
-from railscope_agent.sources.nvidia.call_plan import CallPlan
-from railscope_agent.sources.nvidia.call_table import CallTable, NvmlCall
 from railscope_agent.sources.nvidia.column_history import (
     LONGEST_SAMPLE_NS,
     Integral,
     IntegratedGauge,
 )
 from railscope_agent.sources.nvidia.gpu_bursts import GpuBurstSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
-from railscope_agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
+from railscope_agent.sources.nvidia.health import CONDITIONS
+from railscope_agent.sources.nvidia.nvlink import bit_error_decades
 from railscope_agent.sources.nvidia.processes import GpuProcessSource
 from railscope_agent.sources.nvidia.value_tables import LOAD_INTEGRALS
 from railscope_agent.streams.xid_matcher import SAME_NS, NvmlXid, XidMatcher
-from railscope_agent.topology.pci import pci_address
-
-JSON: st.SearchStrategy[Json] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["gpu", "total", "reserved", "state", "healthMask"]), inner
-        )
-    ),
-    max_leaves=6,
-)
-NEITHER_NUMBER_NOR_LIST: st.SearchStrategy[Json] = (
-    st.none() | st.text(st.characters(categories=["L"])) | st.just({})
-)
-COUNTS = st.integers(0, 2**63 - 17)
-ENTITY = Entity(GPU, ("GPU-0",))
-MIG_ENTITY = Entity(MIG, ("GPU-0", "MIG-1"))
-LINK = Entity(NVLINK, ("GPU-0", "3"))
-
-
-def tables() -> dict[str, tuple[Entity, CallTable]]:
-    """Return every call table with its entity, for two fans and one link."""
-    fans = FakeHost()
-    fans.calls["nvml.nvmlDeviceGetNumFans(0)"] = 2
-    links = CallTable(fields=(*traffic_fields(3, LINK), *signal_fields(3, LINK)))
-    return {
-        "load": (ENTITY, value_tables.load_table(FakeHost(), 0)),
-        "health": (ENTITY, health.HEALTH_TABLE),
-        "settings": (ENTITY, value_tables.settings_table(fans, 0)),
-        "activity": (ENTITY, activity.GPU_TABLE),
-        "activity of MIG": (MIG_ENTITY, activity.MIG_ACTIVITY_TABLE),
-        "MIG": (MIG_ENTITY, mig_devices.MIG_TABLE),
-        "NVLink": (ENTITY, links),
-    }
-
-
-TABLES = tables()
-
-
-class ArbitraryDriver(FakeHost):
-    """A driver that answers every call with the next of its answers or errors."""
-
-    def __init__(self, answers: Sequence[Json | NvmlError], codes: Sequence[int] = ()) -> None:
-        super().__init__()
-        self._answers, self._codes = cycle(answers), cycle(codes)
-        self._formed = bool(codes)
-
-    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
-        assert host_interface == "nvml"
-        answer = next(self._answers)
-        if isinstance(answer, NvmlError):
-            raise answer
-        if not (self._formed and function in BATCH_FUNCTIONS):
-            return answer
-        entries = arguments[1:]
-        return [[answer for _ in entries], [next(self._codes) for _ in entries]]
-
-
-def read_all(host: FakeHost, table: str) -> list[int | Absent]:
-    """Return the readings of all calls of a table after the device was probed."""
-    about, questions = TABLES[table]
-    plan, columns = CallPlan(0, about, questions), ColumnBuilder()
-    plan.detect_support(host)
-    plan.add_columns(columns)
-    row = RowBuilder(len(columns.columns))
-    plan.read(host, row)
-    return [
-        REASONS[reason] if reason else value
-        for value, reason in zip(row.values, row.reasons, strict=True)
-    ]
-
-
-@given(
-    st.lists(JSON | st.builds(NvmlError, st.integers(1, 999)), min_size=1, max_size=12),
-    st.lists(st.sampled_from([0, 2, 3, 4, 15, 999]), max_size=5),
-    st.sampled_from([*TABLES]),
-)
-def test_no_answer_harms_more_than_its_reading(
-    answers: list[Json | NvmlError], codes: list[int], table: str
-) -> None:
-    for reading in read_all(ArbitraryDriver(answers, codes), table):
-        assert isinstance(reading, int | Absent)
-
-
-@given(NEITHER_NUMBER_NOR_LIST, st.sampled_from([*TABLES]))
-def test_an_answer_without_a_number_is_not_a_number(answers: Json, table: str) -> None:
-    found = set(read_all(ArbitraryDriver([answers], [0]), table))
-    assert found <= {Absent.ERROR, Absent.UNSUPPORTED}  # unsupported: a structure without a member
-    assert Absent.ERROR in found
-
-
-def pick_parts(call: NvmlCall, result: Json) -> dict[tuple[str, ...], int | Absent]:
-    """Return the readings of the parts of a call."""
-    return {target.part: target.pick(result) for target in call.targets if target.part}
-
-
-def call_of(questions: CallTable, function: str) -> NvmlCall:
-    (found,) = [call for call in questions.calls if function in call.functions]
-    return found
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
-    call = call_of(value_tables.load_table(FakeHost(), 0), "nvmlDeviceGetCurrentClocksEventReasons")
-    for (reason,), active in pick_parts(call, mask).items():
-        assert active == (1 if mask & THROTTLE_BITS[reason] else 0)
-
-
-@given(st.integers(0, 2**11 - 1))
-def test_only_supported_reasons_are_requested(supported: int) -> None:
-    host = FakeHost()
-    host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
-    call = call_of(value_tables.load_table(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
-    asked = sum(THROTTLE_BITS[reason] for (reason,) in pick_parts(call, 0))
-    assert asked == (supported or 0x1FF)
 
 
 @given(st.integers(0, 2**32 - 1).filter(lambda mask: mask not in MARKS))
-def test_a_fabric_fault_is_read_from_its_bits(mask: int) -> None:
-    answers = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
-    call = call_of(health.HEALTH_TABLE, "nvmlDeviceGetGpuFabricInfoV")
-    found = {name: reading for (name,), reading in pick_parts(call, answers).items()}
-    for name, (shift, at_fault) in health.CONDITIONS.items():
-        bits = mask >> shift & 0b11
-        expected = {0: Absent.UNSUPPORTED, 3: Absent.ERROR}.get(bits, int(bits == at_fault))
-        assert found.pop(name) == expected
-    configuration = mask >> 8 & 0b1111
-    wrong = Absent.UNSUPPORTED if configuration == 0 else int(configuration != 1)
-    assert found == {"misconfigured": wrong}
+def test_flags_are_the_bits_of_a_mask(mask: int) -> None:
+    """Reasons to hold clocks down, and conditions of the fabric, which have two bits each."""
+    host = host_with_gpus()
+    fabric = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
+    host.calls |= {
+        "nvml.nvmlDeviceGetSupportedClocksEventReasons(0)": 0x1FF,
+        "nvml.nvmlDeviceGetCurrentClocksEventReasons(0)": mask,
+        "nvml.nvmlDeviceGetGpuFabricInfoV(0)": fabric,
+    }
+    found = readings(read_once(GpuSource.load(), host).frame)
+    found |= readings(read_once(GpuSource.health(), host).frame)
+    for (name, key), reading in found.items():
+        if name == "railscope_gpu_throttle_active":
+            assert reading == (1 if mask & THROTTLE_BITS[key[1]] else 0)
+        elif name == "railscope_gpu_fabric_condition_active":
+            if key[1] == "misconfigured":
+                bits = mask >> 8 & 0b1111
+                expected = int(bits != 1) if bits else Absent.UNSUPPORTED
+            else:
+                shift, at_fault = CONDITIONS[key[1]]
+                bits = mask >> shift & 0b11
+                reasons = {0: Absent.UNSUPPORTED, 3: Absent.ERROR}
+                expected = reasons.get(bits, int(bits == at_fault))
+            assert reading == expected, key
 
 
 @given(st.integers(1, 15), st.integers(0, 255), st.integers(0, 2**20 - 1))
@@ -186,40 +74,6 @@ def test_a_bit_error_ratio_is_exact_to_thousandths_of_a_decade(
     worse = bit_error_decades((mantissa % 15 + 1) << 8 | exponent)
     assert isinstance(worse, int)
     assert (worse < decades) == (mantissa < 15)
-
-
-@given(st.integers(0, 255), st.integers(0, 2**20 - 1))
-def test_a_bit_error_ratio_without_a_mantissa_is_none(exponent: int, rest: int) -> None:
-    assert bit_error_decades(rest << 12 | exponent) is Absent.ERROR
-
-
-@given(st.text(), st.integers(1, 8), st.integers(0, 8), st.integers(1, 300))
-def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
-    model: str, slices: int, compute: int, gigabytes: int
-) -> None:
-    profile = (f"{compute}c." if compute else "") + f"{slices}g.{gigabytes}gb"
-    for name, expected in ((f"{model} MIG {profile}", profile), (model.replace("MIG ", ""), "")):
-        host = FakeHost()
-        mig_device = {"uuid": "MIG-1", "index": 0, "gpu": 2, "compute": 1}
-        host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = [mig_device]
-        host.calls["nvml.nvmlDeviceGetName(MIG-1)"] = name
-        (device,) = list_mig_devices(host, GpuDevice(0, ENTITY, ""))
-        assert device.entity.facts.get("profile", "") == expected
-
-
-@given(
-    st.integers(0, 2**32 - 1),
-    st.integers(0, 255),
-    st.integers(0, 31),
-    st.integers(0, 7),
-    st.sampled_from(["{:08X}", "{:04X}", "{:04x}", "{:x}"]),
-)
-def test_however_a_bus_address_is_written_it_is_the_same(
-    domain: int, bus: int, device: int, function: int, width: str
-) -> None:
-    written = f"{width.format(domain)}:{bus:02X}:{device:02X}.{function}"
-    normal = f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
-    assert pci_address(written) == pci_address(written.lower()) == pci_address(normal) == normal
 
 
 _PROCESS = st.fixed_dictionaries(
