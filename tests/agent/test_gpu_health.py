@@ -2,7 +2,7 @@
 
 Commands of `support.node_story`, and:
 
-    step [S] [without SOURCE]   S seconds in reads of 5 seconds, or of 30 if they are many; below it, each verdict that has changed since the last one:
+    step [S] [without SOURCE]   S seconds in six reads, 5 to 30 seconds apart; below it, each verdict that has changed since the last one:
                                 GPU, state, actions and reasons (GPUs begin healthy); a source may be left unread
     judge, hang SOURCE          read the verdicts alone; a source does not return
     answer GPU RULE             result of a rule: 0, 1 or the reason for its absence
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from support.examples import few_examples
 from support.judging import HEALTH, VerdictSources
 from support.node_story import StoryNode
 from support.reading import readings
@@ -27,7 +28,7 @@ from railscope.reading import Absent
 from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.sampling.probe_result import ProbeVerdict
 
-POLL_SECONDS, LONG_SECONDS = 5.0, 120
+POLL_SECONDS, LONG_SECONDS = 5.0, 30.0
 SHOWN = (ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT)
 
 
@@ -83,7 +84,7 @@ class JudgedNode:
     def _step(self, words: list[str]) -> list[str]:
         unread = words.pop() if "without" in words else ""
         seconds = float(words[0]) if words and words[0] != "without" else POLL_SECONDS
-        every = POLL_SECONDS if seconds <= LONG_SECONDS else 6 * POLL_SECONDS
+        every = min(max(POLL_SECONDS, seconds / 6), LONG_SECONDS)
         while seconds > 0:
             self._run.step(min(seconds, every), silent=[unread])
             seconds -= every
@@ -133,6 +134,7 @@ def state_after(directory: Path, commands: list[str]) -> str:
     return node.state()
 
 
+@few_examples(20)
 @given(faults=st.lists(st.sampled_from(FAULTS), max_size=3), another=st.sampled_from(FAULTS))
 def test_one_more_fault_never_makes_a_gpu_better(
     tmp_path_factory: pytest.TempPathFactory, faults: list[str], another: str
@@ -146,6 +148,7 @@ def test_one_more_fault_never_makes_a_gpu_better(
         assert BADNESS.index(after) >= BADNESS.index(before)
 
 
+@few_examples(20)
 @given(missing=st.sampled_from(MISSING), code=st.sampled_from([4, 10, 15]))
 def test_a_gpu_without_a_needed_reading_is_never_healthy(
     tmp_path_factory: pytest.TempPathFactory, missing: str, code: int

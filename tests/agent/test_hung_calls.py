@@ -168,29 +168,6 @@ async def test_no_more_threads_are_left_behind_than_the_bound(
         assert sequences == list(range(1, len(sequences) + 1))
 
 
-async def test_a_hung_file_of_one_nic_delays_no_other_nic(
-    host: FakeHost, stuck: BlockedAnswer
-) -> None:
-    add_nic(host, "mlx5_1")
-    path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
-    content, host.files[path] = host.files[path], lambda: str(stuck())
-    async with run_sampler(host, [RdmaSource()], SHORT) as run:
-        await run.until(lambda: "infiniband/mlx5_0" in run.sampler.hung.by_device)
-        await run.until(lambda: bool(run.of("rdma")))
-        for _ in range(3):
-            await run.step()
-            latest = readings(run.of("rdma")[-1])
-            by_nic: dict[str, set[bool]] = {}
-            for (_, key), reading in latest.items():
-                by_nic.setdefault(key[0], set()).add(isinstance(reading, Absent))
-            assert by_nic.get("mlx5_1") == {False}
-            assert by_nic.get("mlx5_0", {True}) == {True}
-        host.files[path] = content
-        stuck.released.set()
-        status = run.sampler.statuses["rdma"]
-        await run.until(lambda: status.state == OK and not run.sampler.hung.by_device)
-
-
 async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: BlockedAnswer) -> None:
     count = "nvml.nvmlDeviceGetCount()"
     healthy, host.calls[count] = host.calls[count], stuck
