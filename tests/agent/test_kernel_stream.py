@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,10 @@ from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK
 from railscope_agent.streams.kernel_log import KernelLogStream
-from railscope_agent.streams.kernel_log_clock import TOLERANCE_NS, KernelLogClock, LogClockFile
+from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.xid_matcher import NvmlXid, XidMatcher
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
-XIDS = "railscope_kernel_xids_total", ()
-RECORDS, LOST = "railscope_kernel_log_records_total", "railscope_kernel_log_lost_records_total"
 
 
 def record(sequence: int, microseconds: int, text: str) -> str:
@@ -33,22 +30,6 @@ def record(sequence: int, microseconds: int, text: str) -> str:
 
 def counted(frame: Frame | None, name: str) -> Reading:
     return readings(frame)[name, ()]
-
-
-async def test_an_event_carries_the_time_of_its_record() -> None:
-    host = FakeHost()
-    now, ago_ns = host.clock.now(), 90 * NS
-    host.log.waiting = [record(1, (now.boot_ns - ago_ns) // 1000, XID)]
-    async with run_sampler(host, [KernelLogStream()]) as run:
-        (event,) = run.frames[0].events
-        assert event.boot_ns == now.boot_ns - ago_ns
-        assert event.wall_ns == now.wall_ns - ago_ns
-        assert event.entity.key == ("0000:3b:00.0", "79")
-        assert event.facts == {
-            "process": "1234", "process_name": "python", "message": "GPU has fallen off the bus.",
-            "name": "GPU_HAS_FALLEN_OFF_THE_BUS", "meaning": "The GPU cannot be reached over PCIe.",
-            "severity": "fatal", "action": "drain reboot", "nvidia_action": "RESTART_BM",
-        }  # fmt: skip
 
 
 @pytest.mark.parametrize("lag_seconds", [36_000, -20])
@@ -139,9 +120,6 @@ def test_a_record_before_1970_by_a_wall_clock_that_was_set_back_has_a_time() -> 
     assert (event.wall_ns, event.boot_ns) == (0, 1000)
 
 
-# The log as a file of a copied tree, and the device -------------------------------------------------
-
-
 def test_a_file_of_records_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
     file = tmp_path / "kmsg"
     file.write_text("6,1,1,-;one\n6,2,2,-;two\n6,3,")
@@ -177,84 +155,3 @@ def test_another_standard_input_is_not_the_log(tmp_path: Path) -> None:
         log = LiveKernelLog(str(file), other.fileno())
         assert log.poll() == ["6,1,1,-;one"]
         log.close()
-
-
-POLL_NS = 5 * NS
-UPTIME_NS = 20 * 86_400 * NS
-
-
-class NodeWithLog:
-    """Node whose log has a clock of its own, and an agent that starts again now and then."""
-
-    def __init__(self, path: Path, chance: random.Random, drift_ppm: float) -> None:
-        self._file = LogClockFile(path, "boot-1")
-        self._chance, self._drift_ppm = chance, drift_ppm
-        self._suspended_ns = 0
-        self._agent: KernelLogClock | None = None
-        self.now_ns = UPTIME_NS
-        self.stamps: list[int] = []
-        self.written_ns: list[int] = []
-        self.read_ns: list[int] = []
-        self.times: list[int] = []
-
-    def suspend(self, seconds: int) -> None:
-        self._suspended_ns += seconds * NS
-        self.now_ns += seconds * NS
-
-    def write_records(self, count: int, span_ns: int) -> None:
-        for written_ns in sorted(
-            self.now_ns + self._chance.randrange(span_ns) for _ in range(count)
-        ):
-            drift_ns = int((written_ns - UPTIME_NS) * self._drift_ppm / 1e6)
-            self.stamps.append((written_ns - self._suspended_ns + drift_ns) // 1000 * 1000)
-            self.written_ns.append(written_ns)
-        self.now_ns += span_ns
-
-    def poll(self) -> None:
-        began_ns = self.now_ns
-        self.now_ns += self._chance.randrange(NS // 100)
-        if self._agent is None:
-            self._agent = KernelLogClock()
-            self._agent.remember(self._file)
-            unread = self.stamps
-        else:
-            unread = self.stamps[len(self.times) :]
-        if unread:
-            self._agent.place(min(unread), max(unread), self.now_ns)
-        placed = [self._agent.boot_ns(stamp) for stamp in unread]
-        known = self.times[: len(placed)] if unread is self.stamps else []
-        assert placed[: len(known)] == known, "a record has another time after a restart"
-        self.times += placed[len(known) :]
-        self.read_ns += [self.now_ns] * (len(self.times) - len(self.read_ns))
-        self._agent.end_poll(began_ns, is_at_end=True)
-
-    def restart(self) -> None:
-        self._agent = None
-
-    @property
-    def steps(self) -> int:
-        return len(self._file.load())
-
-
-@pytest.mark.parametrize("seed", [0])
-@pytest.mark.parametrize(("drift_ppm", "suspended_seconds"), [(0, 7), (-50, 3600), (150, 0)])
-def test_a_record_keeps_its_time_and_steps_are_rare(
-    tmp_path: Path, seed: int, drift_ppm: float, suspended_seconds: int
-) -> None:
-    chance = random.Random(f"{seed} {drift_ppm} {suspended_seconds}")  # noqa: S311
-    node = NodeWithLog(tmp_path / "clock.json", chance, drift_ppm)
-    node.poll()
-    for number in range(1440):  # 2 hours
-        node.write_records(chance.choice([0, 0, 0, 1, 3]), POLL_NS)
-        if number == 700:
-            node.suspend(suspended_seconds)
-        if chance.random() < 0.002:
-            node.write_records(chance.choice([0, 9]), chance.choice([1, 60, 3600]) * NS)
-            node.restart()
-        node.poll()
-    for placed_ns, read_ns in zip(node.times, node.read_ns, strict=True):
-        assert placed_ns <= read_ns + TOLERANCE_NS
-    errors = sorted(abs(a - b) for a, b in zip(node.times, node.written_ns, strict=True))
-    assert errors[len(errors) * 95 // 100] < 3 * NS
-    drift_ns = abs(drift_ppm) / 1e6 * (node.now_ns - UPTIME_NS)
-    assert node.steps <= 8 + 2 * drift_ns / TOLERANCE_NS
