@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 
 import pytest
 from support.full_gpus import full_gpus
@@ -15,11 +14,8 @@ from railscope.reading import Absent
 from railscope_agent.host import Json, NvmlError
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.nvml import Nvml
-from railscope_agent.host.nvml_gpm import SHORTEST_NS
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
-
-_LOW = 0xFFFF_FFFF
 
 
 def test_a_machine_without_the_driver() -> None:
@@ -31,61 +27,6 @@ def test_a_machine_without_the_driver() -> None:
         assert raised.value.code == 12
     else:
         pytest.skip("this machine has the NVIDIA driver")
-
-
-def asked(key: str) -> tuple[str, list[int | str]]:
-    """Function and arguments of a capture's key."""
-    match = re.fullmatch(r"nvml\.(\w+)\((.*)\)", key)
-    assert match is not None
-    parts = [part for part in match[2].split(",") if part]
-    return match[1], [int(part) if part.isdigit() else part for part in parts]
-
-
-@scenario()
-def test_every_answer_comes_through_as_the_driver_gave_it(standin: NvmlStandin) -> None:
-    calls = full_gpus(2, cut=[1], virtual=[0])
-    standin.load(calls)
-    now = [0]
-    nvml = Nvml(lambda: now[0])
-    nvml.call("nvmlDeviceGetMigDevices", 1)
-    kinds = {type(answer) for answer in calls.values()}
-    assert kinds == {int, str, list, dict}
-    for key, expected in calls.items():
-        function, arguments = asked(key)
-        if function == "nvmlGpmMetricsGet":
-            continue
-        answer = nvml.call(function, *arguments)
-        if function == "nvmlDeviceGetFieldValues":
-            assert answer == [[expected[1]], [expected[0]]], key
-        elif function == "nvmlDeviceGetVgpuUtilization":
-            assert answer[0]["smUtil"] & _LOW == expected[0]["smUtil"], key
-            assert answer[0]["smUtil"] >> 32, "the unused bytes are not cleared by the driver"
-        elif isinstance(expected, dict):
-            assert {name: answer[name] for name in expected} == expected, key
-        else:
-            assert answer == expected, key
-
-
-@scenario()
-def test_every_metric_of_two_samples_comes_through(standin: NvmlStandin) -> None:
-    calls = full_gpus(2, cut=[1])
-    standin.load(calls)
-    now = [0]
-    nvml = Nvml(lambda: now[0])
-    nvml.call("nvmlDeviceGetMigDevices", 1)
-    by_device: dict[int | str, dict[int, float]] = {}
-    for key, (code, value) in ((k, v) for k, v in calls.items() if "GpmMetricsGet" in k):
-        _, (device, metric) = asked(key)
-        assert code == 0
-        by_device.setdefault(device, {})[int(metric)] = value
-    assert set(by_device) == {0, 1, "MIG-1-0", "MIG-1-2"}
-    missing = 99
-    for device, metrics in by_device.items():
-        assert code_of(nvml, "nvmlGpmMetricsGet", device, *metrics) == 27
-    now[0] += SHORTEST_NS
-    for device, metrics in by_device.items():
-        answer = nvml.call("nvmlGpmMetricsGet", device, *metrics, missing)
-        assert answer == [[*metrics.values(), 0.0], [*[0] * len(metrics), 3]]
 
 
 FIELDS: dict[str, tuple[Json, int | float]] = {
