@@ -6,7 +6,7 @@ once METRIC[,PART]          a counter has grown by one, minutes ago
 label NAME=TEXT, setting NAME=TEXT
 peers N                     the number of peers
 all COMMAND                 a change of every peer; `some N COMMAND` of the first N
-judge                       the verdict; the NIC is healthy again
+judge                       the verdict, nothing if healthy; the NIC is healthy again
 first                       the verdict if every counter was read only once
 """
 
@@ -22,6 +22,7 @@ from railscope.reading import Absent
 from railscope_agent.health import format_verdict, judge
 from railscope_agent.health.health_facts import HealthFacts
 from railscope_agent.health.node_facts import NIC_RULES
+from railscope_agent.health.rule import HEALTHY
 
 REASONS = {reason.label: reason for reason in Absent}
 
@@ -71,7 +72,8 @@ class Nics:
     def _judge(self, nic: HealthFacts) -> list[str]:
         facts = replace(nic, peers=tuple(self._peers))
         self._nic, self._peers = alone(), [alone() for _ in range(PEERS)]
-        return [format_verdict(facts, judge(facts, NIC_RULES), NIC_RULES)]
+        verdict = judge(facts, NIC_RULES)
+        return [format_verdict(facts, verdict, NIC_RULES)] if verdict.state != HEALTHY else []
 
 
 def test_nic_verdicts(story: Story) -> None:

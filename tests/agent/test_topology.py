@@ -8,6 +8,7 @@
     guest FILE [flat|domains]   the virtual machine of a captured NCCL topology file, with its switches, on one bus, or with a domain
                                 for each device; `nccl FILE` sets that file
     scan                        rails of NICs (and planes), NICs and rails of GPUs, roles, and what contradicts, where it differs
+    ports                       interfaces that are ports
     why NAME ...                reasons of devices
     show [FROM [TO]]            lines of `railscope agent topology`: all, or from one that begins with FROM to one that begins with TO
     again                       the agent starts again
@@ -76,13 +77,15 @@ class TopologyStory:
                 self._settings["nccl_file"] = str(capture_path(f"topology/{file}.xml"))
             case "scan", []:
                 return self._scan()
+            case "ports", []:
+                return [" ".join(self._network.ports)]
             case "why", names:
                 of_name = {name: each for each in self._network.devices for name in each.names}
                 return [f"{name}: {of_name[name].reason}" for name in names]
             case "show", _:
                 return self._show(*words)
             case "again", []:
-                self._scanner, self._shown = None, []
+                self._scanner = None
             case "driver", [count]:
                 add_gpus(self._host, int(count))
             case "links", [gpu, *peers]:
@@ -188,8 +191,6 @@ class TopologyStory:
             lines.append(f"{role or 'no role'} {' '.join(members)}")
         lines += [f"problem {each}" for each in network.problems]
         lines += [f"unused {' '.join(network.unused)}"] if network.unused else []
-        if ports := network.ports:
-            lines.append(f"ports {' '.join(ports)}")
         changed = [line for line in lines if line not in self._shown]
         self._shown = lines
         return changed
