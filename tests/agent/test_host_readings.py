@@ -52,7 +52,8 @@ class NodeStory:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._host, self._tree = StoryHost(), None
+        self._host = StoryHost()
+        self._tree: LiveHost | None = None
         self._settings: dict[str, dict[str, object]] = {}
         self._readers: dict[str, SourceReader] = {}
         self._outcomes: dict[str, ReadOutcome] = {}
