@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from support.budgeted import CostedDevices, period_factor_by_source, run_budgeted, state_of
 from support.clock import NS
+from support.metering import MIB
 from support.metric_samples import sample
 
 from railscope_agent.config import BudgetSettings
@@ -81,3 +82,14 @@ async def test_without_a_budget_every_source_keeps_its_period() -> None:
             "railscope_agent_cpu_budget_ratio",
             "railscope_agent_memory_budget_bytes",
         }
+
+
+async def test_metrics_report_too_much_resident_memory() -> None:
+    machine = CostedDevices()
+    machine.meter.resident = 80 * MIB
+    async with run_budgeted(machine) as budgeted:
+        page = budgeted.page
+        assert state_of(page, "memory") == "at_limit"
+        assert page[sample("railscope_agent_resident_memory_bytes")] == 80 * MIB
+        assert page[sample("railscope_agent_memory_budget_bytes")] == 64 * MIB
+        assert set(period_factor_by_source(page).values()) == {1}, "periods do not help memory"

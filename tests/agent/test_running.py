@@ -1,4 +1,4 @@
-"""`agent check` reads the actions of the governor from the running agent."""
+"""`agent check` with the metrics of a running agent, and with the files of a machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from support.rdma_nics import INFINIBAND
+from support.shared import capture_path
+from support.tree import make_tree
 
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
+from railscope_agent.commands import agent
 from railscope_agent.commands.running_agent import QUERY, check_running_agent
 from railscope_agent.config import AgentSettings
 from railscope_agent.sampling.probe_result import ProbeVerdict
@@ -86,3 +92,24 @@ async def test_a_missing_agent_is_not_a_fault() -> None:
     assert (verdict, "no response from" in detail) == (ProbeVerdict.ABSENT, True)
     ((verdict, detail),) = await probe_endpoint(listen="127.0.0.1:0")
     assert (verdict, "the port is not fixed" in detail) == (ProbeVerdict.ABSENT, True)
+
+
+def check_root(root: Path) -> tuple[int, str]:
+    outcome = CliRunner().invoke(agent, ["check", "--seconds", "0", "--root", str(root)])
+    return outcome.exit_code, outcome.output
+
+
+def test_a_tree_with_something_broken_leaves_with_1(tmp_path: Path) -> None:
+    (make_tree(tmp_path) / INFINIBAND[1:] / "mlx5_0/ports/1/counters/port_xmit_packets").write_text(
+        "garbage"
+    )
+    code, output = check_root(tmp_path)
+    assert code == 1
+    assert "BROKEN  rdma: 1 reading error" in output
+
+
+@pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
+def test_a_tree_of_a_real_machine_is_read_without_complaint() -> None:
+    code, output = check_root(capture_path("sysfs/procfs/tree"))
+    assert code == 0, output
+    assert "3 devices, 4 ports, 96 counter files" in output

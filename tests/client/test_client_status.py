@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,17 +15,13 @@ from support.scripted_server import (
     NOW_NS,
     ScriptedServer,
     by_path,
-    json_response,
-    response,
     scripted_server,
 )
 
 from railscope.client.columns import LISTINGS
 from railscope.client.commands import table_text
 from railscope.client.text_layout import cell_width
-from railscope.http_server import HttpServerRequest
 from railscope.timestamps import SECOND_NS, format_timestamp
-from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
 
 HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
 NODE = {"gpus": 8, "state": "healthy", "reason": "", "incidents": [], "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
@@ -97,71 +92,6 @@ def with_incident(**changes: Any) -> dict[str, Any]:
     }
 
 
-def with_nodes(*nodes: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [{"node": f"n{number}", **NODE, **node} for number, node in enumerate(nodes, 1)]
-    return {"/api/v1/nodes": {"timestamp_ns": NOW_NS, "rows": rows}}
-
-
-GPU = {"node": "n1", "gpu": "GPU-a", "index": "0", "pci_address": "", "rail": 0, "nics": ["eth0", HOSTILE], "state": "failed", "use": "claimed",
-       "health": "failed", "reasons": ["xid"], "nic_state": "down", "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
-STALE = {
-    "state": "unknown",
-    "reason": "stale since 2026-11-22 19:00:00 UTC",
-    "railscope_node_reporting": 0.0,
-    "railscope_node_last_frame_age_seconds": 300.0,
-}
-DENIED = json_response({"error": "access denied"}, "403 Forbidden")
-
-
-def test_the_status_is_that_of_the_server_by_one_request():
-    with collector({}) as server:
-        outcome = run("status", "--json", "--collector", server.url)
-        text = run("status", "--collector", server.url)
-    found = json.loads(outcome.stdout)
-    assert list(found)[:6] == ["status", "exit_status", "reasons", "server", "program", "observed"]
-    assert {key: found[key] for key in STATUS} == STATUS
-    assert (outcome.exit_code, found["exit_status"], len(server.requests)) == (0, 0, 2)
-    assert text.stdout.splitlines() == [
-        f"HEALTHY  collector {server.url}, data 0.5 s old",
-        "",
-        "2 nodes: 2 healthy",
-        "16 GPUs: 8 claimed, 1 used without a claim, 7 idle",
-        "0 open incidents",
-        "1 running job",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("status", "code"), [("healthy", 0), ("degraded", 1), ("failed", 2), ("unknown", 3)]
-)
-def test_the_exit_status_is_that_of_the_status(status: str, code: int):
-    reasons = [
-        {"status": "unknown", "text": "views: stale"},
-        {"status": "failed", "text": "n2: GPU 3 failed"},
-    ]
-    absent = {"nodes": "views: stale", "gpus": "of a tenant"}
-    changes = {"status": status, "reasons": reasons, "nodes": None, "gpus": None, "absent": absent}
-    with collector({"/api/v1/status": STATUS | changes}) as server:
-        outcome = run("status", "--collector", server.url)
-    assert outcome.exit_code == code
-    lines = outcome.stdout.splitlines()
-    assert lines[1] == "  failed: n2: GPU 3 failed", "the worst one first"
-    assert lines[-2:] == ["nodes: unknown", "gpus: unknown (of a tenant)"], "each reason once"
-
-
-def test_a_request_that_is_denied_is_stated_within_80_columns():
-    with collector(dict.fromkeys(documents(), DENIED)) as server:
-        outcome = run("status", "--collector", server.url)
-        once = run("top", "--once", "--collector", server.url)
-        rows = run("nodes", "--collector", server.url)
-        content = run("nodes", "--json", "--collector", server.url)
-    assert outcome.exit_code == once.exit_code == rows.exit_code == content.exit_code == 3
-    assert max(map(len, outcome.stdout.splitlines())) <= 80
-    assert outcome.stdout.count("access denied; fix: use a token whose role") == 1
-    assert "access denied; fix: use a token whose role" in rows.stderr
-    assert "access denied" in json.loads(content.stdout)["absence"]
-
-
 def test_no_answer_is_unknown_on_the_screen_and_in_json():
     for options in ((), ("--json",)):
         outcome = run("status", "--collector", "http://127.0.0.1:1", *options)
@@ -190,101 +120,6 @@ def test_the_screen_names_cause_and_action_within_80_columns():
     assert "check cable" in outcome.stdout
     assert outcome.stdout.count("very long") == 30
     assert len(lines) <= 24
-
-
-def test_tables_list_the_worst_first_and_filter():
-    incident = with_incident(severity="warning")
-    touched = {"state": "degraded", "reason": "affected by link_down: NIC eth0 of n1"}
-    job = {"/api/v1/jobs": {"timestamp_ns": NOW_NS, "rows": [JOB | touched]}}
-    degraded = {
-        "state": "degraded",
-        "reason": "affected by link_down: NIC eth0 of n1",
-        "incidents": ["abc"],
-    }
-    failed = degraded | {"state": "failed"}
-    nodes = with_nodes(failed, STALE, degraded, {"node": "m1"})
-    with collector(incident | nodes | job) as server:
-
-        def table(*arguments: str) -> str:
-            outcome = run(*arguments, "--collector", server.url)
-            assert outcome.exit_code == 0, outcome.output
-            assert max(map(len, outcome.stdout.splitlines())) <= 80
-            return outcome.stdout
-
-        listed = [line.split()[:2] for line in table("nodes").splitlines()]
-        assert listed == [
-            ["NODE", "STATE"], ["n1", "failed"], ["n2", "unknown"], ["n3", "degraded"], ["m1", "healthy"],
-        ]  # fmt: skip
-        assert table("nodes", "--state", "unknown", "--node", "N*").splitlines()[1].startswith("n2")
-        assert table("nodes", "--state", "healthy", "--node", "n1") == "nodes: none of 4 matches\n"
-        assert "affected by link_down" in table("jobs", "--state", "degraded")
-        assert (
-            table("jobs", "--tenant", "other")
-            == "jobs: none of 1 matches\nno tenant matches 'other': vision\n"
-        )
-        assert table("jobs", "7").split("\n")[1:] == table("jobs").split("\n")[1:]
-        assert "1 rack affected; jobs: vision/7; check cable" in table(
-            "incidents", "--node", "n3", "--tenant", "vision"
-        )
-        assert table("incidents", "--severity", "critical") == "incidents: none of 1 matches\n"
-        assert table("incidents").split("\n")[0].endswith(" link_down: NIC eth0 of n1  abc")
-        assert table("tenants").splitlines()[1].split() == ["vision", "8", "1", "0", "1.00"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ("nodes --state broken", "'broken': expected one of failed, unknown, degraded, healthy"),
-        ("nodes nope", "no node matches 'nope': n1, n2"),
-        ("nodes --node nope*", "no node matches 'nope*': n1, n2"),
-        ("gpus nope", "no node matches 'nope': n1, n2"),
-        ("jobs 8", "no workload matches '8': 7"),
-        ("tenants other", "no tenant matches 'other': vision"),
-        ("incidents other", "no incident 'other'; fix: railscope incidents --state all lists all IDs"),
-        ("nodes n1 --node n2", "expected either NAME or --node"),
-    ],
-)  # fmt: skip
-def test_a_name_or_state_that_nothing_has_is_an_error_that_lists_what_there_is(
-    arguments: str, error: str
-):
-    nothing = {"/api/v1/gpus": {"timestamp_ns": NOW_NS, "found": 0, "rows": []}}
-    with collector(nothing) as server:
-        outcome = run(*arguments.split(), "--collector", server.url)
-    assert (outcome.exit_code, outcome.stdout) == (3, "")
-    assert error in " ".join(outcome.stderr.split())
-
-
-def test_an_agent_that_is_read_as_a_collector_is_named_with_the_option_for_it():
-    agent = MetricsEndpoint("n1", lambda: (), lambda: 0, "secret")
-    for headers in ({}, {"authorization": "Bearer secret"}):
-        rejection = agent.respond(HttpServerRequest("/api/v1/nodes", headers))
-        status = f"{rejection.status.value} {rejection.status.phrase}"
-        with collector({"/api/v1/nodes": response(rejection.body, status)}) as server:
-            outcome = run("nodes", "--collector", server.url)
-        assert outcome.exit_code == 3
-        assert f"the server is an agent; fix: --agent {server.url}" in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "document", "error"),
-    [
-        ("nodes", {"timestamp_ns": 0, "rows": []}, "nodes: it has not been computed yet; fix: "),
-        ("nodes", {"rows": None}, "unexpected content of the answer: ValidationError: Expected `array`, got `null`"),
-        ("jobs", {"rows": [{"tenant": "vision"}]}, "KeyError: 'start_ns'"),
-        ("incidents", {"rows": [INCIDENT | {"cause": {"kind": "\x1b[2J"}}]}, r"'\x1b[2J'"),
-        ("nodes", {"rows": [{"gpus": "many"}]}, "ValueError: "),
-        ("status", STATUS | {"status": "maintenance\x1b[2J"}, ""),
-    ],
-)  # fmt: skip
-def test_an_answer_of_another_form_is_an_error_in_one_line(
-    command: str, document: dict[str, Any], error: str
-):
-    with collector({f"/api/v1/{command}": document}) as server:
-        outcome = run(command, "--collector", server.url)
-    assert outcome.exit_code == 3
-    assert error in outcome.stderr
-    assert outcome.output.replace("\n", "").isprintable()
-    assert len(outcome.stderr.splitlines()) == bool(error)
 
 
 @pytest.mark.parametrize("command", ["status", "nodes", "jobs", "incidents", "tenants"])
