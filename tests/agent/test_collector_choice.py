@@ -7,14 +7,12 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 from support.examples import fewer_examples
 
-from railscope.settings import SettingsError, load
-from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
+from railscope_agent.config import CollectorLink
 from railscope_agent.shipping.collector_choice import (
     FIRST_RETRY_SECONDS,
     RETURN_SPREAD,
@@ -29,39 +27,6 @@ URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]
 
 def urls_of(link: CollectorLink, node: str = "n1") -> list[str]:
     return [each.url for each in collector_links(link, node)]
-
-
-def test_several_collectors_are_set_in_file_environment_and_flags(tmp_path: Path) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text(f'[collector]\nurls = ["{URLS[0]}", "{URLS[1]}"]\norder = "listed"\n')
-    settings = load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert urls_of(settings.collector) == URLS[:2]
-    environment = {f"{PREFIX}COLLECTOR__URLS": f'["{URLS[2]}"]'}
-    settings = load(AgentSettings, file=file, environment=environment, prefix=PREFIX)
-    assert settings.collector.all_urls == [URLS[2]]
-    flags = {"collector.url": URLS[3], "collector.urls": []}
-    settings = load(AgentSettings, file=file, environment={}, prefix=PREFIX, flags=flags)
-    assert urls_of(settings.collector) == [URLS[3]]
-
-
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        ('"http://a"', 'expected a list such as ["a", "b"]: Invalid value'),
-        ("[1]", r"[1]: expected a list"),
-        (str([f"http://c{n}" for n in range(17)]), "at most 16 values"),
-        ("{ a = 1 }", "expected a list"),
-    ],
-)
-def test_another_value_than_a_list_of_urls_is_rejected(
-    tmp_path: Path, value: str, problem: str
-) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text(f"[collector]\nurls = {value}\n")
-    with pytest.raises(SettingsError) as raised:
-        load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert "invalid urls in" in str(raised.value)
-    assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +208,6 @@ def test_every_sequence_of_outages_ends_at_the_first_collector(
         assert last[0] - first[0] >= FIRST_RETRY_SECONDS, "one attempt each, then a pause"
 
 
-def changes(simulation: Simulation) -> list[int]:
-    """Positions of attempts, without repetitions."""
-    positions = [position for _, position in simulation.attempts]
-    return [b for a, b in zip([None, *positions], positions, strict=False) if a != b]
-
-
 @pytest.mark.parametrize(
     ("behaviour", "seconds"),
     [(Behaviour.DRAINS, 0.1), (Behaviour.HANGS, 31), (Behaviour.FAILS, 8), (Behaviour.DENIES, 8)],
@@ -274,6 +233,3 @@ def test_agents_do_not_return_at_the_same_time() -> None:
     assert len(returned) == 200
     thirds = Counter(int((seconds - 300) // 52) for seconds in returned)
     assert all(thirds[third] > 40 for third in range(3)), thirds
-
-
-DRAINING = {"error": "draining", "draining": True}

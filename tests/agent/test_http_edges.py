@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from railscope.http_server import (
-    COMPRESSED_AT_ONCE_BYTES,
     MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     MAX_OF_AN_ADDRESS,
@@ -78,17 +76,6 @@ async def test_odd_requests_get_a_clear_answer_and_an_end(request_: bytes, statu
         assert b"200 OK" in await exchange(port, GET + b"Connection: close\r\n\r\n"), (
             "others are served"
         )
-
-
-@pytest.mark.parametrize("size", [1, COMPRESSED_AT_ONCE_BYTES, COMPRESSED_AT_ONCE_BYTES + 1])
-async def test_a_compressed_body_is_complete_at_every_size(size: int):
-    server = HttpServer(lambda _: HttpServerResponse(b"x" * size))
-    _, port = await server.start("127.0.0.1:0", None)
-    try:
-        answer = await exchange(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
-    finally:
-        await server.close()
-    assert gzip.decompress(answer.partition(b"\r\n\r\n")[2]) == b"x" * size
 
 
 async def test_connections_are_bounded():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -182,25 +181,3 @@ async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
         host.calls[count] = healthy
         await run.step()
         assert POWER in await scrape(session)
-
-
-@pytest.mark.parametrize(
-    ("request_", "answer"),
-    [
-        (b"nonsense\r\n\r\n", b"HTTP/1.1 400"),
-        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400"),
-        (b"GET /metrics HTTP/1.0\r\n\r\n", b"HTTP/1.1 200"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 60_000 + b"\r\n\r\n", b"HTTP/1.1 431"),
-    ],
-    ids=["no HTTP", "no host", "HTTP 1.0", "endless header"],
-)
-async def test_requests_of_the_odd_kind(request_: bytes, answer: bytes) -> None:
-    page = MetricsEndpoint("node-1", list, lambda: 0, "")
-    server = HttpServer(page.respond)
-    host, port = await server.start("127.0.0.1:0", None)
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(request_)
-    async with asyncio.timeout(60):
-        assert (await reader.readline()).startswith(answer)
-    writer.close()
-    await server.close()

@@ -65,16 +65,6 @@ def test_the_page_of_a_case_is_as_expected(case: Path) -> None:
 
 
 @EACH_CASE
-def test_the_page_has_every_value_that_the_accepted_files_state(case: Path) -> None:
-    directory = TextfileDirectory(case)
-    accepted = [name for name, state in directory.states().items() if state == "ok"]
-    stated = {}
-    for name in accepted:
-        stated |= values_of((case / name).read_text())
-    assert values_of(directory.page()) == stated
-
-
-@EACH_CASE
 def test_promtool_accepts_the_page(case: Path) -> None:
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
@@ -201,13 +191,6 @@ def test_files_share_the_limits_of_size_and_series(tmp_path: Path) -> None:
     assert files.states() == {"a.prom": "ok", "b.prom": "limit"}
 
 
-def test_too_many_files_are_reported(files: TextfileDirectory) -> None:
-    files.write({f"{n:03}.prom": f"s{n} 1\n" for n in range(MAX_FILES + 1)})
-    frame = files.read()
-    assert directory_state(frame) == "too_many_files"
-    assert len(states_of(readings(frame))) == MAX_FILES
-
-
 def test_a_link_a_pipe_and_a_directory_are_not_read(
     files: TextfileDirectory, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -303,19 +286,6 @@ def test_no_content_of_a_file_of_another_user_removes_a_series_of_root(
         os.chown(directory.directory / name, TENANT, TENANT)
     assert directory.states()["root.prom"] == "ok"
     assert values_of(stated).items() <= values_of(directory.page()).items()
-
-
-def test_a_changed_state_is_an_event_once(files: TextfileDirectory) -> None:
-    events = []
-    for text in ("a 1\n", "a one\n", "a one\n", "a two\n", "a 1\n"):
-        files.write({"a.prom": text})
-        events.append([event.facts for event in files.read().events])
-    malformed = {
-        "before": "ok",
-        "after": "malformed",
-        "problem": "line 1: not in the Prometheus text format",
-    }
-    assert events == [[], [malformed], [], [], [{"before": "malformed", "after": "ok"}]]
 
 
 def test_a_problem_does_not_quote_the_file(files: TextfileDirectory) -> None:

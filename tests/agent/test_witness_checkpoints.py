@@ -170,19 +170,6 @@ async def test_a_contradiction_is_reported_once_and_evidence_is_bounded(tmp_path
     assert len(witness.events) == MAX_EVIDENCE
 
 
-async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:
-    log = FakeLog([b"%d" % n for n in range(10)])
-    witness = witness_of(tmp_path, log)
-    await witness.check()
-    lost = log.records[7:]
-    del log.records[7:]
-    await witness.check()
-    assert witness.state.state == CONFLICT
-    log.records += [*lost, b"more"]
-    await witness.check()
-    assert witness.state == AuditLogState(CONSISTENT, 11)
-
-
 URL, OTHER_URL = "https://a:9470", "https://b:9470/"
 OTHER_KEY = SecretKey.generate("log.example")
 

@@ -94,22 +94,6 @@ def test_another_class_cause_or_time_is_a_miss_and_a_false_positive(wrong: dict[
     assert outcome.false_classes == [wrong["class"]]
 
 
-def test_an_incident_that_explains_the_first_one_of_a_fault_is_correct():
-    first, later = incident(NIC, explained_by="7"), incident(NIC, "link_down", id="7")
-    assert not outcome_of([truth(NIC)], [first, later]).false_classes
-    assert outcome_of([truth(NIC)], [incident(NIC), later]).false_classes == ["link_down"]
-
-
-def test_the_node_names_all_of_its_nics_and_half_of_the_parts_are_enough():
-    whole = truth(NIC, OTHER_NIC)
-    assert outcome_of([whole], [incident(NODE)]).faults[0].ranked_first
-    assert outcome_of([whole], [incident(NIC)]).faults[0].delay_seconds == 40
-    third = truth(NIC, OTHER_NIC, {**NIC, "interface": "ens3"})
-    partial = outcome_of([third], [incident(NIC)])
-    assert partial.faults[0].delay_seconds is None
-    assert not partial.false_classes, "a part of the cause is not wrong"
-
-
 @pytest.mark.parametrize(
     ("found", "part"),
     [
@@ -151,32 +135,6 @@ def test_the_table_has_precision_recall_delays_and_the_healthy_rate():
     ]
     assert lines[-1] == "failed: 1 of 4 runs; their faults count as missed"
     assert lines[-2].startswith("healthy: 1 runs, 1.0 node-hours, 1 false positives: 1000.0 (")
-
-
-GPU = {"kind": "gpu", "node": "n1", "uuid": "GPU-1"}
-
-
-def rank_evidence(*devices: str) -> list[dict[str, str]]:
-    return [{"signal": "collective_straggler", "device": device} for device in devices]
-
-
-@pytest.mark.parametrize(
-    ("devices", "is_named", "false"),
-    [
-        (("n1 rank 13 (GPU 5, rail 5)",), True, []),
-        (("10.0.0.1 rank 13", "n1 GPU 5"), True, []),
-        (("n1 rank 1", "n1 rank 13"), True, [1]),
-        (("n1 rank 130",), False, [130]),
-        ((), False, []),
-    ],
-)
-def test_a_rank_is_named_if_it_is_on_the_device_of_the_fault(
-    devices: tuple[str, ...], *, is_named: bool, false: list[int]
-) -> None:
-    slow = truth(GPU, name="gpu_straggler", ranks=[13])
-    outcome = outcome_of([slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence(*devices))])
-    assert outcome.faults[0].is_rank_named is is_named
-    assert outcome.false_ranks == false
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,6 @@ def test_a_damaged_member_of_a_list_loses_itself_only(damage, depth):
     assert decoded.invalid == 1
 
 
-def test_a_damaged_resource_keeps_its_points():
-    document = request_of([{"asInt": "1"}])
-    document["resourceMetrics"][0]["resource"] = {"attributes": 7}
-    (resource,) = decode_metrics(json.dumps(document).encode(), JSON).resources
-    assert (resource.attributes, resource.points[0].value) == ({}, 1)
-
-
 CUMULATIVE, DELTA = 2, 1
 
 
@@ -171,34 +164,6 @@ def test_deep_json_is_rejected(part):
     with pytest.raises(OtlpRejectedError) as rejected:
         decode_metrics(part.encode() * 100_000, JSON)
     assert rejected.value.reason == "format"
-
-
-def test_deep_protobuf_is_rejected():
-    assert outcome(_nested(3), PROTOBUF) is HTTPStatus.OK
-    assert outcome(_nested(1000), PROTOBUF) is HTTPStatus.BAD_REQUEST
-
-
-def _nested(depth: int) -> bytes:
-    """A point with an attribute whose value is an array of an array, and so on."""
-    value = b""
-    for _ in range(depth):
-        value = _message(5, _message(1, value))
-    body = _message(2, value)
-    for number in (7, 1, 5, 2, 2, 1):  # attribute, point, gauge, metric, scope, resource
-        body = _message(number, body)
-    return body
-
-
-def _message(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _length(len(content)) + content
-
-
-def _length(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
 
 
 @MEDIA_TYPES
