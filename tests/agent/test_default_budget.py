@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
 from support.clock import ManualClock
 from support.metering import MIB
 from support.sampling import families
@@ -60,6 +61,7 @@ class AnswerMeter:
         """Do nothing: no memory is cached."""
 
 
+@pytest.mark.thorough
 async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:
     capture, clock, counter = (
         simulate(NodeSpec("n1"), SECONDS + 1, 1.0),

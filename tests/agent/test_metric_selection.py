@@ -88,7 +88,8 @@ def usual_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("detail", "max_series"), [("basic", 1500), ("standard", 3500), ("full", 9000)]
+    ("detail", "max_series"),
+    [("basic", 1500), pytest.param("full", 9000, marks=pytest.mark.thorough)],
 )
 def test_the_metrics_of_a_node_are_few(usual_node: Path, detail: str, max_series: int) -> None:
     arguments = ["once", "--detail", detail, "--replay", str(usual_node)]

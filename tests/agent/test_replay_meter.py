@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from railscope.capture import write_capture
 from railscope_agent.config import AgentSettings
 from railscope_simulator import NodeSpec, simulate
@@ -35,6 +37,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.thorough
 def test_an_agent_of_eight_gpus_and_ten_nics_keeps_its_memory_bound(tmp_path: Path) -> None:
     """With default settings, for any request and any size of the capture."""
     capture = simulate(NodeSpec("n1"), 24, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-from support.cases import CASES
+from support.cases import CASES, few_of, names
 from support.reading import readings
 
 from railscope.catalog import entities, gpu, nic, nvlink
@@ -21,7 +21,6 @@ SUMS = frozenset({
 })  # fmt: skip
 """Metrics whose readings are computed from those of others."""
 NAMED = {entities.GPU, entities.NIC, entities.RDMA_PORT, entities.PCIE, entities.NIC_NEIGHBOUR}
-CAPTURES = sorted(path.name for path in CASES.iterdir() if (path / "capture.toml").exists())
 
 
 def frames_of(case: str, metrics: frozenset[str]) -> list[Frame]:
@@ -29,7 +28,7 @@ def frames_of(case: str, metrics: frozenset[str]) -> list[Frame]:
     return [frame for sample in replay.samples() for frame in sample]
 
 
-@pytest.mark.parametrize("case", CAPTURES)
+@pytest.mark.parametrize("case", few_of(names()))
 def test_selected_columns_have_the_readings_of_a_complete_replay(case: str) -> None:
     complete = frames_of(case, frozenset())
     for metrics in (DIAGNOSED, SUMS):

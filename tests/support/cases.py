@@ -138,8 +138,17 @@ def names(root: Path = CASES) -> list[str]:
 
 def third_of(parameters: Iterable[str]) -> list[Any]:
     """Return parameters of a slow test: two thirds of them are left to `make thorough`."""
+    return _each(3, parameters)
+
+
+def few_of(parameters: Iterable[str]) -> list[Any]:
+    """Return parameters of a very slow test: all but each twelfth of them are left to `make thorough`."""
+    return _each(12, parameters)
+
+
+def _each(step: int, parameters: Iterable[str]) -> list[Any]:
     return [
-        pytest.param(name, marks=[pytest.mark.thorough] if number % 3 else [])
+        pytest.param(name, marks=[pytest.mark.thorough] if number % step else [])
         for number, name in enumerate(parameters)
     ]
 
