@@ -11,7 +11,6 @@ import pytest
 
 from railscope.http_server import (
     MAX_CONNECTIONS,
-    MAX_HEADER_BYTES,
     MAX_OF_AN_ADDRESS,
     HttpServer,
     HttpServerRequest,
@@ -47,35 +46,6 @@ async def exchange(port: int, request: bytes, *, until_closed: bool = True) -> b
 
 
 GET = b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n"
-
-
-async def test_one_connection_serves_many_requests_and_pipelined_ones():
-    async with serving() as port:
-        answer = await exchange(port, (GET + b"\r\n") * 2 + GET + b"Connection: close\r\n\r\n")
-        assert answer.count(b"HTTP/1.1 200 OK") == 3
-        assert answer.count(b"you asked for /metrics\n") == 3
-
-
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2 * MAX_HEADER_BYTES + b"\r\n\r\n", b"431"),
-        (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc", b"405"),
-        (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"200"),
-    ],
-    ids=["no HTTP", "no host", "too large", "a post", "a head"],
-)  # fmt: skip
-async def test_odd_requests_get_a_clear_answer_and_an_end(request_: bytes, status: bytes):
-    async with serving() as port:
-        answer = await exchange(port, request_)
-        assert answer.startswith(b"HTTP/1.1 " + status), answer
-        if status == b"200":
-            assert answer.endswith(b"\r\n\r\n"), "HEAD has no body"
-        assert b"200 OK" in await exchange(port, GET + b"Connection: close\r\n\r\n"), (
-            "others are served"
-        )
 
 
 async def test_connections_are_bounded():
