@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from contextlib import AsyncExitStack
 
 from support.framing import FRAMINGS, SMUGGLED
@@ -121,7 +122,7 @@ class Endpoint:
     async def on_send(self, text: str) -> list[str]:
         content = text.encode().decode("unicode_escape").encode("latin-1")
         answer = await self._exchange(content)
-        return [line.decode() for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+        return [line.decode() for line in re.findall(rb"HTTP/1\.1 [^\r]*", answer)]
 
     async def on_framings(self, _: str) -> list[str]:
         shown = []
