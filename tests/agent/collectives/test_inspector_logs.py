@@ -22,7 +22,6 @@ from support.inspector_logs import (
     straggling,
     text,
     whole_lines,
-    write_cases,
 )
 from support.shared import capture_path
 
@@ -31,9 +30,7 @@ from railscope.reading import SIGNED_LIMIT
 from railscope.untrusted_text import parse_toml
 from railscope_agent.collectives import inspector
 from railscope_agent.collectives.communicator_totals import (
-    CallTotals,
     CommunicatorTotals,
-    size_class,
 )
 from railscope_agent.collectives.inspector import InspectedCall, InspectorPart, parse_part
 
@@ -63,12 +60,6 @@ def test_a_case_has_its_totals(name: str, tmp_path: Path) -> None:
     }
     assert node.number(c.INSPECTOR_DROPPED) == case.dropped
     assert node.number(c.INSPECTOR_WAITING) == case.waiting
-
-
-def test_the_cases_are_those_of_the_generator(tmp_path: Path) -> None:
-    write_cases(tmp_path)
-    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.glob("*/*.log")}
-    assert written == {path.relative_to(CASES): path.read_bytes() for path in CASES.glob("*/*.log")}
 
 
 @pytest.mark.parametrize(
@@ -155,20 +146,6 @@ def test_a_line_with_an_invalid_value_is_malformed_or_valid(
     assert bool(part.calls) is ("read" in part.lines)
 
 
-def test_deeply_nested_lines_are_malformed() -> None:
-    assert parse_part(b"[" * 60_000 + b"\n", 0).lines == {"malformed": 1}
-
-
-def test_a_line_that_is_too_long_is_skipped_and_counted_once() -> None:
-    good = whole_lines(0, [collective(1, 64, 2)])
-    for length in (inspector.MAX_LINE_BYTES + 1, 3 * inspector.MAX_PART_BYTES):
-        parts = read_parts(good + b"x" * length + b"\n" + good, inspector.MAX_PART_BYTES)
-        lines = [
-            state for part in parts for state, count in part.lines.items() for _ in range(count)
-        ]
-        assert sorted(lines) == ["read", "read", "too_long"]
-
-
 CALLS = st.lists(
     st.builds(
         InspectedCall,
@@ -212,16 +189,6 @@ def test_totals_do_not_depend_on_the_order_of_calls_or_on_the_reads(
     assert all(rank.last_arrivals <= rank.compared for rank in ranks)
 
 
-@given(CALLS, st.data())
-def test_a_comparison_of_all_ranks_is_closed_before_others_without_a_difference(
-    calls: list[tuple[InspectedCall, int]], data: st.DataObject
-) -> None:
-    once = list({(call.kind, call.sequence, rank): (call, rank) for call, rank in calls}.values())
-    shuffled = data.draw(st.permutations(once))
-    at_end, at_once = folded(once, [0] * len(once)), folded(shuffled, [0] * len(once), ranks=4)
-    assert at_end == at_once
-
-
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.lists(st.integers(0, 2700), min_size=8, max_size=8))
 def test_logs_that_grow_by_any_bytes_have_the_totals_of_whole_ones(
@@ -242,51 +209,6 @@ def test_logs_that_grow_by_any_bytes_have_the_totals_of_whole_ones(
     assert (node.totals, node.lines) == (whole.totals, whole.lines)
 
 
-def test_totals_stay_within_a_counter() -> None:
-    totals = CommunicatorTotals()
-    call = InspectedCall(0, "AllReduce", 1, SIGNED_LIMIT - 1, 1, 1, is_compared=False)
-    for _ in range(3):
-        totals.add(call, 0, 0)
-    assert totals.kinds == {("AllReduce", "larger"): CallTotals(3, SIGNED_LIMIT - 1, 3, 3)}
-
-
-@pytest.mark.parametrize(
-    ("size", "name"),
-    [(0, "16KiB"), (16 << 10, "16KiB"), ((16 << 10) + 1, "256KiB"), (1 << 30, "1GiB"), (1 << 40, "larger")],
-)  # fmt: skip
-def test_a_size_class_has_the_largest_message_in_its_name(size: int, name: str) -> None:
-    assert size_class(size) == name
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_compared"),
-    [("AllReduce", True), ("AllGather", True), ("ReduceScatter", True), ("AlltoAll", True),
-     ("Broadcast", False), ("Reduce", False), ("Gather", False), ("SendRecv", False), ("Later", False)],
-)  # fmt: skip
-def test_ranks_are_compared_in_collectives_that_none_leaves_early(kind: str, *, is_compared: bool) -> None:  # fmt: skip
-    body = collective(1, 1024, 50) | {"coll": kind, "coll_timing_source": "kernel_gpu"}
-    (call,) = parse_part(marked_lines(0, [body]), 0).calls
-    assert (call.kind, call.is_compared) == (kind, is_compared)
-
-
-def test_a_collective_that_all_ranks_completed_is_compared_at_once() -> None:
-    totals = CommunicatorTotals()
-    for rank in (0, 1):
-        totals.add(
-            InspectedCall(0, "AllReduce", 1, 1, 9 - rank, 1, is_compared=True), rank, 0, ranks=2
-        )
-    assert [rank.last_arrivals for rank in totals.ranks.values()] == [0, 1]
-
-
-def test_ranks_with_the_same_time_have_no_last_arrival() -> None:
-    totals = CommunicatorTotals()
-    for rank, duration_ns in enumerate((5, 5, 9)):
-        call = InspectedCall(0, "AllReduce", 1, 1, duration_ns, 1, is_compared=True)
-        totals.add(call, rank, 0)
-    totals.close_until(0)
-    assert [(r.last_arrivals, r.late_ns) for r in totals.ranks.values()] == [(0, 4), (0, 4), (0, 0)]
-
-
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -303,29 +225,3 @@ def test_a_line_with_an_operation_that_cannot_be_read_loses_itself_only(damaged:
     part = parse_part(lines[0] + text(damaged) + text(lines[1]), 0)
     assert [(call.header, call.sequence) for call in part.calls] == [(0, 1), (0, 3)]
     assert part.lines == {"read": 3, "malformed": 1}
-
-
-def test_the_header_of_a_damaged_operation_is_that_of_the_next_lines() -> None:
-    other = header(0) | {"id": "0xb"}
-    damaged = {"header": other, "metadata": metadata("v4.3", 1), "coll_perf": {"coll_sn": -1}}
-    after = text({"coll_perf": collective(3, 64, 2)})
-    before = marked_lines(0, [collective(1, 64, 2)])
-    part = parse_part(before + text(damaged) + after, 0)
-    assert [part.headers[call.header].id for call in part.calls] == [COMMUNICATOR, "0xb"]
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        text({"header": header(0) | {"id": "?"}, "coll_perf": collective(2, 64, 2)}),
-        text({"header": header(0) | {"rank": -1}, "coll_perf": collective(2, 64, 2)}),
-        text({"header": header(0), "metadata": metadata("v5.0", 1)}),
-        text({"header": header(0), "coll_perf": collective(2, 64, 2)})[:-9] + b"\n",
-        b" " * inspector.MAX_LINE_BYTES + b" \n",
-    ],
-)
-def test_after_a_header_that_cannot_be_read_the_communicator_is_unknown(damaged: bytes) -> None:
-    after = text({"coll_perf": collective(3, 64, 2)})
-    part = parse_part(marked_lines(0, [collective(1, 64, 2)]) + damaged + after, 0)
-    assert [call.sequence for call in part.calls] == [1]
-    assert part.lines["headless"] == 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import itertools
 import json
 import os
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,16 +44,12 @@ from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives import inspector_metrics
 from railscope_agent.collectives.inspector import MAX_BANDWIDTH_GBS
 from railscope_agent.config import AgentSettings
-from railscope_agent.endpoint.inspector_receiver import MAX_POINTS, InspectorReceiver
-from railscope_agent.gpus.inventory import GpuInventory
-from railscope_agent.gpus.process_lists import ProcessLists
+from railscope_agent.endpoint.inspector_receiver import InspectorReceiver
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.tcp_sockets import TcpSocketCalls
 from railscope_agent.service import Agent
 from railscope_agent.sources import inspector_pushes
-from railscope_agent.sources.inspector_pushes import MAX_REPORTS, PushingProcess, decode_push
-from railscope_agent.sources.rank_places import RankPlaces
-from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.sources.inspector_pushes import MAX_REPORTS, decode_push
 
 
 async def test_pushed_reports_have_the_series_of_the_metrics_file(tmp_path: Path) -> None:
@@ -89,18 +83,6 @@ async def test_pushed_calls_have_the_totals_of_the_logs_without_ranks(tmp_path: 
         assert node.counts(c.INSPECTOR_POINTS) == {"stored": 3 * len(calls)}
 
 
-@pytest.mark.parametrize(
-    ("has_directory", "detail"),
-    [(False, "pushes to 127.0.0.1:0"), (True, "0 logs in {}, pushes to 127.0.0.1:0")],
-)
-def test_a_check_reports_directory_and_address(
-    tmp_path: Path, *, has_directory: bool, detail: str
-) -> None:
-    node = PushedNode(str(tmp_path) if has_directory else "")
-    (finding,) = node.inspector.probe(node.host).findings
-    assert finding.detail == detail.format(tmp_path)
-
-
 async def test_a_sender_is_found_by_its_socket_and_not_by_its_attributes() -> None:
     async with receiving_node() as node:
         node.places.processes.clear()
@@ -113,51 +95,6 @@ async def test_a_sender_is_found_by_its_socket_and_not_by_its_attributes() -> No
         page = page_of(node.read_metrics())
         assert f'{{gpu="{gpu_uuid(3)}",job_directory="run-7",user="{os.geteuid()}",' in page
         assert "60937" not in page
-
-
-async def test_a_process_that_is_not_on_a_gpu_any_more_is_unknown() -> None:
-    async with receiving_node() as node:
-        node.clock.advance(61)
-        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 403
-
-
-@pytest.mark.parametrize("other", [{"user": str(os.geteuid() + 1)}, {}])
-async def test_a_sender_needs_one_holder_of_its_user(other: dict[str, str]) -> None:
-    async with receiving_node() as node:
-        if other:
-            node.add_process(os.getpid(), **other)
-        else:
-            node.add_process(1, owner="another")
-        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 403
-        assert node.counts(c.INSPECTOR_REQUESTS) == {"unknown_sender": 1}
-
-
-async def test_another_process_is_found_by_its_number() -> None:
-    script = (
-        "import sys, urllib.request as u\n"
-        "sys.stdin.readline()\n"
-        "request = u.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'})\n"
-        "u.urlopen(request)\n"
-    )
-    async with receiving_node() as node:
-        host, port = node.receiver.address
-        url = f"http://{host}:{port}/v1/metrics"
-        body = push_body(report_points(bandwidth=2)).decode()
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", script, url, body, stdin=asyncio.subprocess.PIPE
-        )
-        node.add_process(child.pid, gpus=[5])
-        await child.communicate(b"\n")
-        assert child.returncode == 0
-        assert f'gpu="{gpu_uuid(5)}"' in page_of(node.read_metrics())
-
-
-async def test_reports_of_a_process_on_several_gpus_are_of_none() -> None:
-    async with receiving_node() as node:
-        node.add_process(os.getpid(), gpus=[0, 1])
-        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 200
-        assert node.counts(c.INSPECTOR_POINTS) == {"ambiguous": 1}
-        assert "_reported_bus" not in page_of(node.read_metrics())
 
 
 def nested(depth: int) -> bytes:
@@ -190,18 +127,6 @@ async def test_hostile_pushes_are_rejected_and_counted_and_the_next_one_is_accep
         assert (await node.post(content, **headers))[0] == status
         assert node.counts(c.INSPECTOR_REQUESTS) == {result: 1}
         assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 200
-
-
-async def test_a_million_attributes_are_rejected() -> None:
-    attributes = b",".join([b'{"key":"a","value":{}}'] * 1_000_000)
-    metric = (
-        b'{"name":"nccl_bus_bandwidth_gbs","gauge":{"dataPoints":[{"attributes":[%b]}]}}'
-        % attributes
-    )
-    body = gzip.compress(b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[%b]}]}]}' % metric)
-    async with receiving_node() as node:
-        assert (await node.post(body, Content_Encoding="gzip"))[0] == 413
-        assert node.counts(c.INSPECTOR_REQUESTS) == {"size": 1}
 
 
 async def test_too_many_attributes_and_combinations_are_a_partial_success() -> None:
@@ -245,60 +170,6 @@ async def test_a_process_that_pushes_too_often_is_limited() -> None:
         statuses = Counter([(await node.post(body))[0] for _ in range(25)])
         assert statuses == {200: 20, 429: 5}
         assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 20, "rate": 5}
-
-
-async def test_pushes_that_take_long_to_decode_count_as_several() -> None:
-    attributes = {f"{number}": "v" for number in range(8)}
-    body = gzip.compress(push_body([("x", attributes, 1.0)] * MAX_POINTS))
-    node = PushedNode()
-    node.receiver.processor_seconds = itertools.count().__next__  # each takes a second
-    async with receiving_node(node):
-        statuses = Counter([(await node.post(body, Content_Encoding="gzip"))[0] for _ in range(20)])
-        assert statuses == {200: 1, 429: 19}
-
-
-async def test_calls_that_wait_are_bounded_and_accepted_after_a_read() -> None:
-    calls = [point for number in range(2000) for point in call_points(collective(number, 1, 1))]
-    body = push_body(calls)
-    async with receiving_node() as node:
-        assert [(await node.post(body))[0] for _ in range(3)] == [200, 200, 503]
-        node.read()
-        assert (await node.post(body))[0] == 200
-        assert node.counts(c.INSPECTOR_LINES) == {"read": 6000}
-        assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 3, "busy": 1}
-
-
-def waiting_calls(count: int) -> inspector_pushes.InspectorPush:
-    attributes = {"comm_id": "0x1", "collective": "AllReduce", "coll_msg_size_bytes": "64"}
-    points = [
-        MetricPoint(name, "gauge", attributes | {"coll_sn": str(number)}, 0, 1.0)
-        for number in range(count)
-        for name in ("nccl_collective_exec_time_microseconds", "nccl_bus_bandwidth_gbs")
-    ]
-    return decode_push(MetricsRequest([ResourcePoints({}, points)]))
-
-
-def test_calls_of_one_job_leave_places_for_those_of_another() -> None:
-    places = RankPlaces(GpuInventory(NetworkScanner()), ProcessLists(), lambda _: ())
-    pushes = inspector_pushes.InspectorPushes(places)
-    many, few = waiting_calls(inspector_pushes.MAX_CALLS), waiting_calls(1500)
-    for pid in range(4):
-        pushes.add(PushingProcess(pid, ("1", 1000), ""), many, 0)
-    other = PushingProcess(9, ("2", 1000), "")
-    pushes.add(other, few, 0)
-    for process in (other, PushingProcess(5, ("1", 1000), "")):
-        with pytest.raises(otlp_metrics.OtlpRejectedError, match="too many calls wait"):
-            pushes.add(process, few, 0)
-    assert [len(calls) for calls in pushes.take_calls().values()] == [5000] * 4 + [1500]
-
-
-@pytest.mark.parametrize("number", [1e308, 1.7e308, 1e300])
-def test_a_time_beyond_all_bounds_is_invalid(number: float) -> None:
-    attributes = {"comm_id": "0x1", "collective": "AllReduce", "coll_sn": "1"}
-    attributes["coll_msg_size_bytes"] = "64"
-    point = MetricPoint("nccl_collective_exec_time_microseconds", "gauge", attributes, 0, number)
-    push = decode_push(MetricsRequest([ResourcePoints({}, [point])]))
-    assert (push.calls, push.points["invalid"]) == ([], 1)
 
 
 async def test_the_official_exporter_is_answered_in_protobuf() -> None:
@@ -356,23 +227,6 @@ def test_any_body_is_decoded_or_rejected(body: bytes, media_type: str) -> None:
         decode_push(otlp_metrics.decode_metrics(body, media_type))
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_process_at_the_other_end_is_known_until_it_closes(
-    family: socket.AddressFamily,
-) -> None:
-    calls = TcpSocketCalls(LiveHost(Path("/")))
-    address = "127.0.0.1" if family == socket.AF_INET else "::1"
-    with socket.create_server((address, 0), family=family) as server:
-        client = socket.create_connection(server.getsockname()[:2])
-        accepted, _ = server.accept()
-        ends = (*client.getsockname()[:2], *client.getpeername()[:2])
-        assert calls.call("owners", *ends, 1, os.getpid()) == [os.geteuid(), os.getpid()]
-        assert calls.call("owners", *ends[:1], 1, *ends[2:], os.getpid()) == []
-        client.close()
-        assert calls.call("owners", *ends, os.getpid()) == []
-        accepted.close()
-
-
 @pytest.mark.parametrize("server_address", ["127.0.0.1", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize("client_address", ["127.0.0.1", "::ffff:127.0.0.1"])
 def test_a_process_with_an_ipv4_connection_is_known_whichever_family_its_socket_has(
@@ -394,13 +248,6 @@ def test_a_process_with_an_ipv4_connection_is_known_whichever_family_its_socket_
         with accepted:
             ends = (*peer[:2], *accepted.getsockname()[:2])
             assert calls.call("owners", *ends, 1, os.getpid()) == [os.geteuid(), os.getpid()]
-
-
-async def test_a_push_of_a_socket_of_ipv6_to_an_ipv4_address_is_that_of_its_process() -> None:
-    async with receiving_node() as node:
-        body = push_body(report_points(bandwidth=1))
-        assert await node.post(body, host="[::ffff:127.0.0.1]") == (200, b"{}")
-        assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 1}
 
 
 async def test_an_agent_receives_on_loopback_only(tmp_path: Path) -> None:

@@ -98,16 +98,6 @@ def test_a_file_of_another_form_is_malformed(tmp_path: Path) -> None:
     assert failure.value.errno == errno.EBADMSG
 
 
-def test_the_number_of_entries_is_bounded(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    for number in range(12):
-        (tmp_path / "job" / f"rank_{number}").touch()
-    calls = job_files.JobFileCalls(RootedFiles(Path("/")), max_entries=10)
-    answer = calls.call("list", str(tmp_path))
-    assert len(answer["files"]) == 9
-    assert not answer["is_complete"]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 def test_users_and_their_jobs_share_the_entries(tmp_path: Path) -> None:
     counts = {"a0": 100, "a1": 100, "a2": 3, "a3": 100, "b0": 8, "c0": 2}
@@ -123,14 +113,6 @@ def test_users_and_their_jobs_share_the_entries(tmp_path: Path) -> None:
     assert min(found[job] for job in ("a0", "a1", "a3")) >= 12
     assert found.total() <= 60
     assert not answer["is_complete"]
-
-
-def test_a_dump_of_a_copied_tree_does_not_come_from_this_node(tmp_path: Path) -> None:
-    (tmp_path / "root" / "run").mkdir(parents=True)
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "root" / "run" / "dumps").symlink_to(tmp_path / "outside")
-    with pytest.raises(FileNotFoundError):
-        LiveHost(tmp_path / "root").call("job_files", "list", "/run/dumps")
 
 
 STATUS = b"Name:\tpython3\nUid:\t1000\t0\t0\t0\nGid:\t1000\t0\t0\t0\n"
@@ -157,19 +139,6 @@ def test_rank_and_job_are_those_of_the_environment(
 ) -> None:
     assert parse_rank_process(STATUS, environment) == RankProcess(1000, rank, jobs)
     assert parse_rank_process(b"Name:\tUid: 5\n", environment) is None
-
-
-@pytest.mark.parametrize(
-    ("line", "own_pid"),
-    [(b"NSpid:\t4711\n", 4711), (b"NSpid:\t4711\t30\t1\n", 1), (b"NSpid:\n", 0), (b"", 0)],
-)
-def test_the_own_number_of_a_process_is_that_of_its_namespace(line: bytes, own_pid: int) -> None:
-    assert parse_rank_process(STATUS + line, b"") == RankProcess(1000, own_pid=own_pid)
-
-
-def test_this_process_has_its_user_and_number() -> None:
-    process = LiveHost().call("job_files", "process", os.getpid())
-    assert (process["user"], process["own_pid"]) == (os.getuid(), os.getpid())
 
 
 def test_a_rank_has_the_process_of_its_user_and_job_only() -> None:

@@ -28,11 +28,9 @@ from support.textfiles import page_of
 from railscope.capture import CaptureMetadata
 from railscope.catalog import collectives as c
 from railscope.frame import Frame
-from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives.communicator_totals import MIN_COMPARED
 from railscope_agent.collectives.inspector import MAX_PART_BYTES
 from railscope_agent.host import HostWrapper, Json
-from railscope_agent.host.job_files import MAX_JOB_ENTRIES
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
 from railscope_agent.host.stepped_host import SteppedHost
@@ -65,14 +63,6 @@ def test_the_endpoint_has_totals_and_the_place_of_each_rank(tmp_path: Path) -> N
     assert is_shipped(node.frame)
 
 
-def test_a_source_that_is_switched_off_has_no_columns_and_reads_nothing(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    off = nccl_inspector.NcclInspectorSource(CollectiveSettings(), node.places, node.results)
-    assert off.probe(node.host).columns == ()
-    (finding,) = off.probe(node.host).findings
-    assert finding.detail == "switched off"
-
-
 def test_a_log_of_a_user_without_a_process_on_a_gpu_is_not_read(tmp_path: Path) -> None:
     node = copy_case("straggler", tmp_path)
     node.places.processes.clear()
@@ -80,14 +70,6 @@ def test_a_log_of_a_user_without_a_process_on_a_gpu_is_not_read(tmp_path: Path) 
         node.add_process(4000 + rank, own_pid(rank), user=os.geteuid() + 1)
     node.read()
     assert (node.files, node.lines, node.totals) == ({"owner": 4}, {}, {})
-
-
-def test_a_log_of_another_process_of_the_user_is_not_read(tmp_path: Path) -> None:
-    node = copy_case("straggler", tmp_path)
-    del node.places.processes[4003]
-    node.read()
-    assert node.files == {"read": 3, "owner": 1}
-    assert f"{COMMUNICATOR} 3" not in node.totals
 
 
 def of_tenants(node: InspectorDirectory) -> None:
@@ -117,22 +99,6 @@ def test_a_directory_that_names_the_workload_has_logs_of_its_processes_only(tmp_
     node.close()
     assert node.files == {"read": 2, "owner": 2}
     assert set(node.totals) == {CALLS, f"{COMMUNICATOR} 0", f"{COMMUNICATOR} 1"}
-
-
-def test_two_processes_with_the_same_number_have_no_log(tmp_path: Path) -> None:
-    node = copy_case("straggler", tmp_path)
-    node.add_process(9000, own_pid(1))
-    node.read()
-    assert node.files == {"read": 3, "owner": 1}
-
-
-def test_a_rank_that_another_process_has_is_a_conflict(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    node.append(0, whole_lines(0, straggling(0, 3)))
-    node.append(1, whole_lines(0, straggling(1, 2)))
-    node.read()
-    assert node.lines == {"read": 3, "conflict": 2}
-    assert node.totals[CALLS][0] == 3
 
 
 def place_link(path: Path, outside: Path) -> None:
@@ -183,27 +149,6 @@ def test_a_log_that_becomes_a_link_after_it_was_listed_is_not_followed(tmp_path:
     assert (node.files, node.totals) == ({"unreadable": 1}, {})
 
 
-def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    node.append(0, whole_lines(0, straggling(0, 5)))
-    node.read()
-    node.log(0).write_bytes(whole_lines(0, straggling(0, 2)))
-    node.read()
-    assert node.totals[CALLS][0] == 7
-    assert node.number(c.INSPECTOR_REPLACED) == 1
-
-
-def test_a_log_that_is_overwritten_by_a_longer_one_is_read_from_its_start(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    node.append(0, whole_lines(0, straggling(0, 2)))
-    node.read()
-    node.log(0).write_bytes(marked_lines(0, straggling(0, 9)))
-    node.read(2)
-    assert node.totals[CALLS][0] == 11
-    assert node.number(c.INSPECTOR_REPLACED) == 1
-    assert set(node.lines) == {"read"}
-
-
 def test_a_rotated_log_is_followed_and_what_was_not_read_is_counted(tmp_path: Path) -> None:
     node = InspectorDirectory(tmp_path)
     node.append(0, whole_lines(0, straggling(0, 3)) + b"{")
@@ -214,31 +159,6 @@ def test_a_rotated_log_is_followed_and_what_was_not_read_is_counted(tmp_path: Pa
     assert node.totals[CALLS][0] == 5
     assert node.number(c.INSPECTOR_REPLACED) == 1
     assert node.number(c.INSPECTOR_SKIPPED) == 1
-
-
-def test_a_removed_log_keeps_its_totals_until_it_is_forgotten(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    node.append(0, whole_lines(0, straggling(0, 3)))
-    node.read()
-    node.log(0).unlink()
-    node.read()
-    assert (node.files, node.totals[CALLS][0]) == ({}, 3)
-    node.clock.advance(nccl_inspector.KEEP_NS // 10**9)
-    node.read()
-    assert node.totals == {}
-
-
-def test_columns_of_a_new_communicator_appear(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    reader = SourceReader(CommunicatorSource(node.results), node.host, ORIGIN)
-    node.read()
-    assert reader.run().frame is None
-    node.append(0, whole_lines(0, straggling(0, 3)))
-    node.read()
-    reader.run()
-    frame = reader.run().frame
-    assert frame
-    assert {metric.name for metric, _ in frame.schema.columns} >= {"railscope_nccl_calls_total"}
 
 
 def test_a_job_that_writes_much_does_not_delay_another(tmp_path: Path) -> None:
@@ -266,28 +186,6 @@ def test_what_grows_faster_than_it_is_read_is_skipped_and_counted(tmp_path: Path
     assert 0 <= skipped - (size - nccl_inspector.MAX_BEHIND_BYTES) < 300
     assert set(node.lines) == {"headless"}, "the marker with the communicator was skipped"
     assert node.totals == {}
-
-
-def test_lines_after_skipped_ones_do_not_belong_to_the_communicator_before(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    node.append(0, marked_lines(0, straggling(0, 1)))
-    node.read()
-    line = text({"coll_perf": collective(2, 64, 2)})[:-1].ljust(255) + b"\n"
-    other = marked_lines(0, []).replace(COMMUNICATOR.encode(), b"0xb")
-    node.append(0, other + line * (nccl_inspector.MAX_BEHIND_BYTES // len(line) + 3))
-    node.read()
-    assert node.number(c.INSPECTOR_SKIPPED) == len(other) + 3 * len(line), "a line begins there"
-    assert node.lines.keys() == {"read", "headless"}
-    assert set(node.totals) == {CALLS, f"{COMMUNICATOR} 0"}
-    assert node.lines["read"] == 2
-
-
-def test_the_numbers_of_communicators_and_kinds_are_bounded_for_each_job(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    node.append(0, many_communicators(0, nccl_inspector.MAX_JOB_ENTITIES))
-    node.read()
-    assert len(node.totals) == nccl_inspector.MAX_JOB_ENTITIES
-    assert node.lines == {"read": 256, "excess": 256}
 
 
 def many_communicators(rank: int, count: int) -> bytes:
@@ -329,70 +227,6 @@ def test_one_job_or_user_with_all_kinds_and_ranks_frees_entries_for_others(
     assert of_jobs["other"] == 400
     assert of_jobs.total() == nccl_inspector.MAX_ENTITIES
     assert min(of_jobs.values()) >= 400
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a log to another user")
-def test_a_user_with_an_equal_share_frees_entries_of_its_own_jobs(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path, job="new")
-    node.add_process(4002, own_pid(2), 1234)
-    for job, rank, user in (("0", 0, 0), ("1", 0, 0), ("2", 2, 1234), ("3", 2, 1234)):
-        (tmp_path / job).mkdir()
-        path = tmp_path / job / f"gpu-node-1-pid{own_pid(rank)}.log"
-        path.write_bytes(many_communicators(rank, nccl_inspector.MAX_JOB_ENTITIES))
-        os.chown(path, user, -1)
-    node.read(2)
-    assert entities_of_jobs(node) == dict.fromkeys("0123", nccl_inspector.MAX_JOB_ENTITIES)
-    node.append(1, many_communicators(1, nccl_inspector.MAX_JOB_ENTITIES))
-    node.add_process(4001, own_pid(1), 0)
-    node.read(2)
-    of_jobs = entities_of_jobs(node)
-    third = nccl_inspector.MAX_ENTITIES // 6
-    assert all(abs(of_jobs[job] - third) <= 2 for job in ("0", "1", "new"))
-    assert of_jobs["2"] == of_jobs["3"] == nccl_inspector.MAX_JOB_ENTITIES
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a log to another user")
-def test_a_user_with_logs_of_many_jobs_does_not_hide_those_of_others(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path, job="z")
-    for number in range(nccl_inspector.MAX_JOBS):
-        path = tmp_path / f"{number}" / f"gpu-node-1-pid{own_pid(0)}.log"
-        path.parent.mkdir()
-        path.write_bytes(whole_lines(0, straggling(0, 1)))
-    node.append(1, whole_lines(1, straggling(1, 3)))
-    os.chown(node.log(1), 1234, -1)
-    node.add_process(4001, own_pid(1), user=1234)
-    node.read()
-    assert node.files == {"read": nccl_inspector.MAX_JOBS, "excess": 1}
-    assert f"{COMMUNICATOR} 1" in node.totals
-
-
-def test_the_number_of_logs_of_a_job_is_bounded(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    for number in range(nccl_inspector.MAX_LOGS + 3):
-        (tmp_path / f"name{number}-pid{own_pid(0)}.log").touch()
-    node.read()
-    assert node.files == {"read": nccl_inspector.MAX_LOGS, "excess": 3}
-
-
-def test_a_job_with_very_many_files_does_not_hide_another(tmp_path: Path) -> None:
-    for job in ("1", "2"):
-        (tmp_path / job).mkdir()
-    for number in range(MAX_JOB_ENTRIES + 1):
-        (tmp_path / "1" / f"{number}").touch()
-    node = InspectorDirectory(tmp_path, job="2")
-    node.append(0, whole_lines(0, straggling(0, 3)))
-    node.read()
-    assert node.files == {"read": 1, "excess": 1}
-
-
-@pytest.mark.parametrize(
-    "name", ["x-pid0.log", "x-pid0100.log", "-pid100.log", "x-pid100.log.1", "x-pid100"]
-)
-def test_files_of_other_names_are_left_out(name: str, tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    (tmp_path / name).write_bytes(whole_lines(0, straggling(0, 3)))
-    node.read()
-    assert node.files == {}
 
 
 @pytest.mark.parametrize("redactor", [None, Redactor(["gpu-node-1"])])
@@ -459,26 +293,6 @@ def test_a_straggler_is_reported_once_with_its_place_and_again_after_a_recovery(
     assert [event.entity.key[3] for event in node.events] == ["2", "3", "3"]
 
 
-@pytest.mark.parametrize(
-    ("calls", "late_us"), [(120, 20), (48, 300)], ids=["late by little", "few collectives"]
-)
-def test_a_rank_without_clear_evidence_is_not_reported(
-    calls: int, late_us: int, tmp_path: Path
-) -> None:
-    node = InspectorDirectory(tmp_path)
-    run_minute(node, 1, late=2, calls=calls, late_us=late_us)
-    assert node.totals[f"{COMMUNICATOR} 2"][1] == calls // 12 * 13
-    assert node.events == []
-
-
-def test_a_rank_that_is_last_at_half_of_the_collectives_is_not_reported(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    for first in range(1, 400, 100):
-        run_minute(node, first, late=2, calls=48)
-        run_minute(node, first + 60, late=1, calls=48)
-    assert node.events == []
-
-
 def run_windows(node: InspectorDirectory, times_us: Mapping[str, Sequence[int]]) -> None:
     """Let communicators of one job make calls for a minute each, of these durations."""
     sequence = 0
@@ -514,15 +328,6 @@ def test_a_bandwidth_far_below_that_of_the_past_is_reported_once(tmp_path: Path)
     assert len(slow_paths(node)) == 2
 
 
-def test_a_bandwidth_far_below_that_of_the_other_communicators_is_reported_without_a_past(
-    tmp_path: Path,
-) -> None:
-    node = InspectorDirectory(tmp_path)
-    run_windows(node, {"0xa1": [250, 250], "0xa2": [260, 260], "0xa3": [500, 500]})
-    ((communicator, _),) = slow_paths(node)
-    assert communicator == "0xa3"
-
-
 @pytest.mark.parametrize(
     "times_us",
     [
@@ -539,12 +344,3 @@ def test_a_bandwidth_without_clear_evidence_is_not_reported(
     node = InspectorDirectory(tmp_path)
     run_windows(node, times_us)
     assert slow_paths(node) == []
-
-
-def test_a_rank_that_arrives_last_is_reported_in_place_of_the_path(tmp_path: Path) -> None:
-    node = InspectorDirectory(tmp_path)
-    for first in range(1, 5000, 1000):
-        run_minute(node, first, late=9, late_us=0)
-    for first in range(5001, 8000, 1000):
-        run_minute(node, first, late=2, late_us=900)
-    assert [event.event_class for event in node.events] == [c.STRAGGLER_EVENT]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,17 @@ from support.reading import ORIGIN
 from support.shared import capture_path
 from support.textfiles import page_of
 
-from railscope.capture import CaptureMetadata
 from railscope.catalog import collectives as c
 from railscope.frame import Frame
-from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives import CollectiveFormatError
 from railscope_agent.collectives.inspector_metrics import (
     InspectorMetrics,
     ReportedCalls,
     parse_metrics,
 )
-from railscope_agent.host.recording_host import RecordingHost
-from railscope_agent.host.stepped_host import SteppedHost
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import is_shipped
-from railscope_agent.sources import inspector_pushes, nccl_metrics
+from railscope_agent.sources import nccl_metrics
 
 KEY = ("DP Group 0", "4", "1", "AllReduce", "4-5MB", "Ring_ll")
 COUNTS = b'nccl_collectives_total{gpu="GPU0"} 90\nnccl_p2p_total{gpu="GPU0"} 9\nnccl_collectives_dropped_total{gpu="GPU0"} 4\n'
@@ -98,25 +93,6 @@ def test_the_published_file_is_read() -> None:
     assert found.lines == {"read": 4}
 
 
-@pytest.mark.parametrize(
-    "notation", [gpu_uuid(0)[4:], gpu_uuid(0)[4:].replace("-", ""), gpu_uuid(0).lower()]
-)
-def test_a_gpu_is_found_by_its_uuid_in_any_notation(notation: str, tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path)
-    node.write(metrics(bandwidth=1), notation)
-    node.find()
-    assert node.bandwidths == {"DP Group 0": 10**9}
-
-
-def test_a_file_about_the_gpu_of_another_user_is_not_read(tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path)
-    node.add_process(4001, 101, user=os.geteuid() + 1)
-    node.write(metrics(bandwidth=1), gpu_uuid(1))
-    node.write(metrics(bandwidth=1), gpu_uuid(9))
-    node.find()
-    assert (node.states, node.bandwidths) == ({"owner": 2}, {})
-
-
 def test_a_file_about_the_gpu_of_another_tenant_of_the_same_user_is_not_read(
     tmp_path: Path,
 ) -> None:
@@ -128,20 +104,6 @@ def test_a_file_about_the_gpu_of_another_tenant_of_the_same_user_is_not_read(
     node.write(metrics(bandwidth=1), gpu_uuid(2))
     node.find()
     assert node.states == {"read": 1, "owner": 1}
-
-
-def test_a_file_that_is_being_written_is_read_later_and_keeps_its_series(tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path)
-    node.write(metrics(bandwidth=1), age_seconds=0)
-    node.read()
-    assert (node.states, node.bandwidths) == ({"waiting": 1}, {})
-    node.find()
-    assert (node.states, node.bandwidths) == ({"read": 1}, {"DP Group 0": 10**9})
-    node.write(metrics("half", bandwidth=2), age_seconds=0)
-    node.read()
-    assert (node.states, node.bandwidths) == ({"read": 1}, {"DP Group 0": 10**9})
-    node.find()
-    assert node.bandwidths == {"half": 2 * 10**9}
 
 
 @pytest.mark.parametrize(
@@ -163,15 +125,6 @@ def test_a_file_that_is_not_usable_has_no_series(
     assert (node.states, node.bandwidths) == ({state: 1}, {})
 
 
-def test_a_link_is_not_read(tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path, job="1")
-    path = node.write(metrics(bandwidth=1))
-    path.rename(tmp_path / "outside")
-    path.symlink_to(tmp_path / "outside")
-    node.read()
-    assert node.states == {"irregular": 1}
-
-
 def test_the_number_of_series_is_bounded_for_each_job(tmp_path: Path) -> None:
     node = MetricsDirectory(tmp_path)
     names = [f"{number:04}" for number in range(nccl_metrics.MAX_JOB_REPORTS + 7)]
@@ -179,13 +132,6 @@ def test_the_number_of_series_is_bounded_for_each_job(tmp_path: Path) -> None:
     node.find()
     assert len(node.bandwidths) == nccl_metrics.MAX_JOB_REPORTS
     assert node.by_state(c.METRICS_LINES)["excess"] == 7
-
-
-def test_without_a_directory_or_a_file_there_are_no_columns(tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path)
-    assert node.reader.run().frame is None
-    off = nccl_metrics.NcclMetricsSource(CollectiveSettings(), node.places)
-    assert off.probe(node.host).columns == ()
 
 
 @pytest.mark.parametrize(
@@ -220,48 +166,3 @@ def test_any_bytes_are_accepted(content: bytes) -> None:
         assert not content.endswith(b"\n")
     else:
         assert found == InspectorMetrics(lines=found.lines)
-
-
-@given(st.text(st.characters(codec="utf-8"), max_size=40))
-def test_names_are_printable(name: str) -> None:
-    for report in parse_metrics(metrics(name, bandwidth=1)).reports:
-        assert report.key[0].isprintable()
-
-
-def test_a_replay_has_the_series_of_the_node(tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path)
-    recording = RecordingHost(node.host)
-    node.reader = SourceReader(node.metrics, recording, ORIGIN)
-    node.write(metrics(bandwidth=3))
-    node.find()
-    now = node.clock.now()
-    replay = SteppedHost(CaptureMetadata("n", "b", now.wall_ns, now.boot_ns, 0, "test"))
-    for moment in recording.moments:
-        moment.offset_ns = 0
-        replay.advance(moment)
-    again = MetricsDirectory(tmp_path)
-    again.reader = SourceReader(again.metrics, replay, ORIGIN)
-    again.find()
-    assert (
-        (again.states, again.bandwidths)
-        == (node.states, node.bandwidths)
-        == ({"read": 1}, {"DP Group 0": 3 * 10**9})
-    )
-
-
-def test_jobs_of_one_user_do_not_displace_the_reports_of_another(tmp_path: Path) -> None:
-    node = MetricsDirectory(tmp_path)
-    pushes = inspector_pushes.InspectorPushes(node.places)
-    for number, user, count in (*((n, 1000, 512) for n in range(4)), (4, 1001, 3)):
-        reports = [
-            ReportedCalls((f"{number}-{each}", *KEY[1:]), 10**9, 10**6) for each in range(count)
-        ]
-        push = inspector_pushes.InspectorPush(InspectorMetrics(reports), [], Counter())
-        process = inspector_pushes.PushingProcess(number, (f"job-{number}", user), gpu_uuid(number))
-        pushes.add(process, push, node.clock.now().boot_ns)
-    node.metrics = nccl_metrics.NcclMetricsSource(node.settings, node.places, pushes)
-    node.reader = SourceReader(node.metrics, node.host, ORIGIN)
-    node.find()
-    names = Counter(name.partition("-")[0] for name in node.bandwidths)
-    assert names == {"0": 512, "1": 511, "2": 511, "3": 511, "4": 3}
-    assert node.by_state(c.METRICS_LINES)["excess"] == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -61,18 +60,6 @@ def test_missing_ranks_are_read_with_and_without_the_comma_of_nccl(version: str)
     assert [(rank.rank, rank.problem) for rank in ranks] == [(0, ""), (1, "missing"), (2, "dead")]
 
 
-def test_other_damage_is_not_repaired() -> None:
-    of_old = ras.report(INCOMPLETE, version="2.28.9")
-    for damaged in (
-        of_old.replace(b"2.28.9", b"2.29.3"),
-        of_old.replace(b'"pid": 101,', b'"pid": 101'),
-        of_old.replace(b'"cuda_dev": 0,', b'"cuda_dev": 0'),
-        of_old[: len(of_old) // 2],
-    ):
-        with pytest.raises(CollectiveFormatError):
-            parse_report(damaged, is_json=True)
-
-
 @pytest.mark.parametrize(
     ("status", "problem", "detail"),
     [
@@ -107,25 +94,6 @@ def test_communicator_with_impossible_ranks_loses_itself_only(ranks: list) -> No
         found = parse_report(ras.report(*communicators), is_json=True)
         assert [each.name for each in found.communicators] == ["0xb2:0x7:0x9"]
         assert found.damaged == len(communicators) - 1
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"size": 0, "ranks": []},
-        {"size": "2"},
-        {"hash": 161},
-        {"ranks": None},
-        {"missing_ranks": [{"rank": 1057455228}]},
-        {"ranks": [{"rank": 0, "status": None}]},
-        {"ranks": [{"rank": 0, "pid": 1.5}]},
-    ],
-)
-def test_damaged_communicators_are_counted_and_a_report_of_only_such_is_read(changes: dict) -> None:  # type: ignore[type-arg]
-    damaged = ras.communicator([ras.rank(0, 1)]) | changes
-    content = json.dumps({"nccl_version": "2.28.9", "communicators": [damaged, None, 7]})
-    found = parse_report(content.encode(), is_json=True)
-    assert (found.communicators, found.damaged) == ([], 3)
 
 
 def test_ranks_beyond_the_bound_are_left_out() -> None:
@@ -184,18 +152,6 @@ def test_text_has_missing_and_dead_processes() -> None:
     assert [rank.rank for rank in found.communicators[0].ranks] == [7]
 
 
-def test_a_text_without_its_end_is_rejected() -> None:
-    text = ras.text_report()
-    with pytest.raises(CollectiveFormatError):
-        parse_report(text[: text.index(b"Warnings")], is_json=False)
-
-
-def test_names_in_a_report_are_printable() -> None:
-    content = ras.report(ras.communicator([ras.rank(0, 1, host=r"\u001b[31m\u202e")]))
-    (found,) = parse_report(content, is_json=True).communicators[0].ranks
-    assert found.host == r"\x1b[31m\u202e"
-
-
 @given(content=st.binary(max_size=400), is_json=st.booleans())
 @example(content=b"[" * 100_000, is_json=True)
 @example(
@@ -239,22 +195,6 @@ def test_events_are_the_same_however_the_stream_is_divided(names: list[str], dat
         100 + n for n, name in enumerate(names) if name == "PEER_DEAD"
     ]
     assert not rest.strip()
-
-
-def test_a_control_character_in_a_name_damages_nothing() -> None:
-    name = "n\x011"
-    content = ras.event("PEER_DEAD", 1).replace(b'"event"', f'"note": "{name}", "event"'.encode())
-    dead, rest = parse_events(content + ras.event("PEER_DEAD", 2))
-    assert ([peer.pid for peer in dead], rest.strip()) == ([1, 2], b"")
-    report = ras.report(ras.communicator([ras.rank(0, 1, host=name)]))
-    (communicator,) = parse_report(report, is_json=True).communicators
-    assert [rank.host for rank in communicator.ranks] == ["n 1"]
-
-
-def test_a_damaged_event_loses_itself_only() -> None:
-    content = ras.event("PEER_DEAD", 1) + b'7 {"event": 5} {"event": "PEER_DEAD", "peer": null}'
-    dead, rest = parse_events(content + ras.event("PEER_DEAD", 2))
-    assert ([peer.pid for peer in dead], rest.strip()) == ([1, 2], b"")
 
 
 @given(st.binary(max_size=300))

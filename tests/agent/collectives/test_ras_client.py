@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import random
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from support import ras_servers as ras
 
 from railscope_agent.host import nccl_ras
 from railscope_agent.host.files import RootedFiles
-from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.nccl_ras import NcclProcess, RasCalls
 
 OWN, USER = os.getpid(), os.geteuid()
@@ -58,62 +54,10 @@ def test_text_is_read_where_the_server_has_no_json() -> None:
     assert server.lines == REQUESTS
 
 
-def test_no_process_is_queried_that_was_not_selected() -> None:
-    server = ras.RasServer(REPORT)
-    assert query(server, 1)["state"] == "unreachable"
-    assert server.lines == ["CLIENT PROTOCOL 2"] * nccl_ras.MAX_CONNECTIONS
-
-
 def test_a_port_of_another_user_is_not_connected_to() -> None:
     server = ras.RasServer(REPORT)
     assert query(server, user=USER + 1) == {"state": "user"}
     assert server.lines == []
-
-
-def test_a_port_without_a_listener_is_unreachable() -> None:
-    server = ras.RasServer()
-    with server.running():
-        pass
-    with client() as calls:
-        assert calls.call("query", server.port, SHORT_MS, USER, OWN) == {"state": "unreachable"}
-
-
-def test_only_one_of_several_processes_on_the_port_is_queried() -> None:
-    program = (
-        "import socket, sys\n"
-        "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n"
-        "s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(100); print(s.getsockname()[1], flush=True)\n"
-        "while True:\n"
-        "    c, _ = s.accept()\n"
-        "    for line in c.makefile():\n"
-        "        answer = {'CLI': 'SERVER PROTOCOL 2\\n', 'VER': sys.argv[2]}.get(line[:3], 'OK\\n')\n"
-        "        c.sendall(answer.encode())\n"
-        "        if line.startswith('VERBOSE'): break\n"
-        "    c.shutdown(socket.SHUT_RDWR)\n"
-    )  # fmt: skip
-    servers: list[subprocess.Popen[str]] = []
-    port = "0"
-    for version in ("2.29.1", "2.29.2", "2.29.3"):
-        content = ras.report(version=version).decode()
-        command = [sys.executable, "-c", program, port, content]
-        servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        output = servers[-1].stdout
-        assert output is not None
-        port = output.readline().strip()
-    try:
-        with client() as calls:
-            for index, server in enumerate(servers):
-                answer = calls.call("query", int(port), 5000, USER, server.pid)
-                if answer["state"] == "unreachable":
-                    continue  # the kernel selected another one each time, with a probability of 1/650
-                assert answer["pid"] == server.pid
-                assert answer["report"]["version"] == f"2.29.{index + 1}"
-    finally:
-        for server in servers:
-            server.kill()
-            server.wait()
-            assert server.stdout
-            server.stdout.close()
 
 
 def garbage(connection: socket.socket) -> None:
@@ -164,11 +108,6 @@ def test_another_protocol_is_not_used() -> None:
     assert server.lines == REQUESTS[:1]
 
 
-@pytest.mark.parametrize("end", [0, 1, len(REPORT) // 2, len(REPORT) - 3])
-def test_a_report_that_ends_early_is_malformed(end: int) -> None:
-    assert query(ras.RasServer(REPORT[:end]))["state"] == "malformed"
-
-
 def test_a_report_beyond_the_bound_is_not_read_to_its_end() -> None:
     server = ras.RasServer(b" " * (nccl_ras.MAX_ANSWER_BYTES + (8 << 20)) + REPORT)
     assert query(server, timeout_ms=60_000) == {"state": "too_large", "pid": OWN}
@@ -180,39 +119,6 @@ def test_a_server_that_never_answers_takes_the_timeout() -> None:
     began = time.monotonic()
     assert query(server, timeout_ms=SHORT_MS)["state"] == "timeout"
     assert SHORT_MS / 1000 <= time.monotonic() - began < SHORT_MS / 1000 + 5
-
-
-@pytest.mark.parametrize("part", ["line", "report"])
-def test_a_server_that_sends_byte_by_byte_takes_the_timeout(part: str) -> None:
-    server = ras.RasServer()
-    pause = 0.05
-
-    def drip(connection: socket.socket) -> None:
-        if part == "report":
-            close_before_the_report(connection)
-        while not server.wait_until_stopped(pause):
-            connection.sendall(b" ")
-
-    server.talk = drip
-    began = time.monotonic()
-    assert query(server, timeout_ms=SHORT_MS)["state"] == "timeout"
-    assert time.monotonic() - began < SHORT_MS / 1000 + 5
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, len(REPORT)), max_size=6))
-def test_a_report_is_the_same_in_any_parts(cuts: list[int]) -> None:
-    server = ras.RasServer()
-
-    def in_parts(connection: socket.socket) -> None:
-        close_before_the_report(connection)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        places = [0, *sorted(cuts), len(REPORT)]
-        for start, end in pairwise(places):
-            connection.sendall(REPORT[start:end])
-
-    server.talk = in_parts
-    assert len(query(server)["report"]["communicators"][0]["ranks"]) == 2
 
 
 @settings(max_examples=20, deadline=None)
@@ -244,33 +150,6 @@ def test_monitor_returns_each_dead_process_once() -> None:
         assert [peer["pid"] for a in answers for peer in a.get("dead", [])] == [11, 12]
         assert "dead" not in calls.call("events", *arguments)
         assert server.lines == ["CLIENT PROTOCOL 2", "SET FORMAT json", "MONITOR lifecycle"]
-
-
-@pytest.mark.parametrize(
-    ("content", "state"),
-    [(b"{" + b" " * (nccl_ras.MAX_EVENT_BYTES + 1), "too_large")],
-)
-def test_a_monitor_that_sends_something_else_is_closed(content: bytes, state: str) -> None:
-    server = ras.RasServer()
-    server.events = [content]
-    with server.running(), client() as calls:
-        arguments = server.port, 5000, USER, OWN
-        while (answer := calls.call("events", *arguments))["state"] == "answered":
-            pass
-        assert answer["state"] == state
-        server.events = []
-        assert calls.call("events", *arguments)["state"] == "answered"
-        assert server.lines.count("MONITOR lifecycle") == 2
-
-
-def test_a_monitor_whose_process_ends_is_connected_again() -> None:
-    server = ras.RasServer()
-    with server.running(), client() as calls:
-        arguments = server.port, 5000, USER, OWN
-        calls.call("events", *arguments)
-        server.monitors[0].shutdown(socket.SHUT_RDWR)
-        while server.lines.count("MONITOR lifecycle") < 2:
-            assert calls.call("events", *arguments)["state"] == "answered"
 
 
 class CopiedProcess:
@@ -329,19 +208,6 @@ def test_the_version_of_a_wheel_is_that_of_its_package(
     assert found.version == version
 
 
-@pytest.mark.parametrize(
-    "path", ["/opt/x/libnccl.so.2", "/opt/x/libnccl.so", "/opt/x/libnccl.so.2.9..9 (deleted)"]
-)
-def test_a_library_without_a_version_has_none(tmp_path: Path, path: str) -> None:
-    found = CopiedProcess(tmp_path, mapped(path)).read()
-    assert found is not None
-    assert found.version == ""
-
-
-def test_a_process_without_the_library_is_not_one_of_nccl(tmp_path: Path) -> None:
-    assert CopiedProcess(tmp_path, mapped("/usr/lib/libcudart.so.12")).read() is None
-
-
 def test_another_network_namespace_is_detected(tmp_path: Path) -> None:
     process = CopiedProcess(tmp_path, mapped("/usr/lib/libnccl.so.2.29.3"))
     network = process.directory / "ns" / "net"
@@ -350,8 +216,3 @@ def test_another_network_namespace_is_detected(tmp_path: Path) -> None:
     found = process.read()
     assert found is not None
     assert not found.has_same_network
-
-
-def test_a_copied_tree_has_no_processes_to_connect_to(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="copied tree"):
-        LiveHost(tmp_path).call("nccl_ras", "query", 28028, SHORT_MS, USER, OWN)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.flight_recorders import dump, pickled
-from support.worker_servers import NCCL, NOT_FOUND, OTHER, SUMMARY, PytorchServer, http_answer
+from support.worker_servers import NCCL, NOT_FOUND, SUMMARY, PytorchServer, http_answer
 
-from railscope_agent.collectives.flight_recorder import parse_dump, parse_progress
+from railscope_agent.collectives.flight_recorder import parse_dump
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.worker_servers import MAX_ANSWER_BYTES
 
-GLOO = (Path(__file__).parent / "dumps" / "missing" / "rank_0.json").read_bytes()
 DUMP = msgspec.json.encode(dump(range(4), 5000, 4999, 10**18))
 STATUS = msgspec.json.encode(dump(range(4), 5000, 4999, 10**18, entries=[]))
 ANSWERS = {NCCL: http_answer(DUMP), SUMMARY: http_answer(STATUS)}
@@ -60,17 +57,6 @@ def test_a_worker_is_asked_for_numbers_only_and_for_its_records_in_a_dump(tmp_pa
     assert lines == [f"POST {SUMMARY} HTTP/1.1", f"POST {NCCL} HTTP/1.1"]
     assert all("Content-Length: 0" in request for request in server.requests)
     assert answer["dump"] == msgspec.to_builtins(parse_dump(DUMP))
-
-
-@pytest.mark.parametrize("of_nccl", [NOT_FOUND, http_answer(b'{"version": "2.10"}')])
-def test_without_records_of_nccl_those_of_other_backends_are_returned(
-    tmp_path: Path, of_nccl: bytes
-) -> None:
-    answers = {NCCL: of_nccl, SUMMARY: of_nccl, OTHER: http_answer(GLOO)}
-    with PytorchServer(answers).running(tmp_path / "rank_0.sock"):
-        progress, answer = ask(tmp_path, "progress"), ask(tmp_path)
-    assert progress["progress"] == answer["progress"] == parse_progress(GLOO) != {}
-    assert answer["dump"] == msgspec.to_builtins(parse_dump(GLOO))
 
 
 def test_a_server_without_the_handlers_is_an_error_with_their_names(tmp_path: Path) -> None:
@@ -175,34 +161,6 @@ def test_links_and_files_are_not_connected_to(tmp_path: Path) -> None:
     assert not server.requests
 
 
-def test_a_path_longer_than_the_address_of_a_socket_is_connected_to(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 120)
-    deep.mkdir()
-    with PytorchServer(ANSWERS).running(tmp_path / "rank_0.sock"):
-        (tmp_path / "rank_0.sock").rename(deep / "rank_0.sock")
-        assert ask(deep, "progress")["progress"]
-
-
-def test_a_server_that_has_ended_or_accepts_nothing_does_not_block(tmp_path: Path) -> None:
-    with PytorchServer(ANSWERS).running(tmp_path / "rank_0.sock"):
-        pass
-    with pytest.raises(ConnectionRefusedError):
-        ask(tmp_path)
-    (tmp_path / "rank_0.sock").unlink()
-    with pytest.raises(FileNotFoundError):
-        ask(tmp_path)
-    with socket.socket(socket.AF_UNIX) as full, ExitStack() as waiting:
-        full.bind(str(tmp_path / "rank_0.sock"))
-        full.listen(0)
-        for _ in range(2):
-            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
-            client.settimeout(0)
-            client.connect_ex(str(tmp_path / "rank_0.sock"))
-        with pytest.raises(OSError) as failure:  # noqa: PT011 - the number is checked
-            ask(tmp_path)
-        assert failure.value.errno == errno.EAGAIN
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a socket to another user")
 def test_a_socket_of_a_user_at_which_another_user_listens_is_rejected(tmp_path: Path) -> None:
     with PytorchServer(ANSWERS).running(tmp_path / "rank_0.sock") as server:
@@ -253,8 +211,3 @@ def test_a_process_that_has_the_number_of_a_former_one_does_not_answer_for_it(
     ):
         LiveHost().call("worker_server", "progress", LIMIT_MS, server.port, *place)
     assert failure.value.errno == errno.EPERM
-
-
-def test_a_copied_tree_has_no_servers(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="copied tree"):
-        LiveHost(tmp_path).call("worker_server", "dump", LIMIT_MS, "/run", "", "rank_0.sock")
