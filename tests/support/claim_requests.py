@@ -97,6 +97,3 @@ def serving(served: ServedT) -> Iterator[ServedT]:
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
-
-
-BATCH = {"id": "b-1", "gpus": ["0", "1"], "tenant": "red", "workload": "batch"}
