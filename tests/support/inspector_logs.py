@@ -1,15 +1,9 @@
-"""Logs of NCCL Inspector in its formats 4.0 and 4.3, and a source that follows those of a directory.
-
-Writes the cases of tests/agent/collectives/inspector again:
-
-    PYTHONPATH=tests python -m support.inspector_logs
-"""
+"""Logs of NCCL Inspector in its formats 4.0 and 4.3, and a source that follows those of a directory."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +34,6 @@ from railscope_agent.sources import nccl_inspector, source_bases
 from railscope_agent.sources.rank_places import RankPlaces, SeenProcess
 from railscope_agent.topology.network import NetworkScanner
 
-CASES = Path(__file__).parents[1] / "agent" / "collectives" / "inspector"
 DIRECTORY = "/run/railscope/nccl-inspector"
 COMMUNICATOR = "0x5ea1ed00c0ffee"
 STARTED_US = 1_795_000_000_000_000
@@ -191,13 +184,6 @@ def case_logs() -> Iterator[tuple[str, int, bytes]]:
     )  # fmt: skip
 
 
-def write_cases(directory: Path = CASES) -> None:
-    """Write the logs of all cases."""
-    for case, rank, content in case_logs():
-        (directory / case).mkdir(parents=True, exist_ok=True)
-        (directory / case / f"gpu-node-1-pid{own_pid(rank)}.log").write_bytes(content)
-
-
 def inspected_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]:
     """Return calls of a node whose Slurm job wrote logs and metrics files: the last but one rank arrives last.
 
@@ -309,15 +295,3 @@ class InspectorDirectory:
             " ".join(entity.key[2:]): list(readings)
             for entity, readings in self.results.readings.items()
         }
-
-
-def copy_case(case: str, directory: Path) -> InspectorDirectory:
-    """Return a directory with the logs of a case."""
-    node = InspectorDirectory(directory)
-    for path in (CASES / case).glob("*.log"):
-        shutil.copy(path, directory)
-    return node
-
-
-if __name__ == "__main__":
-    write_cases()
