@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.cases import capture_of
-from support.clock import NS, ManualClock
+from support.clock import NS, START, ManualClock
 from support.metric_samples import exported_samples
 from support.otlp_decoding import DecodedMetrics
 from support.otlp_grpc_server import GrpcAnswer, otlp_grpc_server
@@ -130,6 +130,7 @@ def test_the_oldest_requests_are_dropped_above_the_limit() -> None:
     for _ in range(5):
         sender.add(b"x" * 10, 1)
     assert (stats.dropped["overflow"], stats.waiting_bytes) == (2, 30)
+    assert stats.oldest_boot_ns == START.boot_ns
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT", "OK"])
@@ -161,6 +162,8 @@ async def test_the_check_sends_an_empty_request_of_each_signal(tmp_path: Path) -
         otlp = OtlpSettings(endpoint=server.url)
         agent = Agent(AgentSettings(state_directory=str(tmp_path), otlp=otlp), host, "n1")
         assert not await check(agent, lines.append, read)
+        encodings = {request.headers.get("content-encoding") for request in server.requests}
+        assert encodings == {"gzip"}
     assert [line for line in lines if "OTLP" in line] == [
         f"BROKEN  OTLP: {server.url}/v1/metrics does not accept metrics: status 401 no token",
         f"ok      OTLP: {server.url}/v1/logs accepts logs",
