@@ -11,7 +11,6 @@ from support.shared import capture_path
 
 from railscope_agent.collectives import CollectiveFormatError, ras_report
 from railscope_agent.collectives.ras_answers import parse_events, parse_report
-from railscope_agent.collectives.ras_report import ReportedPeer
 
 HEALTHY = ras.report(ras.communicator([ras.rank(n, 100 + n, AllReduce=7) for n in range(4)]))
 INCOMPLETE = ras.communicator(
@@ -41,15 +40,6 @@ DEAD
   Missing communicator data from 1 rank
   The missing rank: 7
 """
-
-
-def test_json_has_every_rank_with_its_counts() -> None:
-    found = parse_report(HEALTHY, is_json=True)
-    (communicator,) = found.communicators
-    assert (found.version, communicator.name, communicator.size) == ("2.29.3", "0xa1:0x7:0x9", 4)
-    assert [(r.rank, r.pid, r.problem, r.counts["AllReduce"]) for r in communicator.ranks] == [
-        (number, 100 + number, "", 7) for number in range(4)
-    ]
 
 
 @pytest.mark.parametrize("version", ["2.28.7", "2.28.9", "2.29.3"])
@@ -107,49 +97,6 @@ def test_ranks_beyond_the_bound_are_left_out() -> None:
     large = ras.text_report(warnings=MISMATCH.replace("Rank 5", "Rank 9999999"))
     found = parse_report(large, is_json=False)
     assert (found.communicators, found.damaged) == ([], 1)
-
-
-def test_text_has_the_ranks_of_smaller_groups_and_the_count_of_the_largest() -> None:
-    found = parse_report(ras.text_report("MISMATCH", warnings=MISMATCH), is_json=False)
-    (communicator,) = found.communicators
-    assert (found.version, communicator.name, communicator.size) == ("2.27.9", "0x1f00ab23", 8)
-    assert communicator.unlisted == {"AllReduce": 64}
-    (late,) = communicator.ranks
-    assert (late.rank, late.host, late.pid, late.counts) == (
-        5,
-        "10.20.0.8",
-        4711,
-        {"AllReduce": 60},
-    )
-
-
-def test_text_with_several_named_groups_has_the_count_of_each() -> None:
-    lines = """
-#0-0 (1f00ab23) MISMATCH
-  Communicator ranks have different collective operation counts
-  6 ranks have launched up to operation 50
-  2 ranks have launched up to operation 49
-  Rank 0 -- GPU 0 managed by process 10 on node n1
-  Rank 1 -- GPU 1 managed by process 11 on node n1
-  Communicator ranks have different status
-  6 ranks have status RUNNING
-  2 ranks have status FINALIZE
-  Rank 2 -- GPU 2 managed by process 12 on node n1
-"""
-    (found,) = parse_report(ras.text_report(warnings=lines), is_json=False).communicators
-    assert [(rank.rank, rank.counts) for rank in found.ranks] == [
-        (0, {"collective": 49}),
-        (1, {"collective": 49}),
-    ]
-
-
-def test_text_has_missing_and_dead_processes() -> None:
-    found = parse_report(ras.text_report("INCOMPLETE", errors=MISSING), is_json=False)
-    (rank,) = found.communicators[0].ranks
-    assert (rank.rank, rank.pid, rank.problem, found.dead) == (7, 4712, "missing", [])
-    found = parse_report(ras.text_report("INCOMPLETE", errors=DEAD), is_json=False)
-    assert found.dead == [ReportedPeer("10.20.0.8", 4712)]
-    assert [rank.rank for rank in found.communicators[0].ranks] == [7]
 
 
 @given(content=st.binary(max_size=400), is_json=st.booleans())

@@ -141,23 +141,6 @@ def test_an_answer_that_was_cut_is_never_taken_for_a_whole_one():
             parse_pods(content[:length])
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"\x0a", "invalid number"),
-        (b"\x0a\x05abc", "truncated field 1: 3 of 5 bytes"),
-        (b"\x0d\x00", "truncated field 1: 1 of 4 bytes"),
-        (b"\x02\x00", "invalid field number 0"),
-        (b"\x0b", "unknown type 3"),
-        (b"\x08" + b"\xff" * 9 + b"\x02", "more than 64 bits"),
-        (encoded({1: {1: b"\xff"}}), "field 1: invalid UTF-8"),
-    ],
-)
-def test_bytes_that_are_not_an_answer(content, problem):
-    with pytest.raises(OwnerFormatError, match=problem):
-        parse_pods(content)
-
-
 @given(st.binary())
 def test_any_bytes_are_an_answer_or_are_none(content):
     for parse in (parse_pods, parse_allocatable):
