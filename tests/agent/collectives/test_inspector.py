@@ -91,6 +91,10 @@ class Node:
     def raw(self, rank: str, *words: str) -> None:
         self.node.append(int(rank), " ".join(words).replace("\\n", "\n").encode())
 
+    def many(self, rank: str, count: str) -> None:
+        for number in range(int(count)):
+            (self.directory / f"{number}-pid{own_pid(int(rank))}.log").touch()
+
     def replace(self, rank: str) -> None:
         self.node.log(int(rank)).write_bytes(b"")
 
