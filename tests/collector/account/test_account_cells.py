@@ -23,7 +23,7 @@ from railscope_collector.account.account_sums import (
     TimeKey,
     gpu_nanoseconds,
 )
-from railscope_collector.files.quotas_file import Quotas, parse_quotas
+from railscope_collector.files.quotas_file import parse_quotas
 from railscope_collector.files.watched_file import FileError
 from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CountedQuantity
@@ -95,20 +95,6 @@ def test_cells_have_time_amounts_and_quotas():
     assert {name for name, *_ in [*found, *whole]} <= METRICS.keys()
 
 
-def test_a_tenant_has_one_bound_of_gpus_the_lower_one():
-    start = "2020-01-01T00:00:00Z"
-    rows = ("alice,,day,4", "alice,1,month,2.5", "bob,,day,1", "bob,,month,3", "carol,,month,7")
-    quotas = parse_quotas(HEADER + "".join(f"{row},{start},\n" for row in rows))
-    cells = list(tenant_cells(an_account(alice=5), {}, {"alice": 420}, quotas))
-    found = values(cells)
-    assert len(found) == len(cells), "no series has two samples"
-    bounds = {
-        tenant: found[catalog.QUOTA_GPUS.name, tenant] for tenant in ("alice", "bob", "carol")
-    }
-    assert bounds == {"alice": 2.5, "bob": 1, "carol": 7}
-    assert found[catalog.QUOTA_GPUS_USED.name, "alice"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -160,11 +146,6 @@ def test_a_budget_is_that_of_the_newest_row_of_the_month():
     assert budgets.find_budget("carol", february) is None
 
 
-def test_a_file_without_the_column_has_the_same_quotas():
-    rows = "alice,1,day,2,2020-01-01T00:00:00Z,\nbob,,month,5,2020-01-01T00:00:00Z,\n"
-    assert parse_quotas(HEADER + rows) == parse_quotas(WITH_BUDGETS + rows.replace("Z,", "Z,,"))
-
-
 @given(st.integers(0, 80_000))
 def test_every_day_is_in_one_month(day: int):
     first, end = quota_days("month", day * 24 * HOUR)
@@ -172,7 +153,3 @@ def test_every_day_is_in_one_month(day: int):
     assert 28 <= end - first <= 31
     assert quota_days("month", first * 24 * HOUR) == quota_days("month", (end - 1) * 24 * HOUR)
     assert quota_days("day", day * 24 * HOUR) == (day, day + 1)
-
-
-def test_no_quotas_have_no_cells():
-    assert not list(Quotas().in_force(NOW))

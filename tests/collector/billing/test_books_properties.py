@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import msgspec
 from hypothesis import HealthCheck, given, settings, strategies as st
-from support.billing import CURRENCIES, nanos, price, without_minimum
+from support.billing import CURRENCIES, nanos, price
 from support.books import (
     BOSS,
     ONE,
@@ -38,10 +38,9 @@ from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
 from railscope_collector.billing.closing_recomputation import recompute_closing
 from railscope_collector.billing.invoices import InvoiceStatus
-from railscope_collector.billing.period_closing import BillingBooks, ClosedPeriod
+from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
 from railscope_collector.billing.price_book import Price, PriceBook, Tariff
-from railscope_collector.billing.price_book_file import parse_price_book as parse_book
 from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.billing.undecided_use import merge_reviews
@@ -225,17 +224,6 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
 
 @few
 @given(worlds(), expensive_books())
-def test_p16_minimums_only_add_topups(known: SimulatedEvidence, book: PriceBook) -> None:
-    plain = PriceBook(
-        book.version, book.published_ns, book.currency, tuple(without_minimum(book.prices))
-    )
-    with opened(known, book) as books, opened(known, plain) as others:
-        expensive, cheap = (each.close(ONE, manager_after(ONE)) for each in (books, others))
-        assert _charges(expensive, topups=False) == _charges(cheap, topups=True)
-
-
-@few
-@given(worlds(), expensive_books())
 def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: PriceBook) -> None:
     with opened(known, book) as books:
         for invoice in books.close(ONE, manager_after(ONE)).invoices:
@@ -251,18 +239,6 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
             )
             shown = sum(Fraction(row.amount.replace(",", "")) for row in made.summary)
             assert shown == invoice.payable
-
-
-@few
-@given(expensive_books())
-def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -> None:
-    text = as_toml(book, START)
-    with opened(evidence_of(), book) as books:
-        published = books.store.book()
-        assert published is not None
-        assert (published.text, published.book) == (text, parse_book(text, "drawn"))
-        again = administration.publish(books, published.text, "printed", TimedActor(BOSS, START))
-        assert again == (published.book, False)
 
 
 @given(st.integers(0, 3000), st.integers(0, 400))
@@ -347,13 +323,3 @@ def _exact(books: BillingBooks) -> dict[str, Fraction]:
         if invoice.status is InvoiceStatus.ISSUED:
             found[invoice.tenant] = found.get(invoice.tenant, Fraction(0)) + invoice.exact
     return found
-
-
-def _charges(closed: ClosedPeriod, *, topups: bool) -> list[str]:
-    """The ids of all charges."""
-    return sorted(
-        line.charge.charge_id
-        for invoice in closed.invoices
-        for line in invoice.lines
-        if topups or line.charge.kind is not ChargeKind.MINIMUM_TOPUP
-    )

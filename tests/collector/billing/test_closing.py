@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from threading import Event
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, select, text
+from sqlalchemy.exc import DBAPIError
 from support.books import (
     ALL,
-    BOSS,
-    GREEN,
     ONE,
-    PRICES,
     RED,
-    START,
     THREE,
     TWO,
-    books_after,
     books_with,
+    claim,
     evidence_of,
     exact_amounts,
     gpu,
@@ -36,23 +31,17 @@ from support.books import (
 from support.fork_server import ForkServer
 from support.postgresql import PostgreSQL
 
-from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration, tables
-from railscope_collector.billing.billing_store import BillingStore
 from railscope_collector.billing.charges import ChargeKind
 from railscope_collector.billing.closing_recomputation import recompute_closing
-from railscope_collector.billing.closing_record import ClosingError, PeriodClosing
-from railscope_collector.billing.invoices import InvoiceStatus, adjustment_charge
+from railscope_collector.billing.invoices import InvoiceStatus, adjustment_charge, credit_charge
 from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.metering.evidence import NodeStay
-from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 
 
+@pytest.mark.statements
 def test_a_period_is_billed_from_the_ledger_once(ledger):
     books = books_with(ledger, ALL)
     closed = books.close(ONE, manager_after(ONE))
@@ -76,107 +65,7 @@ def test_a_period_is_billed_from_the_ledger_once(ledger):
     ]
 
 
-def test_each_charge_leads_back_to_one_revision(ledger):
-    books = books_with(ledger, ALL)
-    closed = books.close(ONE, manager_after(ONE))
-    numbers = books.store.revisions(closed.closing.number)
-    for invoice in closed.invoices:
-        for line in invoice.lines:
-            charge = line.charge
-            day = charge.service_t0_ns // DAY_NS
-            assert charge.service_t1_ns <= (day + 1) * DAY_NS
-            assert numbers[charge.resource, day] == 1
-
-
-def test_computing_again_gives_the_same_whatever_came_since(ledger):
-    books = books_with(ledger, ALL)
-    closed = [books.close(ONE, manager_after(ONE))]
-    books = books_after(
-        books, evidence_of(released_gpu(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN))
-    )
-    closed.append(books.close(TWO, manager_after(TWO)))
-    books = books_after(books, evidence_of(gpu("GPU-0"), gpu("GPU-1")))
-    for one in closed:
-        again = recompute_closing(books, one.closing, one.invoices)
-        assert again.manifest_root == one.closing.manifest_root
-        assert [each.content_hash for each in again.drafts] == [
-            each.content_hash for each in one.invoices
-        ]
-
-
 # Rejected closings ---------------------------------------------------------------------------
-
-
-def test_a_period_that_is_not_over_is_rejected(ledger):
-    books = books_with(ledger, ALL)
-    with pytest.raises(ClosingError, match="yet: expected 2024-10-10T00:00:00Z or later"):
-        books.close(ONE, TimedActor(BOSS, manager_after(ONE).now_ns - 1))
-    assert books.store.closings() == []
-
-
-def test_periods_follow_one_another(ledger):
-    books = books_with(ledger, ALL)
-    books.close(ONE, manager_after(ONE))
-    with pytest.raises(ClosingError, match="expected the start 2024-10-07T00"):
-        books.close(THREE, manager_after(THREE))
-    overlapping = Period(ONE.end_ns - DAY_NS, TWO.end_ns)
-    with pytest.raises(ClosingError, match=r"overlaps the closed period 2024-10-04\.\.2024-10-06"):
-        books.close(overlapping, manager_after(TWO))
-
-
-def test_without_prices_nothing_is_closed(ledger):
-    meter(ledger, ALL)
-    with pytest.raises(ClosingError, match="no price book is published"):
-        BillingBooks.for_ledger(ledger).close(ONE, manager_after(ONE))
-
-
-def test_days_that_lack_are_named_and_can_be_left_out(ledger):
-    meter(ledger, evidence_of(ALL.assembled["GPU-0"]))
-    meter(ledger, evidence_of(ALL.assembled["GPU-1"]), Period(START, START + DAY_NS))
-    books = BillingBooks.for_ledger(ledger, ALL)
-    administration.publish(books, PRICES, "p", manager_after(ONE))
-    lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for the GPU-days, or close with --prov"
-    with pytest.raises(ClosingError, match=lacking):
-        books.close(ONE, manager_after(ONE))
-    assert books.store.closings() == []
-    closed = books.close(ONE, manager_after(ONE), provisional=True)
-    assert closed.closing.missing == (("GPU-1", START // DAY_NS + 2),)
-    marks = read_statement(books, "green", ONE).marks
-    assert "PROVISIONAL" in marks[0]
-    assert "GPU-1" not in marks[0], "a tenant reads it, and the GPU may be of another"
-    books = books_after(books, ALL)
-    books.close(TWO, manager_after(TWO))
-    rate = Fraction("2.49") + Fraction("0.31") / 2
-    assert exact_amounts(books.store.invoices())["green"] == (60 + 72) * rate
-
-
-def test_a_gpu_that_the_ledger_lacks_completely_is_missing_too(ledger):
-    meter(ledger, evidence_of(ALL.assembled["GPU-0"]))
-    books = BillingBooks.for_ledger(ledger, ALL)
-    administration.publish(books, PRICES, "p", manager_after(ONE))
-    with pytest.raises(ClosingError, match=r"GPU-1 from 2024-10-04 to 2024-10-06"):
-        books.close(ONE, manager_after(ONE))
-
-
-def test_days_on_which_a_gpu_was_nowhere_do_not_lack(ledger):
-    gone = gpu("GPU-1", stays=(NodeStay(START, "node-1", START + DAY_NS),))
-    meter(ledger, evidence_of(ALL.assembled["GPU-0"]))
-    meter(ledger, evidence_of(gone), Period(START, START + 1))
-    books = BillingBooks.for_ledger(ledger, evidence_of(ALL.assembled["GPU-0"], gone))
-    administration.publish(books, PRICES, "p", manager_after(ONE))
-    assert books.close(ONE, manager_after(ONE)).closing.missing == ()
-
-
-def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
-    from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation  # noqa: PLC0415
-
-    books = books_with(ledger, ALL)
-    known = released_gpu(ALL.assembled["GPU-0"], RED.id, 59)
-    early = MeteredGpu.compute(known.evidence, known.counted, known.skus)
-    day = START // DAY_NS + 2
-    ledger.write(early.day(day, MeteringComputation("1", (day + 1) * DAY_NS - 1)))
-    with pytest.raises(ClosingError, match=r"not final in the ledger: 1 GPU-day \(GPU-0 on"):
-        books.close(ONE, manager_after(ONE))
 
 
 # Concurrent and interrupted closings
@@ -189,6 +78,7 @@ def closers() -> ForkServer:
     return ForkServer(str(Path(__file__).with_name("closer.py")))
 
 
+@pytest.mark.statements
 def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, tmp_path):
     books = books_with(ledger, ALL)
     status, output = closers().run(str(tmp_path), url, "", "4")
@@ -198,31 +88,6 @@ def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, tmp
     assert roots == [closing.manifest_root] * 4
     assert [invoice.tenant for invoice in books.store.invoices()] == ["green", "red"]
     assert sum(name.startswith("billing.issue/") for name in in_outbox(ledger.database)) == 2
-
-
-@dataclass(frozen=True)
-class OvertakenStore(BillingStore):
-    """After each read of the closings, another process does the next of these."""
-
-    others: list[Callable[[], object]] = field(default_factory=list)
-
-    def closings(self) -> list[PeriodClosing]:
-        found = super().closings()
-        if self.others:
-            self.others.pop(0)()
-        return found
-
-
-@pytest.mark.parametrize("polls", [0, 1])
-def test_a_slower_closing_finds_the_period_closed(ledger, polls):
-    books = books_with(ledger, ALL)
-    others = [*[object] * polls, lambda: books.close(ONE, manager_after(ONE))]
-    found = BillingBooks(ledger, OvertakenStore(ledger.database, others)).close(
-        ONE, manager_after(ONE)
-    )
-    assert not others
-    assert not found.added
-    assert books.store.closings() == [found.closing]
 
 
 @pytest.mark.parametrize("meanwhile", ["closed", "adjusted", "revised"])
@@ -266,25 +131,9 @@ def test_a_closing_that_is_paused_after_its_computation_bills_nothing_outdated(
     server.drop(address)
 
 
-def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
-    books = books_with(ledger, ALL)
-    (green, _) = books.close(ONE, manager_after(ONE)).invoices
-    others = [lambda: books.close(TWO, manager_after(TWO))]
-    overtaken = BillingBooks(ledger, OvertakenStore(ledger.database, others))
-    with pytest.raises(ClosingError, match="another process billed at the same time"):
-        administration.replace(overtaken, green.invoice_id, "wrong", manager_after(TWO))
-    assert [closing.period for closing in books.store.closings()] == [ONE, TWO]
-
-
 @pytest.mark.parametrize(
     "dies",
-    [
-        "INSERT INTO billing_closing ",
-        "INSERT INTO billing_closing_revision",
-        "INSERT INTO billing_invoice",
-        "INSERT INTO billing_charge",
-        "INSERT INTO audit_outbox",
-    ],
+    ["INSERT INTO billing_closing ", "INSERT INTO billing_charge", "INSERT INTO audit_outbox"],
 )
 def test_a_closing_that_is_killed_leaves_nothing(url, ledger, tmp_path, dies):
     books = books_with(ledger, ALL)
@@ -313,3 +162,56 @@ def test_a_ledger_that_is_not_there_is_not_made(tmp_path):
     file.touch()
     with pytest.raises(UnusableLedgerError, match="no ledger in sqlite:"):
         Ledger.open(f"sqlite:///{file}", metadata, make=False)
+
+
+@pytest.mark.statements
+def test_the_database_rejects_to_change_what_is_billed(ledger):
+    books = books_with(
+        ledger, evidence_of(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False)))
+    )
+    administration.record(
+        books, credit_charge("red", Fraction(1), ONE, "why"), manager_after(ONE), force=True
+    )
+    closed = books.close(ONE, manager_after(ONE))
+    administration.void(books, closed.invoices[0].invoice_id, "wrong", manager_after(ONE))
+    administration.set_opening(books, ONE.start_ns, "start of the contract", manager_after(ONE))
+    review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w', NULL)"
+    with ledger.database.transaction(writes=True) as connection:
+        connection.execute(text(review))
+        for table in tables.BILLING_TABLES:
+            assert connection.execute(select(table)).first() is not None
+    for table in tables.BILLING_TABLES:
+        column = table.primary_key.columns.keys()[0]
+        for change in ("UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"):
+            with (
+                ledger.database.engine.begin() as connection,
+                pytest.raises(DBAPIError, match="append-only"),
+            ):
+                connection.execute(text(change.format(table.name, column)))
+
+
+def test_an_invoice_that_was_altered_behind_the_triggers_is_detected(ledger):
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
+    drop = {
+        "sqlite": "DROP TRIGGER billing_charge_no_update",
+        "postgresql": "DROP TRIGGER billing_charge_append_only ON billing_charge",
+    }
+    with ledger.database.transaction(writes=True) as connection:
+        connection.execute(text(drop[connection.dialect.name]))
+        connection.execute(text("UPDATE billing_charge SET amount_minor = amount_minor - 1"))
+    with pytest.raises(
+        UnusableLedgerError, match=r"was altered: inv-\w+ does not match what was issued"
+    ):
+        books.store.invoices()
+
+
+def test_a_line_that_was_added_to_an_invoice_is_detected(ledger):
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
+    copy = "INSERT INTO billing_charge SELECT invoice_id, 'f00'"
+    rest = ", ".join(column.name for column in list(tables.charges.columns)[2:])
+    with ledger.database.transaction(writes=True) as connection:
+        connection.execute(text(f"{copy}, {rest} FROM billing_charge LIMIT 1"))
+    with pytest.raises(UnusableLedgerError, match="was altered"):
+        books.store.invoices()

@@ -64,14 +64,6 @@ def metered(
     return ledger
 
 
-def test_a_minimum_counts_days_before_a_period_that_begins_without_the_gpu() -> None:
-    held = MeteredClaim(S, hours(1), "job", "red", hours(73), node="n1")
-    ledger = metered([[held]], [], days=(-1, 0, 3, 4))
-    prices = price(RATE, -FOREVER_NS, FOREVER_NS, minimum_ns=hours(20))
-    first, second = billed(ledger, 0, 2, 5, prices=prices)
-    assert {charge.kind for charge in (*first, *second)} == {ChargeKind.USAGE}
-
-
 def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
     """The charges of the tenant in consecutive periods between some days."""
     periods = [Period(a * DAY_NS, b * DAY_NS) for a, b in pairwise(edges)]
@@ -94,79 +86,6 @@ def minimum_hours(charges: Iterable[Charge]) -> Fraction:
 
 def total(charges: Iterable[Charge]) -> Fraction:
     return sum((charge.amount for charge in charges), Fraction(0))
-
-
-def test_short_jobs_that_move_a_count_cost_it_no_minimum():
-    short = [other(f"s{at}", 1 + at / 5, 1.01 + at / 5) for at in range(4)]
-    also = [other("t0", 1.1, 1.11), other("t1", 2.5, 2.51)]
-    (charges,) = billed(metered([short, also], [job(1, 0, 4)]), 0, 1)
-    assert {charge.resource for charge in charges} == {"GPU-0", "GPU-1"}
-    assert minimum_hours(charges) == 0
-    assert total(charges) == 8
-
-
-def test_each_gpu_of_a_short_count_has_its_minimum():
-    (charges,) = billed(metered([[other("s", 0.1, 0.2)], [], []], [job(2, 0, 0.5)]), 0, 1)
-    assert minimum_hours(charges) == 1
-    assert total(charges) == 4
-
-
-def test_a_split_fraction_has_one_minimum():
-    half = MeteredClaim(
-        S, hours(1), "s", "blue", hours(1.01), node="n1", exclusive=False, share=Fraction(1, 2)
-    )
-    count = job(1, 0, 4, share=Fraction(3, 4))
-    (charges,) = billed(metered([[half], [half]], [count]), 0, 1)
-    assert {
-        charge.quantity / (charge.service_t1_ns - charge.service_t0_ns) for charge in charges
-    } == {630, 420, 210}
-    assert minimum_hours(charges) == 0
-    assert total(charges) == 6
-
-
-def test_a_count_keeps_the_price_of_its_start_on_every_gpu():
-    prices = (
-        price(RATE, -FOREVER_NS, hours(0.5), at_claim_start=True),
-        price(5 * RATE, hours(0.5), FOREVER_NS),
-    )
-    ledger = metered([[other("s", 1, 1.5)], [other("t", 2, 2.5)]], [job(1, 0, 4)])
-    charges = rate_period(
-        ledger, book(*prices), Period(0, DAY_NS), newest_revisions(ledger)
-    ).charges
-    assert total(charge for charge in charges if charge.tenant == "red") == 8
-
-
-def test_claims_of_one_id_on_two_nodes_are_two():
-    one, two = (job(1, 0, 0.25, node=node) for node in ("n1", "n2"))
-    found = [
-        place_counts([PlacementGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims
-        for c in (one, two)
-    ]
-    ledger = Ledger.open("sqlite://", metadata)
-    for claims in found:
-        ((name, some),) = claims.items()
-        span = BootSampleSpan("boot", -DAY_NS, 2 * DAY_NS)
-        known = Evidence(
-            name, (NodeStay(-DAY_NS, some[0].node),), tuple(some), sample_spans=(span,)
-        )
-        ledger.write_days(
-            [MeteredGpu.compute(known, {}, [(0, "h100")]).day(0, MeteringComputation("1", 0))]
-        )
-    (charges,) = billed(ledger, 0, 1)
-    assert total(charges) == 4
-
-
-def test_earlier_gpus_of_a_count_are_found_in_a_later_period():
-    """On GPU-0 for two days, then on GPU-1; it ends in the second period."""
-    taken = [other("s", 48, 120)]
-    ledger = metered([taken, []], [job(1, 20, 96.05)])
-    first, second = billed(ledger, 0, 3, 5)
-    assert {charge.resource for charge in second} == {"GPU-1"}
-    assert minimum_hours(first) == 0
-    assert minimum_hours(second) == Fraction(7, 60), "76 h 3 min, up to whole 10 min"
-    period = Period(3 * DAY_NS, 5 * DAY_NS)
-    is_current = rate_period(ledger, book(HOURLY), period, newest_revisions(ledger)).sources
-    assert {key.day for key in is_current if key.gpu == "GPU-0"} >= {0, 1}
 
 
 def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where_it_ends():
@@ -193,26 +112,6 @@ def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where
         ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), newest_revisions(ledger)
     )
     assert {key.day for key in is_current.sources} >= {0}
-
-
-def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
-    """On n1 it ends in the second period without a GPU, on n2 it continues."""
-    one, two = job(1, 1, 96.05), job(1, 1, 300, node="n2")
-    ledger = Ledger.open("sqlite://", metadata)
-    shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
-    for name, count, taken in (("GPU-0", one, shorter), ("GPU-1", two, [])):
-        found = place_counts([PlacementGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
-        span = BootSampleSpan("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
-        stay = NodeStay(-FOREVER_NS, count.node)
-        known = MeteredGpu.compute(
-            Evidence(name, (stay,), (*taken, *found), sample_spans=(span,)), {}, [(0, "h100")]
-        )
-        ledger.write_days(
-            [known.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
-        )
-    _, second = billed(ledger, 0, 3, 5)
-    assert [c.resource for c in second if c.kind is ChargeKind.MINIMUM_TOPUP] == ["GPU-0"]
-    assert minimum_hours(second) == Fraction(3, 4)
 
 
 instants = st.integers(0, DAYS * 24 * 4).map(lambda quarter: quarter / 4)

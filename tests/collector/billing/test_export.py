@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,7 +12,6 @@ from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
@@ -31,21 +27,17 @@ from railscope_collector.billing.export import (
     ExportError,
     ExportFormat,
     ExportOrder,
-    export_document,
     export_invoices,
 )
 from railscope_collector.billing.focus_columns import COLUMNS, NUMBERS, TIMES, FocusRow
 from railscope_collector.billing.focus_csv import read_csv
 from railscope_collector.billing.focus_parquet import (
-    FocusParquetError,
     read_parquet,
 )
 from railscope_collector.billing.focus_rows import billed_cost, invoice_rows
 from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
-    InvoiceStatus,
-    draft_invoice,
     draft_invoices,
     issue_invoice,
 )
@@ -117,73 +109,6 @@ def test_any_number_and_any_text_read_back_from_parquet(counted, text):
     assert list(read_parquet(io.BytesIO(parquet([found])))) == [found]
 
 
-def test_parquet_has_exact_types_and_groups():
-    found = list(invoice_rows(all_kinds(), SELLER))
-    raw = parquet(found[:3], found[3:], rows_in_a_group=4)
-    file = pyarrow.parquet.ParquetFile(io.BytesIO(raw))
-    types = {field.name: str(field.type) for field in file.schema_arrow}
-    assert list(types) == list(COLUMNS)
-    assert {types[name] for name in NUMBERS} == {"decimal128(38, 12)"}
-    assert {types[name] for name in TIMES} == {"timestamp[us, tz=UTC]"}
-    assert {types[name] for name in COLUMNS if name not in NUMBERS | TIMES} == {"string"}
-    groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
-    assert groups == [4] * (len(found) // 4) + [len(found) % 4]
-    assert list(read_parquet(io.BytesIO(raw))) == found
-    assert parquet(found, rows_in_a_group=4) == raw, "the same rows make the same file"
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"InvoiceId\r\n"])
-def test_a_file_that_is_not_parquet_is_rejected(content):
-    with pytest.raises(FocusParquetError, match="invalid Parquet"):
-        list(read_parquet(io.BytesIO(content)))
-
-
-def test_other_columns_are_rejected():
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"InvoiceId": ["a"]}), file)
-    with pytest.raises(FocusParquetError, match="columns"):
-        list(read_parquet(file))
-    with pytest.raises(ValueError, match="InvoiceId"):
-        csv_text([dict.fromkeys(COLUMNS[:5])])
-
-
-WITHOUT_PYARROW = """
-import sys
-from pathlib import Path
-from support.exports import DUE_NS, SELLER, all_kinds
-from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
-from railscope_collector.billing.focus_parquet import NoParquetError
-
-directory, all_ = Path(sys.argv[1]), (all_kinds(),)
-try:
-    export_invoices(all_, ExportOrder(SELLER, DUE_NS), directory)
-except NoParquetError as error:
-    print(error)
-print(len(list(directory.iterdir())))
-export_invoices(all_, ExportOrder(SELLER, DUE_NS, forms=(ExportFormat.CSV,)), directory)
-print(len(list(directory.iterdir())))
-"""
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
-    hidden, directory = tmp_path / "hidden", tmp_path / "export"
-    hidden.mkdir()
-    directory.mkdir()
-    (hidden / "pyarrow.py").write_text("raise ImportError\n")
-    paths = [hidden, *sys.path]
-    found = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYARROW, str(directory)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        check=False,
-    )
-    assert not found.returncode, found.stderr
-    problem, before, after = found.stdout.splitlines()
-    assert "[parquet]'" in problem
-    assert (before, after) == ("0", "2")
-
-
 # The whole export --------------------------------------------------------------------------------
 
 
@@ -211,36 +136,6 @@ def test_the_manifest_lists_the_content_of_the_files(months: tuple[Invoice, ...]
     assert document["audit_checkpoint"] == "note"
     assert document["exported"] == "1970-04-01T00:00:00Z"
     assert manifest.encoded == (directory / names[2]).read_bytes()
-
-
-def test_a_document_is_the_file_without_a_directory(months: tuple[Invoice, ...], tmp_path: Path):
-    order = replace(ORDER, tenant="vision")
-    export_invoices(months, order, tmp_path)
-    for form in ExportFormat:
-        assert (
-            export_document(months, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
-        )
-    assert (
-        export_document((draft_invoice([], "vision", MONTH, "EUR"),), order, ExportFormat.CSV)
-        is None
-    )
-
-
-def test_the_same_invoices_make_the_same_files(tmp_path: Path):
-    made = [export_invoices((all_kinds(),), ORDER, tmp_path / name) for name in ("a", "b")]
-    assert made[0].files == made[1].files
-
-
-def test_only_requested_issued_invoices_are_exported(months: tuple[Invoice, ...], tmp_path: Path):
-    gone = replace(months[0], status=InvoiceStatus.VOID)
-    drafted = draft_invoice([], "team-b", MONTH, "EUR")
-    order = replace(ORDER, tenant="vision", period=months[1].period, forms=(ExportFormat.CSV,))
-    manifest = export_invoices((gone, *months[1:], drafted), order, tmp_path)
-    assert [invoice.tenant for invoice in manifest.invoices] == ["vision"]
-    assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
-    no_seller = replace(ORDER, tenant="a/../b", forms=(ExportFormat.CSV,))
-    assert export_invoices((gone, drafted), no_seller, tmp_path).invoices == ()
-    assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
 def test_nothing_is_overwritten_unless_requested(months: tuple[Invoice, ...], tmp_path: Path):
@@ -307,25 +202,6 @@ def test_files_get_their_names_together_or_not_at_all(tmp_path: Path):
         with pytest.raises(FileExistsError):
             files.publish()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "theirs"}
-
-
-def test_what_is_not_published_is_not_there(tmp_path: Path):
-    with stage_files(tmp_path, replace=True) as files:
-        files.create("a").write(b"ours")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "currency", "text"),
-    [
-        ("-12.5", "EUR", "-12.50"),
-        ("0.05", "EUR", "0.05"),
-        ("7", "JPY", "7"),
-        ("-1", "KWD", "-1.000"),
-    ],
-)
-def test_amounts_are_spelled_with_the_decimals_of_their_currency(value, currency, text):
-    assert format_amount(Fraction(value), currency) == text
 
 
 @fewer_examples(25)

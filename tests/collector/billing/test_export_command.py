@@ -15,9 +15,6 @@ from support.demo_months import copy_demo_months
 from support.exports import parse_csv
 from support.metered import revision_of
 
-from railscope.audit.log_checkpoint import Checkpoint
-from railscope.audit.merkle import TreeHead
-from railscope.audit.signed_note import SecretKey
 from railscope.timestamps import DAY_NS, from_datetime
 from railscope_collector.billing import billing_demo
 from railscope_collector.billing.billing_demo import MONTH, NEXT_MONTH
@@ -31,14 +28,6 @@ from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
-
-SELLER = """
-provider = "Example Data Center"
-[tenant.language]
-account = "research"
-[tenant.vision]
-account = "product"
-"""
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -86,13 +75,6 @@ def test_a_month_is_written_with_its_totals(url: str, tmp_path: Path):
     assert "already exists" in again.output
     forced = run(url, tmp_path / "out", "--period", "2026-09", "--force")
     assert forced.exit_code == 0
-
-
-def test_one_tenant_in_one_form(url: str, tmp_path: Path):
-    result = run(url, tmp_path, "--tenant", "vision", "--format", "csv")
-    assert result.exit_code == 0
-    assert {row["SubAccountId"] for row in rows_of(tmp_path / "focus-1.2-vision.csv")} == {"vision"}
-    assert not (tmp_path / "focus-1.2-vision.parquet").exists()
 
 
 def test_the_audit_log_is_to_record_each_export_and_what_was_in_it(
@@ -163,49 +145,6 @@ def test_corrections_lead_to_the_revision_that_they_follow_from(url: str, tmp_pa
     assert (rounding["x_EvidenceHash"], rounding["x_LedgerRevision"]) == (None, None)
 
 
-def test_the_checkpoint_of_the_audit_log_is_in_every_row(url: str, tmp_path: Path):
-    log = tmp_path / "audit"
-    log.mkdir()
-    signer = SecretKey.generate("example.com/log")
-    note = Checkpoint("example.com/log", TreeHead(17, bytes(32))).sign(signer)
-    (log / "checkpoint").write_text(note)
-    out = tmp_path / "out"
-    assert run(url, out, "--audit", str(log), "--format", "csv").exit_code == 0
-    short = "example.com/log 17 AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
-    assert {row["x_AuditCheckpoint"] for row in rows_of(out / "focus-1.2.csv")} == {short}
-    assert json.loads((out / "focus-1.2.manifest.json").read_text())["audit_checkpoint"] == note
-    (log / "checkpoint").write_text("nonsense")
-    wrong = run(url, tmp_path / "none", "--audit", str(log))
-    assert (wrong.exit_code, wrong.output) == (
-        1,
-        "Error: invalid checkpoint of an audit log: 'nonsense'\n",
-    )
-    (log / "checkpoint").unlink()
-    assert "checkpoint" in run(url, tmp_path / "none", "--audit", str(log)).output
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_file_names_the_seller_and_the_payers(url: str, tmp_path: Path):
-    sellers = tmp_path / "seller.toml"
-    sellers.write_text(SELLER)
-    assert run(url, tmp_path, "--seller", str(sellers), "--format", "csv").exit_code == 0
-    found = {
-        (row["SubAccountId"], row["BillingAccountId"], row["ProviderName"])
-        for row in rows_of(tmp_path / "focus-1.2.csv")
-    }
-    assert found == {
-        ("language", "research", "Example Data Center"),
-        ("vision", "product", "Example Data Center"),
-    }
-    sellers.write_text(SELLER.partition("[tenant.vision]")[0])
-    wrong = run(url, tmp_path / "none", "--seller", str(sellers))
-    assert wrong.exit_code == 1
-    assert "unknown billing account of tenant vision" in wrong.output
-    assert list((tmp_path / "none").iterdir()) == []
-    sellers.write_text("provider = 1")
-    assert f"{sellers}: " in run(url, tmp_path / "none", "--seller", str(sellers)).output
-
-
 @pytest.mark.parametrize(
     ("options", "expected_text"),
     [
@@ -221,37 +160,3 @@ def test_invalid_options_are_reported(
     result = run(url, tmp_path, *options)
     assert result.exit_code == 2
     assert expected_text in result.output
-
-
-def test_a_month_without_invoices_is_reported_as_empty(url: str, tmp_path: Path):
-    result = run(url, tmp_path, "--period", "2027-01", "--format", "csv")
-    assert result.exit_code == 0
-    assert "no invoice is issued" in result.output.splitlines()
-    assert rows_of(tmp_path / "focus-1.2-2027-01.csv") == []
-
-
-def test_a_directory_that_cannot_be_written_is_one_clear_line(url: str, tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    result = run(url, tmp_path / "file" / "below", "--format", "csv")
-    assert result.exit_code == 1
-    assert len(result.output.splitlines()) == 1
-
-
-def test_the_default_ledger_is_the_collectors_own_with_its_audit_log(
-    demo_months: Path, tmp_path: Path
-):
-    state = tmp_path / "state"
-    (state / "audit").mkdir(parents=True)
-    note = Checkpoint("own", TreeHead(3, bytes(32))).sign(SecretKey.generate("own"))
-    (state / "audit" / "checkpoint").write_text(note)
-    ledger = Ledger.open(copy_demo_months(demo_months, state / "ledger.sqlite"), metadata)
-    issued = BillingBooks.for_ledger(ledger).store.invoices(MONTH)
-    ledger.close()
-    config = tmp_path / "collector.toml"
-    config.write_text(f'state_directory = "{state}"\n')
-    options = ["--config", str(config), "--format", "csv", "--period", "2026-09"]
-    result = CliRunner().invoke(bill, ["export", str(tmp_path / "out"), *options])
-    assert result.exit_code == 0, result.output
-    rows = rows_of(tmp_path / "out" / "focus-1.2-2026-09.csv")
-    assert {row["InvoiceId"] for row in rows} == {one.invoice_id for one in issued}
-    assert {str(row["x_AuditCheckpoint"]).split()[:2] == ["own", "3"] for row in rows} == {True}

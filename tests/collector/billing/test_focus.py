@@ -6,37 +6,30 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from fractions import Fraction
 
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
-from msgspec import structs
-from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
+from support.billing import MONTH, TENANTS, book, books, price, timelines, usage
 from support.exports import SELLER as EVERY_KIND_SELLER, all_kinds, parse_csv, write_csv
 
 from railscope.timestamps import HOUR_NS
 from railscope_collector.billing.charges import ChargeKind, PriceUnit
 from railscope_collector.billing.focus_columns import FocusRow, format_number
-from railscope_collector.billing.focus_csv import FocusCsvError
 from railscope_collector.billing.focus_rows import (
     ChargeProvenance,
     ExportContext,
-    applicability_criteria,
     billed_cost,
     invoice_rows,
     round_decimal,
 )
 from railscope_collector.billing.invoices import (
-    CLOSE_AFTER_NS,
     Invoice,
-    InvoiceError,
     credit_charge,
     draft_invoice,
     draft_invoices,
     issue_invoice,
 )
-from railscope_collector.billing.period_corrections import correction_charges
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
 from railscope_collector.files.seller_file import PayerAccount, Seller
@@ -85,23 +78,6 @@ def exported(usages, prices, **background: object) -> list[FocusRow]:
     ]
 
 
-def test_seven_hours_of_a_gpu_at_a_tenants_own_price():
-    prices = book(price(2 * EUR), price(3 * EUR // 2, tenant="team-a"))
-    (row,) = exported([usage(0, 7 * HOUR_NS)], prices)
-    expected = {
-        "BilledCost": Fraction("10.5"), "EffectiveCost": Fraction("10.5"),
-        "ContractedCost": Fraction("10.5"), "ListCost": 14, "ContractedUnitPrice": Fraction("1.5"),
-        "ListUnitPrice": 2, "PricingQuantity": 7, "PricingUnit": "GPU-Hours",
-        "ConsumedQuantity": 7, "ConsumedUnit": "GPU-Hours", "BillingCurrency": "EUR",
-        "BillingAccountId": "research", "SubAccountId": "team-a", "SubAccountType": "Namespace",
-        "ResourceId": "GPU-0", "ResourceType": "GPU", "ChargeCategory": "Usage",
-        "ChargeClass": None, "ChargePeriodStart": datetime(1970, 1, 1, tzinfo=UTC),
-        "ChargePeriodEnd": datetime(1970, 1, 1, 7, tzinfo=UTC), "x_AllocationState": "observed",
-        "CapacityReservationStatus": None,
-    }  # fmt: skip
-    assert {name: row[name] for name in expected} == expected
-
-
 def test_every_kind_of_charge_has_its_category():
     charges = rate(
         [
@@ -139,20 +115,6 @@ def test_every_kind_of_charge_has_its_category():
     assert billed_cost(found) == invoice.payable
 
 
-def test_a_correction_is_marked_and_may_be_negative():
-    prices = book(price(2 * EUR))
-    (before,) = draft_invoices(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH, "EUR")
-    found = correction_charges([issue_invoice(before, DUE_NS)], [], MONTH, NEXT_MONTH.start_ns)
-    late = issue_invoice(
-        draft_invoice(found, "team-a", NEXT_MONTH, "EUR"), NEXT_MONTH.end_ns + CLOSE_AFTER_NS
-    )
-    (row,) = list(invoice_rows(late, SELLER))
-    assert (row["ChargeClass"], row["PricingQuantity"], row["BilledCost"]) == ("Correction", -1, -2)
-    assert row["ChargePeriodStart"] == datetime(1970, 1, 1, tzinfo=UTC), "the service's own date"
-    assert row["BillingPeriodStart"] == datetime(1970, 1, 31, tzinfo=UTC)
-    assert row["x_CorrectsInvoiceId"] == before.invoice_id
-
-
 def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
     prices = book(price(2 * EUR))
     (charge,) = rate([usage(0, HOUR_NS)], prices, MONTH).charges
@@ -185,46 +147,6 @@ def test_each_row_of_every_kind_has_the_values_that_are_allowed():
     assert instance["Tags"] == '{"Beneficiary":"Übung, Köln","CostCenter":"4711"}'
     assert (instance["RegionId"], instance["RegionName"]) == ("hall-1", "Machine hall 1")
     assert (instance["SubAccountName"], instance["ResourceName"]) == ('Team "A"', None)
-
-
-def test_supported_features_follow_from_the_seller_file():
-    plain = applicability_criteria(SELLER)
-    assert "SUB_ACCOUNT_SUPPORTED" in plain
-    optional = ["ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED"]
-    assert not set(plain) & set(optional)
-    assert applicability_criteria(EVERY_KIND_SELLER) == tuple(sorted([*plain, *optional]))
-
-
-@pytest.mark.parametrize(
-    ("resource", "profile", "shown"),
-    [
-        ("GPU-0", "", ("GPU-0", "GPU")),
-        ("GPU-0", "1g.10gb", ("GPU-0/1g.10gb", "MIG instance")),
-        ("MIG-7", "1g.10gb", ("MIG-7", "MIG instance")),
-        ("MIG-7", "", ("MIG-7", "MIG instance")),
-    ],
-)
-def test_no_id_is_of_a_gpu_here_and_of_an_instance_there(resource, profile, shown):
-    prices = book(price(EUR), price(EUR, mig_profile="1g.10gb"))
-    (row,) = exported([usage(0, HOUR_NS, resource=resource, mig_profile=profile)], prices)
-    assert (row["ResourceId"], row["ResourceType"]) == shown
-
-
-def test_rows_lead_to_the_record_of_their_invoice():
-    invoice = all_kinds()
-    assert {row["x_AuditRecord"] for row in list(invoice_rows(invoice, EVERY_KIND_SELLER))} == {
-        None
-    }
-    recorded = list(invoice_rows(replace(invoice, audit_seq=0), EVERY_KIND_SELLER))
-    assert {row["x_AuditRecord"] for row in recorded} == {"0"}
-
-
-def test_only_issued_invoices_of_known_accounts_are_exported():
-    invoice = draft_invoice([], "team-a", MONTH, "EUR")
-    with pytest.raises(InvoiceError, match="status draft"):
-        list(invoice_rows(invoice, SELLER))
-    with pytest.raises(InvoiceError, match="unknown billing account"):
-        list(invoice_rows(issue_invoice(invoice, DUE_NS), structs.replace(SELLER, accounts={})))
 
 
 @given(timelines(), books())
@@ -325,35 +247,8 @@ def test_no_cell_is_a_formula_of_a_spreadsheet(claim: str):
     assert parse_csv(text) == [row]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected_text"),
-    [
-        ("BilledCost\r\n1.5\r\n", "line 2, BilledCost: '1.5': expected a number with 12 decimals"),
-        ("BilledCost\r\n1e3\r\n", "expected a number"),
-        ("BilledCost,InvoiceId\r\n1.000000000000\r\n", "line 2: 1 cells: expected 2"),
-        ("ChargePeriodStart\r\nyesterday\r\n", "'yesterday': expected a time"),
-        ('InvoiceId\r\n"open', "line 2"),
-    ],
-)
-def test_a_file_that_is_not_an_export_is_rejected_with_line_and_column(text, expected_text):
-    with pytest.raises(FocusCsvError) as caught:
-        parse_csv(text)
-    assert expected_text in str(caught.value)
-
-
-def test_nothing_is_exported_as_nothing():
-    assert parse_csv(write_csv([])) == []
-
-
 @given(st.integers(-(10**38) + 1, 10**38 - 1))
 def test_any_decimal_of_38_digits_is_spelled_exactly(counted):
     text = format_number(Fraction(counted, 10**12))
     assert Fraction(text) == Fraction(counted, 10**12)
     assert len(text.split(".")[1]) == 12
-
-
-def test_what_does_not_fit_is_an_error():
-    with pytest.raises(OverflowError, match="38 digits"):
-        round_decimal(Fraction(10**26))
-    with pytest.raises(ValueError, match="at most 12 decimals"):
-        format_number(Fraction(1, 3))

@@ -24,6 +24,7 @@ from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
 
+pytestmark = pytest.mark.thorough
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
 # There is one pricing category and one currency; the columns are for several.
 STRICTER = (

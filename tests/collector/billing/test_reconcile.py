@@ -19,19 +19,15 @@ from support.books import (
     TWO,
     books_after,
     books_with,
-    claim,
     evidence_of,
     gpu,
     hours,
     manager_after,
-    meter,
     released_gpu,
-    without_counter,
 )
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, HOUR_NS
-from railscope_collector.billing import administration
 from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
@@ -43,20 +39,13 @@ from railscope_collector.billing.reconciliation import (
     reconcile_period,
 )
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck
-from railscope_collector.evidence.gpu_evidence import AssembledGpu
-from railscope_collector.jobs.imported_lists import NewList, PlacedJob
-from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.evidence import (
-    MigInstanceSlots,
     NodeEvidence,
     NodeSighting,
-    NodeStay,
-    PartitionLayout,
 )
 from railscope_collector.metering.observation import BootSampleSpan
-from railscope_collector.metering.units import compute_slices, memory_slices
 
 
 def failing(checks: list[ReconciliationCheck]) -> set[str]:
@@ -80,31 +69,6 @@ def test_all_is_equal(ledger: Ledger) -> None:
     whole = 2 * 2 * 3 * GPU_CAPACITY * DAY_NS
     (cluster,) = [check for check in checks if check.rule == "R2"]
     assert (cluster.found, cluster.expected) == (whole, whole)
-
-
-def test_a_period_that_is_open_is_compared_as_it_is(ledger: Ledger) -> None:
-    books = books_with(ledger, ALL)
-    checks = reconcile_period(books, ONE, SELLER)
-    assert rules(checks) == set()
-    assert [check.title for check in checks if check.rule == "R7"] == [
-        "GPU-days of the ledger = computed again from evidence"
-    ]
-
-
-def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
-    here = gpu(
-        "GPU-0",
-        RED,
-        stays=(NodeStay(hours(1), "a", hours(30)), NodeStay(hours(20), "b", hours(50))),
-    )
-    books = closed(ledger, evidence_of(here))
-    assert rules(reconcile_period(books, ONE, SELLER)) == set()
-    longer = gpu("GPU-0", RED, stays=(NodeStay(hours(1), "a", hours(50) + 1),))
-    checks = reconcile_period(BillingBooks.for_ledger(ledger, evidence_of(longer)), ONE, SELLER)
-    (per_day,) = [check for check in checks if check.rule == "R1"]
-    (cluster,) = [check for check in checks if check.rule == "R2"]
-    assert (per_day.difference, cluster.difference) == (-GPU_CAPACITY, -2 * GPU_CAPACITY)
-    assert per_day.place == "GPU-0 on 2024-10-06, compute"
 
 
 def test_missing_days_and_gpus_without_evidence_are_differences(ledger: Ledger) -> None:
@@ -188,15 +152,6 @@ def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) 
     assert "R5 invoices" in found
 
 
-def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
-    half = (BootSampleSpan("boot", START, hours(36)),)
-    seen = (NodeSighting(NodeEvidence.SCHEDULER, START, TWO.end_ns),)
-    books = closed(ledger, evidence_of(gpu("GPU-0", RED, sample_spans=half, sightings=seen)))
-    checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
-    assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
-    assert [(check.passes, check.is_within_bound) for check in checks] == [(True, False)] * 2
-
-
 def test_where_no_agent_reported_there_is_no_share_of_unobserved_time(ledger: Ledger) -> None:
     """A GPU that only job lists name has no observer. Beside it, the GPU of an agent has its own shares."""
     half = (BootSampleSpan("boot", START, hours(36)),)
@@ -212,91 +167,3 @@ def test_where_no_agent_reported_there_is_no_share_of_unobserved_time(ledger: Le
         (Fraction(24, 72), ""),
         (Fraction(12, 72), ""),
     ]
-
-
-def test_days_of_job_lists_need_no_evidence_of_agents(ledger: Ledger) -> None:
-    books = books_with(ledger, ALL)
-    job = PlacedJob("n1/g0", hours(1), "1", "red", hours(20), "n1", SKU)
-    new = NewList("slurm", ONE, ONE.end_ns, as_observed=True, jobs=[job])
-    assert import_list(ledger, new, manager_after(ONE)).added == 3
-    assert rules(reconcile_period(books, ONE, SELLER)) == set()
-
-
-def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:
-    books = closed(ledger, evidence_of(without_counter(gpu("GPU-0", RED))))
-    assert {review.reason for review in books.store.reviews(1)} == {
-        "its energy is unknown: unsupported"
-    }
-    assert rules(reconcile_period(books, ONE, SELLER)) == set()
-
-
-MIG_PRICES = (
-    PRICES
-    + """
-[[price]]
-sku = "h100"
-tariff = "allocated"
-mig_profile = "3g.40gb"
-nano_per_instance_hour = 1_200_000_000
-from = 2024-01-01T00:00:00Z
-version = 1
-"""
-)
-
-
-def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
-    part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
-    small = claim("blue", 2, 12, compute=part.compute, memory=part.memory)
-    whole = gpu("GPU-0", small, layouts=(PartitionLayout(START, "l1", (part,)),))
-    known = evidence_of(
-        AssembledGpu(whole.evidence, whole.counted, [(0, SKU)], {small.id: "3g.40gb"})
-    )
-    books = books_with(ledger, known, MIG_PRICES)
-    (invoice,) = books.close(ONE, manager_after(ONE)).invoices
-    time = [line.charge for line in invoice.lines if line.charge.kind == "usage"]
-    assert sum(charge.amount for charge in time) == 12
-    assert {charge.mig_profile for charge in time} == {"3g.40gb"}
-    assert rules(reconcile_period(books, ONE, SELLER)) == set()
-
-
-def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> None:
-    """10 h of 1/4, 10 h of 3/4, and 2 h without a share beside both: nothing is left for it."""
-    part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
-    on = {"compute": part.compute, "memory": part.memory, "exclusive": False}
-    shared = [
-        claim("blue", 2, 12, share=Fraction(1, 4), **on),
-        claim("red", 2, 12, share=Fraction(3, 4), **on),
-        claim("green", 12, 14, **on),
-    ]
-    whole = gpu("GPU-0", *shared, layouts=(PartitionLayout(START, "l1", (part,)),))
-    profiles = {one.id: "3g.40gb" for one in shared}
-    books = books_with(
-        ledger,
-        evidence_of(AssembledGpu(whole.evidence, whole.counted, [(0, SKU)], profiles)),
-        MIG_PRICES,
-    )
-    invoices = books.close(ONE, manager_after(ONE)).invoices
-    time = [
-        line.charge for invoice in invoices for line in invoice.lines if line.charge.kind == "usage"
-    ]
-    paid = {c.tenant: sum(d.amount for d in time if d.tenant == c.tenant) for c in time}
-    assert paid == {"blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)}
-    assert rules(reconcile_period(books, ONE, SELLER)) == set()
-
-
-def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
-    prices = PRICES.replace(
-        'tariff = "allocated"', 'tariff = "allocated"\nminimum_seconds = 360000', 1
-    )
-    known = evidence_of(gpu("GPU-0", claim("red", 1, 74)))
-    meter(ledger, known)
-    books = BillingBooks.for_ledger(ledger, known)
-    administration.publish(books, prices, "p", manager_after(ONE))
-    first = books.close(ONE, manager_after(ONE)).invoices
-    (second,) = books.close(TWO, manager_after(TWO)).invoices
-    assert not [line for one in first for line in one.lines if line.charge.kind == "minimum_topup"]
-    (topup,) = [line.charge for line in second.lines if line.charge.kind == "minimum_topup"]
-    # 100 hours at least, of which 73 were used, 71 of them before.
-    assert topup.quantity == 27 * GPU_CAPACITY * HOUR_NS
-    for period in (ONE, TWO):
-        assert rules(reconcile_period(books, period, SELLER)) == set()

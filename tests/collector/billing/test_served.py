@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 from support.books import (
     ALL,
-    BOSS,
     FIRST_DAY,
     GREEN,
-    PRICES,
     START,
     THREE,
     books_with,
     gpu,
-    meter,
     released_gpu,
 )
 from support.demo_months import copy_demo_months
 
 from railscope.timestamps import DAY_NS, HOUR_NS
-from railscope_collector.billing import administration, billing_demo
+from railscope_collector.billing import billing_demo
 from railscope_collector.billing.billing_reader import (
     BillingReader,
-    BillingUnavailableError,
-    MonthCharges,
 )
 from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
 from railscope_collector.billing.export_provenance import with_origins
@@ -39,7 +31,6 @@ from railscope_collector.billing.focus_parquet import read_parquet
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import parse_period
 from railscope_collector.tables import metadata
@@ -75,16 +66,6 @@ def test_a_tenant_gets_nothing_of_others(served):
     assert served.export(None, "2027-01", "csv") is None
 
 
-def test_statements_come_in_their_forms(served):
-    assert served.statement_forms[0] == "json"
-    (invoice,) = served.books.store.invoices(parse_period("2026-09"), "vision")
-    for form in served.statement_forms:
-        assert invoice.invoice_id.encode() in served.statement("vision", "2026-09", form)
-    assert json.loads(served.statement("vision", "2026-09", "json"))
-    assert served.statement("nobody", "2026-09", "json") is None
-    assert served.statement("vision", "2027-01", "json") is None
-
-
 def test_charges_so_far_have_the_finalized_days_only(ledger: Ledger):
     reader = BillingReader(books_with(ledger, ALL), lambda _tenants: billing_demo.SELLER)
     before, head = reader.month_charges(), reader.ledger_head()
@@ -107,34 +88,3 @@ def test_charges_so_far_have_the_finalized_days_only(ledger: Ledger):
     assert after.last_day == last_day + 1
     # Six hours more; their energy is unknown.
     assert after.totals == before.totals | {"green": before.totals["green"] + 6 * Fraction("2.49")}
-
-
-def test_a_reason_replaces_charges_that_cannot_be_computed(ledger: Ledger):
-    reader = BillingReader(BillingBooks.for_ledger(ledger), lambda _tenants: billing_demo.SELLER)
-    assert reader.ledger_head() is None
-    assert reader.month_charges() == MonthCharges(problem="no day is finalized in the ledger yet")
-    meter(ledger, ALL)
-    unpriced = reader.month_charges()
-    assert unpriced.problem == "no price book is published"
-    assert (unpriced.period, unpriced.currency) == (parse_period("2024-10"), "")
-    head = reader.ledger_head()
-    other_model = PRICES.replace('"h100"', '"b200"')
-    administration.publish(reader.books, other_model, "prices.toml", TimedActor(BOSS, START))
-    assert reader.ledger_head() != head, "so are other prices"
-    missing = reader.month_charges()
-    assert (missing.problem, missing.totals) == ("some usage has no price", {})
-    assert "red, h100, GPU-0" in missing.details
-
-
-def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
-    unpaid = replace(
-        served, seller=lambda _tenants: structs.replace(billing_demo.SELLER, accounts={})
-    )
-    with pytest.raises(BillingUnavailableError, match="unknown billing account"):
-        unpaid.export("vision", "2026-09", "csv")
-    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)
-    gone = replace(served, books=BillingBooks.for_ledger(ledger))
-    ledger.close()
-    (tmp_path / "ledger.sqlite").write_bytes(b"this was a database once, and is none any more")
-    with pytest.raises(BillingUnavailableError, match=r"ledger\.sqlite"):
-        gone.export("vision", "2026-09", "csv")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -17,9 +13,8 @@ from structlog.testing import capture_logs
 from support.metered import revision_of
 from support.postgresql import PostgreSQL
 
-from railscope.service import run_in_thread
 from railscope_collector.ledger import leases
-from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
 
@@ -96,19 +91,6 @@ def test_one_holds_it_until_it_expires_and_the_other_takes_the_next_epoch(databa
     assert first.take(database) is None
 
 
-def test_it_is_taken_if_the_clock_of_the_database_was_ahead(database: Database):
-    """As after the promotion of a standby, whose clock is behind that of the former primary."""
-    lost, other = leases.Lease(NAME), leases.Lease(NAME)
-    term = taken(lost, database)
-    with database.transaction(writes=True) as connection:
-        ahead = CLOCK + timedelta(hours=1)
-        connection.execute(sa.update(leases.rows).values(expires_at=ahead))
-    check(term, database)
-    assert taken(other, database).epoch == 2
-    with pytest.raises(leases.LostLeaseError, match="taken by another collector"):
-        check(term, database)
-
-
 def test_a_write_of_an_earlier_term_fails_though_its_process_holds_the_lease_again(
     database: Database,
 ):
@@ -145,52 +127,6 @@ def test_it_is_not_taken_while_a_write_is_committed_and_renewals_do_not_wait(
         unlimited = connection.execute(sa.text("SHOW idle_in_transaction_session_timeout"))
         assert unlimited.scalar() == "0"
     assert taken(other, elsewhere).epoch == 2
-
-
-def test_the_server_ends_a_write_that_is_paused_and_its_lease_can_be_taken(
-    database: Database, open_another: Callable[[], Database]
-):
-    term, elsewhere = taken(leases.Lease(NAME), database), open_another()
-    ledger = Ledger(database)
-
-    def pause(connection: sa.Connection) -> None:
-        term.check(connection)
-        own = connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()
-        connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '1ms'"))
-        expire(elsewhere)
-        wait_for(elsewhere, "SELECT :own NOT IN (SELECT pid FROM pg_stat_activity)", own=own)
-        assert taken(leases.Lease(NAME), elsewhere).epoch == 2
-
-    with pytest.raises(UnusableLedgerError):
-        ledger.write_days([metered(held("GPU-0", "stale"))], pause)
-    assert revision_of(ledger, "GPU-0", DAY) is None
-
-
-def test_the_server_ends_a_renewal_that_is_paused(database: Database):
-    """Otherwise a collector that is suspended between change and commit would hold the row for hours."""
-    limits: list[str] = []
-
-    def read_limit(connection: sa.Connection, *statement: Any) -> None:
-        if "UPDATE collector_lease" in statement[1]:
-            query = sa.text("SHOW idle_in_transaction_session_timeout")
-            limits.append(str(connection.execute(query).scalar()))
-
-    sa.event.listen(database.engine, "after_cursor_execute", read_limit)
-    lease = leases.Lease(NAME)
-    taken(lease, database)
-    lease.renew()
-    assert limits == ["10s", "10s"]
-
-
-def test_a_late_write_is_logged_also_if_the_renewal_has_found_the_lease_lost(database: Database):
-    paused, other = leases.Lease(NAME), leases.Lease(NAME)
-    taken(paused, database)
-    expire(database)
-    taken(other, database)
-    with capture_logs() as lines:
-        paused.renew()
-        paused.lose("taken by another collector")
-    assert [line["event"] for line in lines] == ["lease_lost", "late_write_rejected"]
 
 
 def test_a_write_that_starts_while_another_takes_the_lease_waits_and_fails(
@@ -280,47 +216,6 @@ def test_progress_is_that_of_the_holder(database: Database):
     assert taken(second, database).processed_ns == 5
     with pytest.raises(leases.LostLeaseError):
         term.store_progress(database, 6)
-
-
-def test_a_holder_that_cannot_reach_the_database_counts_as_such_until_it_expired(
-    server: PostgreSQL, new_ledger_database: str
-):
-    address = server.database(new_ledger_database)
-    found = Database(address, metadata)
-    patient, impatient = leases.Lease(NAME), leases.Lease("other", seconds=-1)
-    for lease in (patient, impatient):
-        taken(lease, found)
-    server.drop(address)
-    for lease in (patient, impatient):
-        lease.renew()
-    assert (patient.epoch, impatient.epoch) == (1, 0)
-    patient.release()
-    found.close()
-
-
-async def test_a_renewal_that_fails_unexpectedly_is_logged_and_repeated():
-    renewals: list[int] = []
-    is_renewed = threading.Event()
-
-    class FailingLease(leases.Lease):
-        """A lease with a fault in its first two renewals."""
-
-        def renew(self) -> None:
-            renewals.append(1)
-            if len(renewals) <= 2:
-                message = "a fault"
-                raise ArithmeticError(message)
-            is_renewed.set()
-
-    with capture_logs() as lines:
-        renewing = asyncio.create_task(FailingLease(NAME).run())
-        assert await run_in_thread(is_renewed.wait, 60)
-        renewing.cancel()
-        await asyncio.wait({renewing})
-    assert renewing.cancelled()
-    assert [(line["event"], line["problem"]) for line in lines] == [
-        ("lease_renewal_failed", "ArithmeticError('a fault')")
-    ]
 
 
 def test_with_sqlite_the_process_that_started_last_has_it(tmp_path):

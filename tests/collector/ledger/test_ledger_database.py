@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,28 +108,11 @@ def options_of(duplicate: socket.socket) -> dict[str, int]:
     return {}
 
 
-def test_a_directory_that_is_not_there(tmp_path):
-    url = f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}"
-    with pytest.raises(
-        UnusableLedgerError, match=r"unable to open database file; fix: check that its directory"
-    ):
-        Ledger.open(url, metadata)
-
-
 def test_a_file_that_is_not_a_database(tmp_path):
     path = tmp_path / "ledger.db"
     path.write_text("not a database at all, but long enough to be looked at as one " * 50)
     with pytest.raises(UnusableLedgerError, match="file is not a database"):
         Ledger.open(f"sqlite:///{path}", metadata)
-
-
-@pytest.mark.parametrize("url", ["", "ledger.db", "postgresql:/hunter2", "://hunter2@x"])
-def test_text_that_is_not_a_url(url):
-    with pytest.raises(
-        UnusableLedgerError, match="expected sqlite:////PATH or postgresql://"
-    ) as caught:
-        Ledger.open(url, metadata)
-    assert "hunter2" not in str(caught.value)
 
 
 def test_another_kind_of_database():
@@ -170,40 +152,6 @@ def test_a_database_with_tables_of_others_is_rejected(empty_url):
     engine.dispose()
     with pytest.raises(UnusableLedgerError, match="foreign tables: ledger_entry"):
         Ledger.open(empty_url, metadata)
-
-
-def test_a_ledger_is_there_after_it_was_closed(empty_url):
-    first = Ledger.open(empty_url, metadata)
-    tiling = metered(held("GPU-0", "red"))
-    first.write(tiling)
-    first.close()
-    second = Ledger.open(empty_url, metadata)
-    assert revision_of(second, "GPU-0", DAY).tiling == tiling
-    second.close()
-
-
-def test_a_database_that_another_program_writes(tmp_path, monkeypatch):
-    """Its remedy is not that of a full disk."""
-    monkeypatch.setattr("railscope_collector.ledger.database._BUSY_SECONDS", 0.1)
-    file = tmp_path / "ledger.db"
-    Database(f"sqlite:///{file}", metadata).close()
-    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(UnusableLedgerError, match="database is locked; fix: run it again when"):
-            Database(f"sqlite:///{file}", metadata)
-
-
-def test_a_database_that_takes_no_more_writes(tmp_path):
-    database = Database(f"sqlite:///{tmp_path / 'ledger.db'}", metadata)
-    ledger = Ledger(database)
-    with database.transaction() as connection:
-        connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(
-        UnusableLedgerError, match=r"readonly database; fix: check that its directory"
-    ):
-        ledger.write(metered(held("GPU-0", "red")))
-    assert revision_of(ledger, "GPU-0", DAY) is None
-    ledger.close()
 
 
 def test_connections_to_a_server_that_became_read_only_are_replaced(server):

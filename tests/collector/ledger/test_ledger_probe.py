@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
-from railscope_collector.ledger import head_chain, ledger_probe
+from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.tables import metadata
 
@@ -35,25 +35,3 @@ def test_a_database_that_only_reads_is_unwritable(tmp_path: Path):
             ledger_probe.commit_probe(reading)
     finally:
         reading.close()
-
-
-def test_an_older_copy_is_unwritable(url: str):
-    def reject(_: Connection) -> None:
-        message = "expected head 7"
-        raise head_chain.OlderLedgerError(message)
-
-    database = Database(url, metadata)
-    try:
-        database.before_writing = reject
-        with pytest.raises(UnusableLedgerError, match="older copy: expected head 7"):
-            ledger_probe.commit_probe(database)
-    finally:
-        database.close()
-
-
-def test_the_reason_why_the_ledger_cannot_be_opened_is_returned():
-    def fail() -> Database:
-        message = "gone: /secret/path"
-        raise UnusableLedgerError(message)
-
-    assert ledger_probe.find_ledger_problem(fail) == "gone: /secret/path"

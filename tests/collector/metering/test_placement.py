@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from railscope.claim_terms import ClaimAuthority
 from railscope_collector.metering.evidence import MeteredClaim
 from railscope_collector.metering.placement import (
-    ClaimExcess,
     Placement,
     PlacementGpu,
     UnplacedClaim,
@@ -40,14 +39,6 @@ def count(
     return UnplacedClaim(start_ns=start, id=name, end_ns=end, **{**usual, **more})  # type: ignore[arg-type]  # of a test
 
 
-def shown(found: Placement) -> dict[str, list[tuple[str, int, int, str, bool]]]:
-    """By GPU: tenant, span, share of it, and whether it is assumed."""
-    return {
-        name: [(c.tenant, c.begins_ns, c.ceases_ns, str(c.share or 1), c.assumed) for c in claims]
-        for name, claims in found.claims.items()
-    }
-
-
 def times(found: Placement) -> dict[str, Fraction]:
     """GPU-ns by tenant."""
     totals: dict[str, Fraction] = {}
@@ -56,111 +47,6 @@ def times(found: Placement) -> dict[str, Fraction]:
             held = (claim.share or 1) * (claim.ceases_ns - claim.begins_ns)
             totals[claim.tenant] = totals.get(claim.tenant, Fraction(0)) + held
     return totals
-
-
-def test_whole_gpus_take_free_ones_first():
-    gpus = [gpu(0, claim(N, 0, END)), gpu(1), gpu(2, claim(S, 0, END)), gpu(3)]
-    found = place_counts(gpus, [count(2)])
-    assert shown(found) == {"g1": [("u", 0, END, "1", True)], "g3": [("u", 0, END, "1", True)]}
-    found = place_counts(gpus, [count(3)])
-    assert shown(found)["g0"] == [("u", 0, END, "1", True)], "a lower rank gives way"
-    assert place_counts(gpus, [count(5)]).excess == [ClaimExcess("u", "u", 0, END, Fraction(2))]
-
-
-def test_all_gpus_of_a_node_are_certain():
-    found = place_counts([gpu(0), gpu(1)], [count(2)])
-    assert not any(claim.assumed for claims in found.claims.values() for claim in claims)
-
-
-def test_devices_that_another_provider_names_are_certain():
-    named = claim(N, 0, END, workload="7", source="slurm")
-    found = place_counts([gpu(0), gpu(1, named), gpu(2)], [count(2, workload="7", source="slurm")])
-    assert shown(found) == {"g0": [("u", 0, END, "1", True)], "g1": [("u", 0, END, "1", False)]}
-
-
-def test_workloads_are_compared_as_r3_compares_them():
-    named = claim(N, 0, END, workload="7", source="cgroup")
-    found = place_counts([gpu(0), gpu(1, named)], [count(1, workload="slurm:7", source="slurm")])
-    assert shown(found) == {"g1": [("u", 0, END, "1", False)]}
-    half = count(1, workload="7", source="slurm", share=Fraction(1, 2))
-    assert list(place_counts([gpu(0), gpu(1, named)], [half]).claims) == ["g1"]
-    other = claim(N, 0, END, workload="research/7", source="cgroup")
-    found = place_counts([gpu(0), gpu(1, other)], [count(1, workload="7", source="slurm")])
-    assert list(found.claims) == ["g0"]
-    nameless = claim(N, 0, END, source="cgroup")
-    assert list(place_counts([gpu(0), gpu(1, nameless)], [count(1)]).claims) == ["g0"], (
-        "no name is no job"
-    )
-
-
-def test_a_gpu_that_a_higher_rank_gives_the_workload_is_one_of_the_number():
-    given = claim(ClaimAuthority.ADMINISTRATOR, 0, 60, workload="slurm:7", source="file")
-    one, two = (count(n, workload="7", source="slurm") for n in (1, 2))
-    assert shown(place_counts([gpu(0), gpu(1, given)], [one])) == {
-        "g0": [("u", 60, END, "1", True)]
-    }
-    assert times(place_counts([gpu(0), gpu(1, given)], [two])) == {"u": 140}
-    own = claim(S, 0, END, workload="7", source="slurm")
-    found = place_counts([gpu(0), gpu(1, own)], [one])
-    assert list(found.claims) == ["g0"], "a source counts what it does not name"
-
-
-def test_positions_change_only_where_something_begins_or_ends():
-    gpus = [gpu(0, claim(S, 20, 40)), gpu(1), gpu(2)]
-    found = place_counts(gpus, [count(1)])
-    assert shown(found) == {
-        "g0": [("u", 0, 20, "1", True)],
-        "g1": [("u", 20, END, "1", True)],
-    }, "it stays where it is when the first GPU is free again"
-
-
-def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
-    gpus = [gpu(0, claim(S, 20, 40), claim(S, 60, 80, "y")), gpu(1, claim(S, 50, 70, "z"))]
-    found = place_counts(gpus, [count(1, 5, 90)])
-    claims = [one for some in found.claims.values() for one in some]
-    assert len(claims) == 4
-    assert {(claim.id, claim.start_ns, claim.end_ns, claim.counted) for claim in claims} == {
-        ("u/count", 5, 90, True)
-    }
-    assert times(found) == {"u": 75}
-    assert found.excess == [ClaimExcess("u", "u", 60, 70, Fraction(1))]
-
-
-def test_a_later_count_leaves_the_gpus_that_another_has():
-    found = place_counts(
-        [gpu(0), gpu(1), gpu(2)], [count(1, name="early"), count(1, 30, 60, name="late")]
-    )
-    assert shown(found) == {
-        "g0": [("early", 0, END, "1", True)],
-        "g1": [("late", 30, 60, "1", True)],
-    }
-
-
-def test_precedence_decides_which_claims_fit():
-    gpus = [gpu(0), gpu(1), gpu(2)]
-    early, late = count(2, name="j9"), count(2, name="j10")
-    assert times(place_counts(gpus, [early, late])) == {"j10": 200, "j9": 100}, "10 is after 9"
-    later = count(2, 50, END, name="a")
-    assert times(place_counts(gpus, [early, later])) == {"j9": 150, "a": 100}
-    high = count(3, name="low", authority=ClaimAuthority.SCHEDULER_LIST)
-    assert times(place_counts(gpus, [high, later])) == {"low": 300}
-
-
-def test_fractions_take_what_is_left_and_are_split():
-    half = claim(S, 0, END, exclusive=False, share=Fraction(1, 2))
-    found = place_counts([gpu(0, half), gpu(1, half)], [count(1, share=Fraction(3, 4))])
-    assert shown(found) == {"g0": [("u", 0, END, "1/2", True)], "g1": [("u", 0, END, "1/4", True)]}
-    found = place_counts([gpu(0), gpu(1)], [count(2, share=Fraction(1, 3))])
-    assert shown(found) == {"g0": [("u", 0, END, "1/3", True)], "g1": [("u", 0, END, "1/3", True)]}
-    found = place_counts([gpu(0, half)], [count(2, share=Fraction(1, 3))])
-    assert found.excess == [ClaimExcess("u", "u", 0, END, Fraction(1, 6))]
-
-
-def test_a_gpu_that_leaves_its_node_is_held_no_more():
-    found = place_counts([gpu(0, stays=((0, 30),)), gpu(1, stays=((30, END),))], [count(1)])
-    assert times(found) == {"u": 100}
-    assert found.excess == []
-    assert place_counts([], [count(1, 0, 10)]).excess == [ClaimExcess("u", "u", 0, 10, Fraction(1))]
 
 
 spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from support.story import NodeReporter, accept, at, claim_ended, claim_started, core_in
 
@@ -208,22 +207,6 @@ async def test_jobs_beyond_the_maximum_are_counted_and_not_reported(tmp_path: Pa
     assert [job["workload"] for job in reported(await site.jobs(15))] == ["second"]
 
 
-async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_ones(
-    tmp_path: Path,
-):
-    site = ReportingNodes(tmp_path)
-    site.report("n1", 10, (90, 80), *claims("1", "n1-0", "n1-1"))
-    await site.jobs(11)
-    row = site.core.fleet.nodes["n1"].rows["gpu_activity"]
-    table = site.refresher.positions.find(row.block)
-    assert table
-    rows = np.array([row.index])
-    assert list(site.refresher.positions.select_unchanged(row.block, rows)) == [row.index]
-    row.block.nodes[row.index] = "n2"
-    site.core.fleet.touched.add("n2")
-    assert list(site.refresher.positions.select_unchanged(row.block, rows)) == []
-
-
 @pytest.mark.parametrize(
     ("source", "workload", "job"),
     [
@@ -248,15 +231,6 @@ async def test_what_a_job_is_called(
     )
     site.report("n1", 10, (90, 80), event)
     assert [job.key for job in (await site.jobs(11)).jobs] == [("t", *job)]
-
-
-async def test_pods_of_one_job_are_one_job(tmp_path: Path):
-    site = ReportingNodes(tmp_path)
-    for number, node in enumerate(("n1", "n2")):
-        pod = f"research/bert-worker-{number}"
-        site.report(node, 10, (90, 80), *claims(pod, f"{node}-0", f"{node}-1", source="kubernetes"))
-    (job,) = reported(await site.jobs(11))
-    assert (job["workload"], job["gpus"], job["nodes"]) == ("research/bert", 4, 2)
 
 
 async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(tmp_path: Path):
@@ -291,11 +265,6 @@ async def test_use_without_a_claim_and_health_checks_are_not_jobs(tmp_path: Path
 def test_a_pattern_that_cannot_work_is_rejected(setting: str):
     with pytest.raises(SettingsError, match="pod_job_pattern"):
         compile_pattern(setting)
-
-
-def test_without_a_pattern_each_pod_is_a_job():
-    assert not compile_pattern("").fullmatch("bert-worker-0")
-    assert not compile_pattern("").fullmatch("")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 from histories import LAST, S, metering_cases
 from hypothesis import given, strategies as st
 from support.batches import batch_of
+from support.examples import fewer_examples
 
 from railscope.catalog import METRICS, account as catalog, gpu
 from railscope.catalog.declare import MetricKind, Rollup
@@ -106,23 +107,6 @@ def test_the_roster_is_what_was_put_last(puts):
             assert roster.job_of_position[position] == (NO_JOB if others else number)
             assert roster.positions[first.node][gpu_name] == position
         assert sum(map(len, roster.positions.values())) == len(positions)
-
-
-def test_many_gpus_have_seats_and_leave_them_again():
-    roster = JobRoster()
-    for turn in range(3):
-        for number in range(1000):
-            roster.set_holdings(
-                f"GPU-{number}", [JobHolding(JobKey("t", "slurm", str(turn)), "n", 840, turn)]
-            )
-        (job,) = roster.jobs()
-        assert len(job.places) == 1000
-        assert set(roster.job_of_position[[p.position for p in job.places]]) == {job.number}
-    for number in range(1000):
-        roster.set_holdings(f"GPU-{number}", ())
-    assert roster.jobs() == []
-    assert roster.positions == {}
-    assert set(roster.job_of_position) == {NO_JOB}
 
 
 # Roll-ups ----------------------------------------------------------------------------------------
@@ -232,6 +216,7 @@ HOW = {
 }
 
 
+@fewer_examples(10)
 @given(fleets())
 def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
     streams, held = drawn
@@ -340,50 +325,3 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
             mean = sum(v * weight for v, weight in history[position]) / weights
             assert math.isclose(reported.values[position], mean, abs_tol=1e-9)
         before = [job for job, _ in positions]
-
-
-def test_a_gpu_inherits_no_mean_from_another_gpu_or_job():
-    """Positions and numbers of jobs are used again, also between two refreshes."""
-    roster, averages = JobRoster(), MeasureAverages()
-    key, now_ns = (gpu.GPU_SM_ACTIVITY, ()), SECOND
-
-    def mean_of(name: str, value: float) -> float:
-        nonlocal now_ns
-        now_ns += SECOND
-        position = roster.positions["n1"][name]
-        gathered = GatheredReadings({key: 0})
-        gathered.add_readings(
-            GpuReadings(
-                np.array([position], np.int32),
-                np.zeros(1, np.int32),
-                np.array([value]),
-                np.zeros(1, np.uint8),
-            )
-        )
-        means = averages.update(gathered, roster.holding_of_position.copy(), now_ns)
-        return float(means["sm_activity"].values[position])
-
-    def hold(name: str, *jobs: str, start_ns: int = 1) -> None:
-        keys = [JobKey("red", "slurm", job) for job in jobs]
-        roster.set_holdings(
-            name, [JobHolding(job, "n1", GPU_CAPACITY // len(keys), start_ns) for job in keys]
-        )
-
-    hold("GPU-1", "1")
-    assert mean_of("GPU-1", 100) == 100
-    hold("GPU-1", "1", start_ns=2)  # the same holding: a start that is known better
-    assert 100 < mean_of("GPU-1", 900) < 900
-    hold("GPU-1")
-    hold("GPU-2", "2")
-    assert mean_of("GPU-2", 300) == 300
-    hold("GPU-2")
-    hold("GPU-3", "2")  # the same job in the position of another GPU
-    assert mean_of("GPU-3", 500) == 500
-    hold("GPU-3", "3")
-    assert mean_of("GPU-3", 700) == 700
-    hold("GPU-3", "3", "4")
-    hold("GPU-3", "4")
-    assert mean_of("GPU-3", 800) == 800
-    for number in range(4, 200):
-        hold(f"GPU-{number}", "5")
-        assert mean_of(f"GPU-{number}", number) == number

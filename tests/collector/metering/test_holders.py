@@ -1,0 +1,105 @@
+"""Holders of GPUs as text: claims, and the GPU-seconds that each holds.
+
+    claim ID FROM-TO key=...     share=FRACTION (`share` alone has none), level, system, gpus (0 if missing), node, mig=1|2 (an instance of 3g.40gb)
+    stay NODE FROM-TO            node of the GPUs; without it they are in n1
+    divide SECONDS gpus=COUNT    prints what each claim holds, what is free, and what each claim lost to which other one
+
+Both tilings, compute and memory, are equal unless there are instances.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from support.metered import tile
+from support.stories import Story
+
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.overlaps import find_overlaps
+from railscope_collector.metering.units import WHOLE, Tiling, compute_slices, memory_slices
+
+S = 1_000_000_000
+
+
+def span(text: str) -> tuple[int, int]:
+    start, end = text.split("-")
+    return int(start) * S, int(end) * S if end else FOREVER_NS
+
+
+@dataclass
+class Played:
+    """Claims, and the nodes of the GPUs."""
+
+    claims: list[tuple[set[int], MeteredClaim]] = field(default_factory=list)
+    stays: list[NodeStay] = field(default_factory=list)
+
+    def run(self, command: str) -> list[str]:
+        name, *words = command.split()
+        options = dict(word.partition("=")[::2] for word in words if "=" in word or word == "share")
+        values = [word for word in words if "=" not in word and word != "share"]
+        return getattr(self, name)(*values, **options) or []
+
+    def claim(
+        self,
+        name: str,
+        when: str,
+        gpus: str = "0",
+        level: str = "scheduler",
+        mig: str = "",
+        **more: Any,
+    ) -> None:
+        start, end = span(when)
+        share = more.get("share")
+        self.claims.append((
+            set(map(int, gpus.split(","))),
+            MeteredClaim(
+                ClaimAuthority[level.upper()], start, name, name, end, node=more.get("node", ""),
+                exclusive=share is None, share=Fraction(share) if share else None, system="system" in more,
+                compute=compute_slices(3 * (int(mig) - 1), 3) if mig else WHOLE,
+                memory=memory_slices(4 * (int(mig) - 1), 4) if mig else WHOLE,
+                review="late" if level == "review" else "",
+            ),
+        ))  # fmt: skip
+
+    def stay(self, node: str, when: str) -> None:
+        start, end = span(when)
+        self.stays.append(NodeStay(start, node, end))
+
+    def divide(self, seconds: str, gpus: str = "1") -> list[str]:
+        printed = dict[Tiling, list[str]]()
+        for tiling in Tiling:
+            held, lost = Counter[str](), Counter[tuple[str, str, str]]()
+            for gpu in range(int(gpus)):
+                claims = tuple(claim for on, claim in self.claims if gpu in on)
+                stays = tuple(self.stays) or (NodeStay(0, "n1"),)
+                evidence = Evidence(f"GPU-{gpu}", stays, claims)
+                for entry in tile(evidence, 0, int(seconds) * S):
+                    held[entry.claim or "free"] += entry.quantity * (entry.tiling is tiling)
+                for one in find_overlaps(evidence):
+                    ratio = f" of {one.ratio}" if one.ratio != 1 else ""
+                    key = (one.claim, f"{one.claim} {one.kind.value} {one.other}", ratio)
+                    lost[key] += one.quantity * (one.tiling is tiling)
+            rows = [
+                (name, "", Fraction(time, GPU_CAPACITY * S))
+                for name, time in sorted(held.items())
+                if time
+            ]
+            rows += [
+                (text, ratio, Fraction(time, GPU_CAPACITY * S))
+                for (_, text, ratio), time in sorted(lost.items())
+                if time
+            ]
+            printed[tiling] = [f"{text} {time}{ratio}" for text, ratio, time in rows]
+        assert len(set(map(tuple, printed.values()))) == 1 or any(
+            c.compute != WHOLE for _, c in self.claims
+        )
+        return printed[Tiling.COMPUTE]
+
+
+def test_holders(story: Story) -> None:
+    story.play(Played().run)
