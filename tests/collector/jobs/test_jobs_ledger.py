@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from support.job_books import job_days, with_placeholders, write_jobs
-from support.metered import revision_of
 from support.shared import capture_path
 
 from railscope.claim_terms import GPU_CAPACITY
@@ -121,12 +120,3 @@ def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
     assert {one.kinds for one in lacking} == {(DifferenceKind.NOT_IN_LEDGER,)}
     write_jobs(ledger, with_placeholders(jobs))
     assert compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
-
-
-def test_an_operator_without_an_agent_may_count_reports_as_observation(ledger):
-    job = ListedJob(0, "7", "a", "u", 100 * S, unplaced=(UnnamedGpus("n1", 2, "counted"),))
-    write_jobs(ledger, with_placeholders([job]), as_observed=True)
-    assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}
-    revision = revision_of(ledger, "n1/000002", 0)
-    assert revision
-    assert revision.tiling.engine_version.endswith("job list, used as observed")

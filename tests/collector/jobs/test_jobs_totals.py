@@ -9,7 +9,6 @@ from fractions import Fraction
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, strategies as st
 from support.job_books import job_days
 from support.shared import capture_path
@@ -18,10 +17,7 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope_collector.billing.ledger_usage import usages_of_days
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
 from railscope_collector.jobs.job_list import JobList, ListedGpu, ListedJob
-from railscope_collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
-from railscope_collector.metering.evidence import NodeEvidence
-from railscope_collector.metering.tiling import SlotState
-from railscope_collector.metering.units import Tiling
+from railscope_collector.jobs.job_metering import meter_jobs
 
 S = 1_000_000_000
 
@@ -104,19 +100,6 @@ def job_lists(draw: st.DrawFn) -> list[ListedJob]:
     return [made(number, *job) for number, job in enumerate(draw(st.lists(one, max_size=12)), 1)]
 
 
-@st.composite
-def queues(draw: st.DrawFn) -> list[ListedJob]:
-    """Jobs one after the other on each GPU: none overlap."""
-    found: list[ListedJob] = []
-    for gpu in GPUS:
-        now = 0
-        for pause, seconds in draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)))):
-            tenant = draw(st.sampled_from("abc"))
-            found.append(made(len(found) + 1, now + pause, seconds, tenant, [gpu]))
-            now += pause + seconds
-    return found
-
-
 @given(job_lists())
 def test_tenants_have_the_time_of_a_sweep_over_the_intervals(jobs):
     metered = meter_jobs(jobs)
@@ -126,37 +109,6 @@ def test_tenants_have_the_time_of_a_sweep_over_the_intervals(jobs):
     assert moved_ns(metered) == cut
     assert metered.free_ns == capacity - sum(tenants.values())
     assert metered.balances
-
-
-@given(queues())
-def test_without_overlap_a_tenant_has_the_sum_of_its_durations(jobs):
-    expected: Counter[str] = Counter()
-    for job in jobs:
-        expected[job.tenant] += job.duration_ns
-    metered = meter_jobs(jobs)
-    assert metered.overlaps == ()
-    assert metered.tenants == {job.tenant: expected[job.tenant] for job in jobs}
-
-
-@given(job_lists(), st.randoms(use_true_random=False))
-def test_the_order_of_a_list_means_nothing(jobs, random):
-    shuffled = random.sample(jobs, len(jobs))
-    assert meter_jobs(shuffled) == meter_jobs(jobs)
-
-
-@given(job_lists())
-def test_both_tilings_are_complete_and_held_time_is_reported_by_the_scheduler(jobs):
-    for known in job_evidence(jobs).values():
-        (stay,) = known.stays
-        for tiling in Tiling:
-            found = [entry for entry in timeline_entries(known) if entry.tiling is tiling]
-            total = sum(entry.quantity for entry in found)
-            assert total == GPU_CAPACITY * (stay.end_ns - stay.start_ns)
-            for entry in found:
-                held = entry.state is SlotState.INFERRED
-                assert held or entry.state is SlotState.UNKNOWN
-                assert entry.node_evidence is (NodeEvidence.SCHEDULER if held else None)
-                assert bool(entry.tenant) is held
 
 
 @given(job_lists())
@@ -199,16 +151,6 @@ def as_line(index: int, job: ListedJob) -> str:
     )
 
 
-def test_the_later_job_prevails_and_both_are_named():
-    metered = meter_jobs([made(1, 0, 10, "a", GPUS[:1]), made(2, 4, 3, "b", GPUS[:1])])
-    assert metered.tenants == {"a": 7 * S, "b": 3 * S}
-    assert (metered.held_ns, metered.free_ns, metered.capacity_ns) == (10 * S, 0, 10 * S)
-    ((gpu, conflict),) = metered.overlaps
-    assert gpu == GPUS[0]
-    assert (conflict.claim, conflict.other) == ("1@0", "2@4")
-    assert (conflict.start_ns, conflict.end_ns) == (4 * S, 7 * S)
-
-
 CAPTURE = "jobs/clustercockpit-alex-60pct.jsonl"
 
 
@@ -240,34 +182,3 @@ def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
         assert metered.tenants == durations
     assert metered.gpus == len(uses) > 100
     assert len(tenants) > 20
-
-
-def test_a_real_list_that_is_read_twice_is_the_same_list():
-    lines = capture_path(CAPTURE).read_text().splitlines()
-    once = read_clustercockpit(lines)
-    assert read_clustercockpit([*lines, *reversed(lines)]) == once
-
-
-@pytest.mark.parametrize("shift", [1, 60])
-def test_a_real_list_that_is_requeued_too_early_is_moved_as_in_the_sweep(shift):
-    """Every job runs again before its end: all of them collide."""
-    lines = capture_path(CAPTURE).read_text().splitlines()
-    jobs = list(read_clustercockpit(lines).jobs)
-    again = [
-        ListedJob(
-            job.start_ns + shift * S,
-            job.id,
-            f"{job.tenant} again",
-            job.user,
-            job.end_ns + shift * S,
-            job.gpus,
-        )
-        for job in jobs
-    ]
-    both = jobs + again
-    tenants, capacity, cut = straight(uses_of(both))
-    metered = meter_jobs(both)
-    assert cut > 100
-    assert metered.tenants == tenants
-    assert metered.capacity_ns == capacity
-    assert moved_ns(metered) == cut
