@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -64,30 +63,6 @@ def test_a_step_is_suspect_at_once_and_moves_nothing(tmp_path: Path):
         assert agent.now_ns() == machine.right_ns
         assert not agent.problem
     assert [bool(change) for change in machine.changes] == [True, False] * 3
-
-
-def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
-    machine = MachineClocks(tmp_path)
-    machine.started()
-    machine.error_ns = 30 * DAY_NS
-    agent = machine.started()
-    assert agent.now_ns() == machine.right_ns
-    assert agent.problem
-    found = clock.read_state(tmp_path)
-    assert found is not None
-    assert found.problem, "other commands see it"
-
-
-def test_an_accepted_step_is_the_new_reference(tmp_path: Path):
-    machine = MachineClocks(tmp_path)
-    agent = machine.started()
-    machine.error_ns = 3600 * SECOND_NS
-    assert agent.problem
-    (tmp_path / clock.ACCEPTED_FILE).touch()
-    machine.boot_ns += 2 * SECOND_NS
-    assert agent.now_ns() == machine.right_ns + machine.error_ns
-    assert not agent.problem
-    assert not (tmp_path / clock.ACCEPTED_FILE).exists()
 
 
 def test_a_boot_that_begins_before_the_newest_frame_is_suspect(tmp_path: Path):
@@ -167,24 +142,6 @@ def test_one_node_that_agrees_confirms_the_clock_of_a_small_cluster(tmp_path: Pa
     assert not agent.hold_reason, "a confirmed clock is not contradicted by one node"
 
 
-def test_an_administrator_confirms_the_clock_of_a_collector_without_nodes(tmp_path: Path):
-    machine = rebooted(tmp_path, off_ns=40 * DAY_NS, error_ns=0)
-    agent = machine.started()
-    machine.boot_ns += 2 * SECOND_NS
-    assert agent.hold_reason
-    (tmp_path / clock.ACCEPTED_FILE).touch()
-    machine.boot_ns += 2 * SECOND_NS
-    assert not agent.hold_reason
-    assert not agent.is_replaced, "no frame gets another timestamp"
-    assert not (tmp_path / clock.ACCEPTED_FILE).exists()
-    assert not machine.started().hold_reason
-
-
-def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
-    agent = rebooted(tmp_path, off_ns=600 * SECOND_NS, error_ns=0).started()
-    assert not agent.hold_reason
-
-
 def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
     machine = MachineClocks(tmp_path)
     agent = machine.started()
@@ -233,16 +190,6 @@ def test_other_collectors_contradict_a_clock_that_its_nodes_do_not_decide_about(
     assert agent.now_ns() == machine.right_ns + far
 
 
-def test_a_slewed_clock_is_followed(tmp_path: Path):
-    machine = MachineClocks(tmp_path)
-    agent = machine.started()
-    for _ in range(4000):
-        machine.boot_ns += SECOND_NS
-        machine.error_ns += 400_000  # 400 ppm
-        assert not agent.problem
-    assert abs(agent.now_ns() - machine.right_ns - machine.error_ns) < 1_000_000
-
-
 @given(st.lists(st.tuples(st.integers(-(10**18), 10**18), st.integers(1, 10**12)), max_size=20))
 def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
     machine = MachineClocks(tmp_path_factory.mktemp("clock"))
@@ -255,17 +202,6 @@ def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
         allowed = passed * clock.MAX_SLEW_PPM // 1_000_000 + 1
         assert abs(agent.now_ns() - machine.right_ns) <= min(allowed, passed)
         assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or agent.problem
-
-
-def test_a_kept_state_reads_back_and_one_without_checksum_is_damaged(tmp_path: Path):
-    state = ClockState("b", 5, corrections=[Correction(1, 2)])
-    (tmp_path / clock.FILE).write_bytes(clock.encode_state(state))
-    assert clock.read_state(tmp_path) == state
-    (tmp_path / clock.FILE).write_bytes(msgspec.json.encode(state))
-    with pytest.raises(clock.ClockFileError, match="its checksum does not match"):
-        clock.read_state(tmp_path)
-    (tmp_path / clock.FILE).unlink()
-    assert clock.read_state(tmp_path) is None
 
 
 def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
@@ -283,19 +219,6 @@ def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
         except clock.ClockFileError:
             continue
         assert found == state
-
-
-def test_the_reference_is_stored_every_minute(tmp_path: Path):
-    machine = MachineClocks(tmp_path)
-    agent = machine.started()
-    assert not agent.is_store_due
-    machine.boot_ns += clock.STORE_EVERY_NS
-    assert agent.is_store_due
-    agent.store()
-    assert not agent.is_store_due
-    found = clock.read_state(tmp_path)
-    assert found is not None
-    assert found.kept_ns == machine.right_ns
 
 
 def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Path):

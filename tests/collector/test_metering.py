@@ -11,7 +11,6 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.story import SECOND, NodeReporter, claim_ended, claim_started, gpus_of
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
 from railscope_collector.config import IngestLimits, LedgerSettings, MeteringSettings
 from railscope_collector.evidence.evidence_store import EvidenceStore
@@ -84,22 +83,6 @@ async def metrics(one: RunningCollector) -> dict[str, float]:
     assert status == 200
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
     return {name: float(value) for name, value in lines}
-
-
-async def test_invented_hours_of_a_new_node_are_not_observed(tmp_path: Path):
-    """Thirty hours in a few requests: two minutes count, and the claim of the past waits."""
-    settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
-    node = reporter()
-    async with run_collector(settings) as running:
-        await report(running, node)
-        await running.collector.finalizer.round(everything=True)
-        await running.collector.refresher.refresh()
-        account = await running.json("/api/v1/account")
-    assert account["balances"]
-    assert int(account["states"]["observed"]) == 0
-    assert int(account["states"]["idle"]) <= 2 * 120 * SECOND
-    assert int(account["states"]["review"]) == 24 * HOURS * SECOND
-    assert account["tenants"]["vision"]["held_ns"] == "0"
 
 
 async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: Path):
@@ -179,9 +162,3 @@ async def test_a_collector_without_its_database_accepts_frames_and_reports_it(tm
         assert await running.collector.finalizer.attempt()
         await running.collector.refresher.refresh()
         assert (await running.json("/api/v1/account"))["balances"]
-
-
-def test_a_url_file_that_is_not_there_is_named(tmp_path: Path):
-    wanted = LedgerSettings(url_file=str(tmp_path / "url"))
-    with pytest.raises(SettingsError, match=r"ledger\.url_file"):
-        RunningCollector(settings_in(tmp_path, ledger=wanted))

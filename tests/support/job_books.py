@@ -10,19 +10,14 @@ from hypothesis import strategies as st
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
-from railscope_collector.jobs.gpu_models import GpuModels
 from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_import import (
-    ImportCounts,
-    as_observed_evidence,
     list_computation,
 )
 from railscope_collector.jobs.job_metering import job_evidence, timeline_entries as timeline
 from railscope_collector.jobs.job_reconciliation import DifferenceKind
-from railscope_collector.jobs.placeholder_gpus import number_placeholders
 from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.day_tiling import DayTiling
-from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.tiling import TilingEntry
 
 S = 1_000_000_000
@@ -30,31 +25,13 @@ GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for
 START = 1_767_225_600
 
 
-def with_placeholders(jobs: Iterable[ListedJob]) -> list[ListedJob]:
-    """Return jobs with numbered GPUs in place of those that are only counted."""
-    return number_placeholders(jobs, "", GpuModels()).jobs
-
-
-def job_days(
-    jobs: Iterable[ListedJob], sku: str = "", *, as_observed: bool = False
-) -> Iterator[DayTiling]:
+def job_days(jobs: Iterable[ListedJob], sku: str = "") -> Iterator[DayTiling]:
     """Yield the days of every GPU that the jobs name, by GPU and day."""
     for known in job_evidence(jobs).values():
         (stay,) = known.stays
-        metered = MeteredGpu.compute(
-            as_observed_evidence(known) if as_observed else known, {}, [(0, sku)]
-        )
+        metered = MeteredGpu.compute(known, {}, [(0, sku)])
         for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
-            yield metered.day(day, list_computation(7, as_observed=as_observed))
-
-
-def write_jobs(
-    ledger: Ledger, jobs: Iterable[ListedJob], *, as_observed: bool = False
-) -> ImportCounts:
-    """Write the days of jobs to a ledger."""
-    written = ledger.write_days(list(job_days(jobs, as_observed=as_observed)))
-    added = sum(one.added for one in written)
-    return ImportCounts(added, len(written) - added)
+            yield metered.day(day, list_computation(7, as_observed=False))
 
 
 def ledger(jobs: Sequence[ListedJob]) -> list[TilingEntry]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 import msgspec
-import pytest
 from hypothesis import given, strategies as st
 
 from railscope.catalog import METRICS, account as catalog
@@ -24,7 +23,6 @@ from railscope_collector.account.account_sums import (
     gpu_nanoseconds,
 )
 from railscope_collector.files.quotas_file import parse_quotas
-from railscope_collector.files.watched_file import FileError
 from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.tiling import SlotState
@@ -93,42 +91,6 @@ def test_cells_have_time_amounts_and_quotas():
     assert whole[catalog.GPU_CAPACITY.name,] == 8 * 3600
     assert whole[catalog.GPU_TIME.name, "inferred"] == 2 * 3600
     assert {name for name, *_ in [*found, *whole]} <= METRICS.keys()
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ("alice,1,year,,2020-01-01T00:00:00Z,", "period of day or month"),
-        (",1,day,,2020-01-01T00:00:00Z,", "expected a tenant"),
-        ("alice,some,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
-        ("alice,-1,day,,2020-01-01T00:00:00Z,", "at least 0"),
-        ("alice,1/0,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
-        (
-            "alice,1,day,,2020-01-01T00:00:00Z,,9.50",
-            "expected tenant,gpu_hours,period,gpus,from,to$",
-        ),
-    ],
-)
-def test_a_quota_that_cannot_be_names_the_line(row: str, problem: str):
-    with pytest.raises(FileError, match=rf"line 2.*{problem}"):
-        parse_quotas(HEADER + row + "\n")
-
-
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ("alice,,month,,2020-01-01T00:00:00Z,,many", "budget: 'many': expected a decimal number"),
-        ("alice,,month,,2020-01-01T00:00:00Z,,-1", "budget: '-1': .*at least 0"),
-        ("alice,,month,,2020-01-01T00:00:00Z,,1 EUR", "budget: '1 EUR': expected a decimal"),
-        ("alice,,day,,2020-01-01T00:00:00Z,,5", "budget: '5' .*'day': expected the period 'month'"),
-        ("alice,,month,,2020-01-01T00:00:00Z,", "expected tenant,.*,to,budget$"),
-    ],
-)
-def test_a_budget_that_cannot_be_names_the_line(row: str, problem: str):
-    with pytest.raises(FileError, match=rf"line 2.*{problem}"):
-        parse_quotas(WITH_BUDGETS + row + "\n")
-    with pytest.raises(FileError, match=r"line 1: invalid header: .*optionally budget"):
-        parse_quotas(WITH_BUDGETS.replace("budget", "money"))
 
 
 def test_a_budget_is_that_of_the_newest_row_of_the_month():

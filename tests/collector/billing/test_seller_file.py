@@ -17,7 +17,6 @@ from railscope_collector.files.seller_file import (
     find_seller,
     parse_seller,
 )
-from railscope_collector.files.watched_file import FileError
 
 
 def test_the_example_in_the_documentation_is_one():
@@ -32,34 +31,6 @@ def test_the_example_in_the_documentation_is_one():
         },
         region=GpuRegion("hall-1", "Machine hall 1"),
     )
-
-
-def test_little_is_enough():
-    text = 'provider = "P"\npublisher = "Q"\n[tenant."a b"]\naccount = "x"\ntype = "Namespace"\n'
-    expected = Seller("P", {"a b": PayerAccount("x", tenant_type="Namespace")}, publisher="Q")
-    assert parse_seller(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected_text"),
-    [
-        ("", "provider"),
-        ("provider = ", "invalid TOML"),
-        ('provider = ""', "length"),
-        ('provider = "P"\nissuer = "Q"', "issuer"),
-        ('provider = "P"\n[region]\nid = "r"', "name"),
-        ('provider = "P"\n[tenant.a]\nname = "A"', "account"),
-        ('provider = "P"\n[tenant.a]\naccount = "x"\ntype = "Team"', "Team"),
-        ('provider = "P"\n[tenant.a]\naccount = "x"\ntags = { a = 1 }', "tags"),
-    ],
-)
-def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, text, expected_text):
-    with pytest.raises(FileError, match=expected_text):
-        parse_seller(text)
-    file = tmp_path / "seller.toml"
-    file.write_text(text)
-    with pytest.raises(SettingsError, match=f"^invalid seller_file {file}: .*{expected_text}"):
-        find_seller(str(file), ())
 
 
 def test_the_sample_can_be_read(tmp_path: Path):

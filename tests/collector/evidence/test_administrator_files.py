@@ -9,7 +9,14 @@ from pathlib import Path
 
 from support.stories import Story
 
-from railscope_collector.files import calendar_file, claims_file, retirements_file, tenants_file
+from railscope_collector.files import (
+    calendar_file,
+    claims_file,
+    quotas_file,
+    retirements_file,
+    seller_file,
+    tenants_file,
+)
 from railscope_collector.files.watched_file import FileError
 
 KINDS = {
@@ -17,6 +24,15 @@ KINDS = {
     "shares": (claims_file.parse_claims, "tenant,holds,from,to,share\n"),
     "tenants": (tenants_file.parse_tenants, "tenant,source,owner,from,to\n"),
     "retired": (retirements_file.parse_retirements, "gpu,from,to,reason\n"),
+    "quotas": (
+        lambda text: quotas_file.parse_quotas(text).quotas,
+        "tenant,gpu_hours,period,gpus,from,to\n",
+    ),
+    "budgets": (
+        lambda text: quotas_file.parse_quotas(text).quotas,
+        "tenant,gpu_hours,period,gpus,from,to,budget\n",
+    ),
+    "seller": (lambda text: seller_file.parse_seller(text).accounts, ""),
     "calendar": (lambda text: calendar_file.parse_calendar(text).entries, ""),
 }
 

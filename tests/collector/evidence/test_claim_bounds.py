@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from support.story import NodeReporter, accept, claim_started, gpus_of
 
-from support.story import NodeReporter, accept, claim_ended, claim_started, gpus_of
-
-from railscope_collector.evidence.batch_facts import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
+from railscope_collector.evidence.batch_facts import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU
 from railscope_collector.state.collector_state import CollectorState
 
 GPU = "GPU-0"
 
 
-def report(core: CollectorState, events: list, node: str = "n1", second: int = 10) -> None:
+def report(core: CollectorState, events: list, node: str = "n1") -> None:
     """One envelope of a node with these events."""
-    reporter = NodeReporter(node, run=f"run-{second}")
-    accept(core, reporter.envelopes_of(gpus_of(GPU), [second], events={second: events}))
+    accept(core, NodeReporter(node).envelopes_of(gpus_of(GPU), [10], events={10: events}))
 
 
 def full(count: int) -> list:
@@ -23,7 +21,8 @@ def full(count: int) -> list:
 
 
 def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(core: CollectorState):
-    reported_problems = new_problems(core)
+    reported_problems: list = []
+    core.evidence.problems.listeners.append(reported_problems.append)
     report(core, full(MAX_IN_FORCE + 5))
     report(core, [claim_started(GPU, "mine", 10)], node="n2")
     reported = [claim for gpu in core.evidence.gpus.values() for claim in gpu.claims]
