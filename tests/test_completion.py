@@ -124,24 +124,3 @@ def test_a_shell_completes_commands_and_options(shell: str, path: str):
         assert shows(descriptor, "token ")
         os.write(descriptor, b"--max-au\t")
         assert shows(descriptor, "--max-authority ")
-
-
-@pytest.mark.thorough
-def test_fish_completes_commands_and_options(path: str):
-    if shutil.which("fish") is None:
-        pytest.skip("fish is missing: install the Debian package fish")
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
-
-    def offered(line: str) -> str:
-        command = [
-            "fish",
-            "--no-config",
-            "-c",
-            f"source {SCRIPTS}/railscope.fish; complete -C '{line}'",
-        ]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-
-    assert offered("railscope coll").startswith("collector")
-    assert offered("railscope collector token --max-au").startswith("--max-authority")

@@ -19,27 +19,13 @@ import msgspec
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.command_line import run
 
 import railscope_agent.config
 import railscope_collector.config
 from railscope import settings
-from railscope.audit.record import RecordActor
 from railscope.cli import COLLECTOR_MODULES
-from railscope_collector.access import credentials, tokens_format
-from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.billing import administration, price_book_file
-from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.files import (
-    calendar_file,
-    claims_file,
-    inventory_file,
-    quotas_file,
-    retirements_file,
-    tenants_file,
-)
-from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.tables import metadata
+from railscope_collector.access import credentials
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -252,60 +238,35 @@ def test_sample_settings_are_the_defaults_without_their_comment_signs_too(
     assert len(tomllib.loads(bare)) == len(msgspec.structs.fields(kind)), "all settings are there"
 
 
-def test_sample_tokens_can_be_loaded(tmp_path: Path):
-    sample = DEPLOY / "tokens.toml"
-    assert tokens_format.load_credentials(sample) == credentials.Credentials()
-    bare = re.sub(r"^# (?=[\w-]+ = )", "", sample.read_text(), flags=re.MULTILINE)
-    (tmp_path / "tokens.toml").write_text(bare)
-    loaded = tokens_format.load_credentials(tmp_path / "tokens.toml")
-    assert {entry.credential for entry in loaded.entries.values()} == {
-        Credential("gpu-001", Role.NODE), Credential("prometheus", Role.OPERATOR),
-        Credential("invoices", Role.FINANCE), Credential("audit", Role.AUDITOR),
-        Credential("dashboard", Role.TENANT, "vision"),
-    }  # fmt: skip
-    ends = {entry.credential.name for entry in loaded.entries.values() if entry.until_ns}
-    assert ends == {"audit"}
+SAMPLES = {
+    "tokens_file": "tokens.toml",
+    "tenants_file": "tenants.csv",
+    "quotas_file": "quotas.csv",
+    "calendar_file": "calendar.toml",
+    "retired_file": "retired.csv",
+    "inventory_file": "inventory.csv",
+    "claims_file": "claims.csv",
+}
 
 
-def test_sample_claims_can_be_read():
-    text = (DEPLOY / "claims.csv").read_text()
-    assert claims_file.parse_claims(text) == claims_file.FileClaims.from_claims([])
-    assert "tenant,gpu,from,to,share" in text.splitlines()
-    bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
-    assert set(claims_file.parse_claims(bare).by_target) == {
-        "gpu-001",
-        "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
-    }
+EXAMPLES = {".toml": r"^# (?=\[\[|[\w-]+ = )", ".csv": r"^# (?=[\w-]+,)"}
+"""What precedes an example in a comment."""
 
 
-def test_the_sample_price_book_can_be_published(tmp_path: Path):
-    text = (DEPLOY / "prices.toml").read_text()
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
-    by = TimedActor(RecordActor("operator", "op", "test"), time.time_ns())
-    book, added = administration.publish(BillingBooks.for_ledger(ledger), text, "prices.toml", by)
-    ledger.close()
-    assert added
-    assert {price.sku for price in book.prices} == {"h100-sxm"}
-    with_examples = re.sub(r"^# (?=\[\[|[\w-]+ = )", "", text, flags=re.MULTILINE)
-    assert (
-        len(price_book_file.parse_price_book(with_examples, "prices.toml").prices)
-        == len(book.prices) + 2
-    )
-
-
-def test_sample_files_of_administrators_can_be_read():
-    for name, parse, most in (
-        ("tenants.csv", tenants_file.parse_tenants, lambda found: len(list(found))),
-        ("quotas.csv", quotas_file.parse_quotas, lambda found: len(found.quotas)),
-        ("calendar.toml", calendar_file.parse_calendar, lambda found: len(found.entries)),
-        ("retired.csv", retirements_file.parse_retirements, lambda found: len(list(found))),
-        ("inventory.csv", inventory_file.parse_inventory, lambda found: len(list(found))),
-    ):
-        text = (DEPLOY / name).read_text()
-        assert most(parse(text)) == 0
-        row = r"\[\[|\w+ = " if name == "calendar.toml" else r"[\w-]+,"
-        bare = re.sub(rf"^# (?={row})", "", text, flags=re.MULTILINE)
-        assert most(parse(bare)) == (3 if name == "calendar.toml" else 2)
+@pytest.mark.parametrize("pattern", [{}, EXAMPLES], ids=["as is", "examples"])
+def test_sample_files_can_be_read(tmp_path: Path, pattern: dict[str, str]):
+    """As they are, and with the examples in their comments."""
+    for name in (*SAMPLES.values(), "prices.toml"):
+        source = DEPLOY / name
+        text = re.sub(pattern.get(source.suffix, "^$"), "", source.read_text(), flags=re.MULTILINE)
+        (tmp_path / name).write_text(text)
+    lines = [f'{key} = "{tmp_path / name}"' for key, name in SAMPLES.items()]
+    lines += [f'state_directory = "{tmp_path / "state"}"', 'listen = "127.0.0.1:0"']
+    (tmp_path / "collector.toml").write_text("\n".join(lines))
+    checked = run("collector", "check", "--config", str(tmp_path / "collector.toml"))
+    assert checked.exit_code == 0, checked.output
+    priced = run("bill", "prices", "check", str(tmp_path / "prices.toml"))
+    assert priced.exit_code == 0, priced.output
 
 
 # make and continuous integration ---------------------------------------------------------------

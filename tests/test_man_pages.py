@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import click
 import man_pages
 import pytest
-
-from railscope import settings
-from railscope.catalog import EVENTS, METRICS
-
-ROOT = Path(__file__).parent.parent
 
 
 def plain(text: str) -> str:
@@ -58,34 +51,6 @@ def test_every_command_and_each_of_its_options_has_an_entry():
             assert all(
                 f"\n.TP\n{one}\n" in page for one in commands if one.rpartition(" ")[0] == name
             )
-
-
-def test_every_setting_metric_and_event_has_an_entry():
-    for program, (kind, _) in man_pages.PROGRAMS.items():
-        page = pages()[f"railscope-{program}.toml.5"]
-        for key, _ in settings.fields(kind):
-            section, _, name = key.rpartition(".")
-            head = f"\n.SS [{section}]" if section else "\n.SH SETTINGS"
-            entries = page.partition(head)[2].partition("\n.S")[0]
-            assert f"\n.TP\n{name}\n" in entries, key
-    assert all(f"\n.TP\n{name}\n" in pages()["railscope-metrics.7"] for name in (*METRICS, *EVENTS))
-
-
-@pytest.fixture(name="target", scope="module")
-def _target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("man")
-    (target / "man1").mkdir()
-    (target / "man1/railscope-removed.1.gz").write_bytes(b"")
-    subprocess.run([sys.executable, "-P", ROOT / "docs/man_pages.py", "--to", target], check=True)
-    return target
-
-
-@pytest.mark.thorough
-def test_the_script_writes_all_pages_and_removes_those_of_former_commands(target: Path):
-    written = {
-        path.name: gzip.decompress(path.read_bytes()).decode() for path in target.glob("*/*")
-    }
-    assert written == {f"{name}.gz": text for name, text in man_pages.pages().items()}
 
 
 @pytest.mark.thorough

@@ -192,31 +192,6 @@ def _built(clone: Clone, tmp_path: Path) -> BuiltRelease:
 
 
 @pytest.mark.thorough
-def test_files_of_an_earlier_build_are_replaced_with_the_tag(built: BuiltRelease):
-    outcome = built.publish()
-    assert outcome.returncode == 0, outcome.stderr
-    assert built.clone.git("rev-parse", "HEAD") == built.recorded
-    assert built.clone.git("rev-parse", "v9.0.0^{commit}") == built.released
-    assert built.state()[1:] == (["new.whl"], built.before[2])
-
-
-@pytest.mark.thorough
-def test_a_file_that_a_merge_would_overwrite_keeps_the_earlier_build(built: BuiltRelease):
-    """HEAD is the commit that was built, and the merge fails."""
-    (built.clone.path / "README.md").write_text("changed by the release\n")
-    built.clone.git("add", "README.md")
-    tree = built.clone.git("write-tree")
-    built.recorded = built.clone.git(
-        "commit-tree", tree, "-p", built.released, "-m", "release: test"
-    )
-    built.clone.git("reset", "--quiet")
-    (built.clone.path / "README.md").write_text("changed by a person\n")
-    outcome = built.publish()
-    assert "overwritten by merge" in outcome.stderr
-    assert built.state() == built.before
-
-
-@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 def test_a_release_is_built_tested_dated_tagged_and_recorded(clone: Clone):
     for program in ("rpmbuild", "lintian", "rpmlint", "mmdebstrap"):

@@ -5,22 +5,61 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
+import aiohttp
 import pytest
 from chain_support import ProgramDirectory, wait_until
-from crash_support import SMALL, SharingAgent, read, send_until_acknowledged
+from makers import ClaimingAgent, FrameSender
 from support.audit import draft
 from support.metered import record_number
 
+from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.audit.signed_note import PublicKey
+from railscope.frame import Event
 from railscope.service import run_in_thread
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.commands.audit import read_extent, read_records
 from railscope_collector.ledger.audit_outbox import count_unrecorded, put_record
 from railscope_collector.ledger.database import Database
 from railscope_collector.tables import metadata
 
-BODIES, FRAMES, FACTS = 10, 100, 40
+BODIES, FRAMES, FACTS = 5, 50, 20
+SMALL = {
+    "RAILSCOPE_COLLECTOR_FRAME_LOG__SEGMENT_BYTES": "65536",
+    "RAILSCOPE_COLLECTOR_AUDIT__REQUIRED_WITNESSES": "0",
+}
+
+
+class SharingAgent(ClaimingAgent):
+    """An agent with non-exclusive claims."""
+
+    def event(self, number: int) -> Event:
+        reported = super().event(number)
+        return replace(reported, facts={**reported.facts, "exclusive": "false"})
+
+
+def read(directory: Path) -> list[AuditRecord]:
+    return [decode_audit_record(raw) for raw in read_records(directory, *read_extent(directory), 0)]
+
+
+async def send_until_acknowledged(site: ProgramDirectory, body: bytes, at: int) -> None:
+    """Send until a collector acknowledges."""
+    headers = {"Authorization": "Bearer token-n1", **FrameSender("n1").sent(at).to_headers()}
+
+    async def taken() -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{site.url}/v1/frames", data=body, headers=headers) as answer,
+            ):
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await wait_until(taken, "frames are taken")
 
 
 def put_facts(database: Database, first: int) -> None:

@@ -16,7 +16,6 @@ from railscope_collector.access.credentials import Role, digest_token
 from railscope_collector.access.tokens_format import parse_credentials
 
 KUBECTL = ROOT / ".helm/kubectl"
-OPERATORS = f'[operators]\n"gpu-001" = "{digest_token("a person")}"\n'
 
 
 class KubernetesSite:
@@ -102,26 +101,6 @@ def test_nodes_get_tokens_that_the_collector_accepts_and_no_secret_has(site: Kub
     after = {path.name: path.read_text() for path in site.tokens.iterdir()}
     assert after.items() > before.items()
     assert of_prometheus(site) == prometheus
-
-
-@pytest.mark.thorough
-def test_other_entries_and_other_keys_are_kept(site: KubernetesSite):
-    """Of people, also with the name of a node; and a token of Prometheus is created where people were added first."""
-    site.server.secrets.clear()
-    site.server.put_text(
-        "railscope-collector", **{"tokens.toml": f"[nodes]\n{OPERATORS}", "ledger-url": "x"}
-    )
-    assert site.add("gpu-001").returncode == 0
-    assert site.accepted() == {"gpu-001.token": "gpu-001"}
-    assert OPERATORS.splitlines()[1] in site.tokens_toml().splitlines()
-    assert site.server.text("railscope-collector", "ledger-url") == "x"
-    former = of_prometheus(site)
-    del site.server.secrets["railscope-collector-metrics"]
-    assert site.add("gpu-001").returncode == 0
-    assert of_prometheus(site) != former
-    entries = parse_credentials(site.tokens_toml()).entries
-    assert digest_token(former) not in {key.value for key in entries}
-    assert len(entries) == 3
 
 
 @pytest.mark.thorough
