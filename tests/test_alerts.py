@@ -20,6 +20,7 @@ from support.alert_rules import (
     rules_of,
     situations,
 )
+from support.each import of_each
 from support.promtool import check_queries, promtool
 from support.query_notes import annotated_queries, detail_note
 
@@ -52,9 +53,7 @@ ALERTS: list[dict[str, Any]] = [
     rule for path in RULES for rule in rules_of(path) if "alert" in rule
 ]
 NAMES = sorted({rule["alert"] for rule in ALERTS})
-EACH_ALERT = pytest.mark.parametrize(
-    "rule", [pytest.param(rule, id=f"{i}-{rule['alert']}") for i, rule in enumerate(ALERTS)]
-)
+EACH_ALERT = of_each(ALERTS, lambda rule: str(rule["alert"]))
 SITUATIONS = situations()
 DASHBOARDS = {
     dashboard["uid"]: dashboard for dashboard in (json.loads(text) for _, text in dashboards())
@@ -84,6 +83,7 @@ def test_prometheus_accepts_the_rules():
     promtool("check", "rules", *map(str, RULES))
 
 
+@pytest.mark.journey
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_alerts_fire_stay_quiet_and_resolve_as_promised(cases: Path):
     promtool("test", "rules", str(cases))
@@ -251,10 +251,10 @@ def test_an_alert_links_to_a_page_of_the_console(rule: dict[str, Any]):
     assert not query or set(parse_qs(query)) <= set(page.query.__struct_fields__)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in ALERTS if rule["labels"]["severity"] == "critical"], ids=lambda rule: rule["alert"])  # fmt: skip
+@EACH_ALERT
 def test_the_description_of_a_page_ends_with_the_action(rule: dict[str, Any]):
     description = rule["annotations"]["description"]
-    if rule["alert"] != "RailscopeIncident":
+    if rule["labels"]["severity"] == "critical" and rule["alert"] != "RailscopeIncident":
         _, _, action = description.partition(" Action: ")
         assert action
         assert action.endswith(".")
@@ -377,9 +377,7 @@ def test_there_is_no_runbook_without_an_alert():
     assert {page.stem for page in pages} <= {path.stem for path in RULES} | {INCIDENT_RUNBOOK}
 
 
-EACH_PAGE = pytest.mark.parametrize(
-    "page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem
-)
+EACH_PAGE = of_each(sorted(RUNBOOKS.glob("*.md")))
 
 
 @EACH_PAGE

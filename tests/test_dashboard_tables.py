@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.dashboards import TABLES
+from support.each import of_each
 from support.promtool import QueryCase, evaluate
 
 from railscope_dashboards.promql import labels_in, metric_named, metrics_in
 from railscope_dashboards.query import build_query, joins_for, with_device_names
 
+EACH_TABLE = of_each((param.values[0] for param in TABLES), lambda panel: str(panel["title"]))
 
-@pytest.mark.parametrize("panel", TABLES)
+
+@EACH_TABLE
 def test_a_table_shows_its_worst_rows_first(panel: dict[str, Any]):
     """By columns of values, from the end at which their colours mean a problem."""
     by = panel["options"]["sortBy"]
@@ -62,7 +64,7 @@ def missing_names(keys: set[str], about: frozenset[str]) -> set[str]:
     return missing
 
 
-@pytest.mark.parametrize("panel", TABLES)
+@EACH_TABLE
 def test_a_table_has_all_names_of_gpus_and_nics(panel: dict[str, Any]):
     """A tenant sees only the names that its own metrics have; the rows of a grid are nodes.
 

@@ -7,8 +7,8 @@ import re
 from itertools import combinations
 from typing import Any
 
-import pytest
 from support.dashboards import DASHBOARDS
+from support.each import of_each
 from support.grafana_schema import mistakes
 
 from railscope_collector.access.credentials import ANYONE
@@ -18,6 +18,9 @@ from railscope_dashboards.promql import labels_in, problems
 
 PARTS = dict.fromkeys(re.findall(r"{(\w+)}", " ".join(p.path for p in page_table.PAGES)), "x")
 LABEL_VALUES = re.compile(r"label_values\((?P<selector>.*), (?P<label>\w+)\)")
+
+
+EACH_DASHBOARD = of_each(DASHBOARDS.values(), lambda dashboard: str(dashboard["title"]))
 
 
 def used_in(text: str) -> set[str]:
@@ -47,12 +50,12 @@ def test_uids_are_unique_and_stable():
     }
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+@EACH_DASHBOARD
 def test_a_dashboard_is_what_grafanas_schema_allows(dashboard: dict[str, Any]):
     assert mistakes(dashboard) == []
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+@EACH_DASHBOARD
 def test_a_variable_takes_its_values_from_what_is_declared(dashboard: dict[str, Any]):
     before: set[str] = set()
     for variable in dashboard["templating"]["list"][1:]:
@@ -77,7 +80,7 @@ def test_a_variable_takes_its_values_from_what_is_declared(dashboard: dict[str, 
     assert not unused
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+@EACH_DASHBOARD
 def test_a_variable_of_several_values_is_matched_as_a_pattern(dashboard: dict[str, Any]):
     several = {v["name"]: v.get("multi", False) for v in dashboard["templating"]["list"]}
     for panel in dashboard["panels"]:
@@ -86,7 +89,7 @@ def test_a_variable_of_several_values_is_matched_as_a_pattern(dashboard: dict[st
                 assert (operator == "=~") == several[name], target["expr"]
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+@EACH_DASHBOARD
 def test_marks_are_made_of_what_is_declared(dashboard: dict[str, Any]):
     for marks in dashboard["annotations"]["list"]:
         assert problems(marks["expr"]) == []
@@ -94,7 +97,7 @@ def test_marks_are_made_of_what_is_declared(dashboard: dict[str, Any]):
         assert shown | set(marks["tagKeys"].split(",")) <= labels_in(marks["expr"])
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+@EACH_DASHBOARD
 def test_links_to_the_console_name_pages_on_the_subject(dashboard: dict[str, Any]):
     """Each path is that of one page, with a value for each of its parts, and a time if the page takes one."""
     own = dashboard["links"][-1]
@@ -156,7 +159,7 @@ def test_the_dashboard_of_a_tenant_shows_nothing_of_others():
         assert not re.search(r'"url"', json.dumps(panel.get("fieldConfig", {}).get("overrides")))
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+@EACH_DASHBOARD
 def test_panels_have_their_own_number_and_place(dashboard: dict[str, Any]):
     numbers = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(numbers)) == len(numbers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
+from support.each import of_each
 
 from railscope.catalog import EVENTS
 from railscope_agent.health import RULES
@@ -21,7 +21,7 @@ ALERTS = {
 }
 
 
-@pytest.mark.parametrize("name", list(EVENTS))
+@of_each(EVENTS)
 def test_an_event_is_judged(name: str) -> None:
     event = EVENTS[name]
     judges = ALERTS | CLASSES.keys() | {rule.reason for rule in (*RULES, *NIC_RULES)}

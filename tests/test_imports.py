@@ -18,12 +18,10 @@ CLIENT = {"http.client", "railscope.catalog"}
 SERVICE = {"asyncio", "railscope.catalog", "railscope.service", "structlog"}
 AGENT = SERVICE | {"h11", "psutil", "railscope.capture", "railscope_agent.service"}
 LEDGER = SERVICE | {"cryptography", "numpy", "sqlalchemy"}
-COLLECTOR = LEDGER | {"aiohttp", "h11", "http.client", "jinja2", "railscope_collector.service"}
 IMPORTED = {
     ("--version",): set(),
     ("agent", "run", "--help"): AGENT,
     ("health", "--help"): set(),
-    ("collector", "run", "--help"): COLLECTOR,
     ("bill", "--help"): LEDGER,
     ("status", "--help"): CLIENT,
 }  # fmt: skip

@@ -11,7 +11,13 @@ from support.evaluated_alerts import Labels, alerts, metrics_of_rules
 
 METRICS = metrics_of_rules()
 WHOLE = {"gpus": 8}
-MINUTES = pytest.mark.parametrize("minutes", [10, pytest.param(60, marks=pytest.mark.thorough)])
+MINUTES = pytest.mark.parametrize(
+    "minutes",
+    [
+        pytest.param(10, marks=pytest.mark.journey),
+        pytest.param(60, marks=pytest.mark.thorough),
+    ],
+)
 KINDS: dict[str, dict[str, Any]] = {
     "of Kubernetes, with MIG": {"mode": "mig", "scheduler": "kubernetes", "model": "h200"},
     "of Kubernetes, with MPS": {"mode": "mps", "scheduler": "kubernetes"},

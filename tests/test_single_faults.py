@@ -26,8 +26,6 @@ MINUTES, SLOW_MINUTES = 28, 44
 """Faults begin at half time, and no rule that they concern waits for longer than the rest."""
 BEFORE_MINUTES = 8
 """The agent starts so long before the fault."""
-COMMON = {"xid79", "link_down"}
-"""Faults that `make test` has: a GPU and a port."""
 SLOW = {"settings_drift"}
 """Faults with a rule that waits longer."""
 METRICS = metrics_of_rules()
@@ -101,14 +99,9 @@ def test_every_fault_has_a_case() -> None:
     assert set(SENT_BY_FAULT) == set(SCENARIOS) - HEALTHY
 
 
+@pytest.mark.thorough  # minutes of an agent and of all rules for each
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, marks=[] if fault in COMMON else pytest.mark.thorough)
-        for fault in SENT_BY_FAULT
-    ],
-)
+@pytest.mark.parametrize("fault", SENT_BY_FAULT)
 async def test_a_fault_is_reported_by_what_it_explains(tmp_path: Path, fault: str) -> None:
     minutes = SLOW_MINUTES if fault in SLOW else MINUTES
     scheduler = "kubernetes" if fault == "unclaimed" else "slurm"  # whose jobs have all GPUs
