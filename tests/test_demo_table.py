@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -127,35 +124,6 @@ class NoLinks:
     rows = news
 
 
-PROGRAM = """
-import sys
-sys.path.insert(0, {tests!r})
-from test_demo_table import NOTES, NoLinks, incident, views
-from railscope_simulator.demo.report import DemoScreen
-screen = DemoScreen()
-for rows in ((), (), (incident(1, title="t" * 150),)):
-    screen.draw(views(*rows), NoLinks(), NOTES)
-screen.announce("FAULT BEGINS", ". Expect alerts")
-screen.print("end")
-"""
-
-
-def test_a_terminal_has_the_state_below_the_events_and_each_event_once(tmp_path: Path) -> None:
-    main, other = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM.format(tests=str(Path(__file__).parent))]
-    environment = os.environ | {"COLUMNS": "60", "LINES": "30"}
-    subprocess.run(command, stdout=other, env=environment, cwd=tmp_path, check=True)
-    os.close(other)
-    screen = rendered(os.read(main, 1 << 16).decode())
-    os.close(main)
-    events = [line[10:22].rstrip() for line in screen if line[2:3] == ":"]
-    assert events == ["a is reporti", "INCIDENT", "FAULT BEGINS"]
-    assert screen[0].endswith("a is reporting, GPUs: 8")
-    assert screen[-1] == "end"
-    assert not any("console" in line for line in screen), "the state is removed at the end"
-    assert max(map(len, screen)) <= 60
-
-
 def test_the_demo_ends_at_once_without_standard_output(tmp_path: Path) -> None:
     demo = f"exec {sys.executable} -m railscope_simulator.demo --directory {tmp_path} >&-"
     outcome = subprocess.run(["sh", "-c", demo], capture_output=True, text=True, check=False)
@@ -163,17 +131,3 @@ def test_the_demo_ends_at_once_without_standard_output(tmp_path: Path) -> None:
     assert outcome.stderr == (
         "Error: standard output is closed: expected a terminal or file; fix: redirect it to /dev/null\n"
     )
-
-
-def rendered(output: str) -> list[str]:
-    """Return the lines of a terminal after texts, and moves up by lines that are erased."""
-    lines = [""]
-    for part in re.split(r"(\x1b\[\d+A\r\x1b\[J|\r?\n)", output):
-        if part.startswith("\x1b"):
-            above = int(part[2:].partition("A")[0])
-            lines = [*lines[: -above - 1], ""]
-        elif part.endswith("\n"):
-            lines.append("")
-        else:
-            lines[-1] += part
-    return [line for line in lines if line]

@@ -402,7 +402,7 @@ def test_what_the_page_adds_has_the_types_it_states(followed: Path):
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(300)  # all checks but types, of a copy
+@pytest.mark.timeout(900)  # all checks but types, of a copy
 def test_what_the_page_adds_passes_all_checks_and_its_own_tests(followed: Path):
     make(followed, "docs", "lint")
     assert "| 157339 | Open files |" in (followed / "docs/dashboards.md").read_text()

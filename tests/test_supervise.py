@@ -93,11 +93,6 @@ async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
     assert [line["problem"] for line in refused] == [bad]
 
 
-async def test_a_service_that_cannot_start_at_first_reports_it():
-    with pytest.raises(SettingsError, match="unstartable"):
-        await supervise(FakeServices("unstartable").load)
-
-
 @pytest.mark.parametrize("end", ["time", "signal", "service"])
 async def test_a_service_runs_on_before_it_is_stopped(end: str):
     services, asked = FakeServices("one"), asyncio.Event()
