@@ -1,4 +1,4 @@
-"""Real Prometheus and VictoriaMetrics as long-term stores: samples are read back as they were sent."""
+"""Real Prometheus and VictoriaMetrics as long-term stores: what is sent is read back, by remote write, import or lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def prometheus(port: int, directory: Path) -> AsyncIterator[None]:
 async def victoria(port: int, directory: Path) -> AsyncIterator[None]:
     command = [
         "victoria-metrics", f"-httpListenAddr=127.0.0.1:{port}", "-storageDataPath=vm", "-search.latencyOffset=0s",
-        "-search.disableCache",
+        "-search.disableCache", "-influxSkipSingleField",
     ]  # fmt: skip
     async with debian_server("victoria-metrics", *command, directory=directory):
         yield
@@ -190,3 +190,26 @@ def series_of_page(text: str) -> set[str]:
             labels = {label: value for label, value in pairs if value}
             found.add(f"{name}{json.dumps(labels, sort_keys=True)}")
     return found
+
+
+@pytest.mark.thorough
+async def test_victoria_metrics_takes_the_views_as_line_protocol(
+    site: ProgramDirectory, tmp_path: Path
+):
+    site.prepare({"n1": "training"})
+    port = free_port()
+    collector = await site.collector(
+        RAILSCOPE_COLLECTOR_INFLUX__URL=f"http://127.0.0.1:{port}",
+        RAILSCOPE_COLLECTOR_INFLUX__PERIOD_SECONDS="0.5",
+    )
+    await site.agent("n1")
+    await collector.find_logged("sink_connection_failed")
+    async with victoria(port, tmp_path):
+        await collector.find_logged("sink_connected")
+
+        async def written() -> bool:
+            data = await get(port, "/api/v1/query", query="railscope_rail_sum_gpu_power_watts > 0")
+            rails = sorted(series["metric"]["rail"] for series in (data or {}).get("result", ()))
+            return rails == ["0", "1"]
+
+        await wait_until(written, "VictoriaMetrics has the power of each rail")
