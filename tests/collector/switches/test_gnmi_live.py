@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from running_collector import run_collector, settings_in
 from support import sonic_switch as sonic
 from support.certificates import self_signed
 
 from railscope.reading import Absent, Reading
 from railscope.settings import SettingsError
-from railscope_collector.config import IngestLimits, SwitchesSettings
+from railscope_collector.config import SwitchesSettings
 from railscope_collector.switches import gnmi_messages, gnmi_reader, switch_settings
 from railscope_collector.switches.switch_polling import SwitchPolling
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
@@ -251,38 +247,11 @@ async def test_statuses_of_the_switch_are_named(
             await read_plaintext(switch, tmp_path)
 
 
-async def test_silent_switch_is_a_timeout(tmp_path: Path):
-    async with sonic.sonic_switch() as switch:
-        switch.silent.add(sonic.PORTS)
-        with pytest.raises(SwitchReadError, match=r"no complete answer within 0.5 s") as failed:
-            await read_plaintext(switch, tmp_path, timeout_seconds=0.1)
-    assert failed.value.reason == "timeout"
-
-
-async def test_endless_stream_of_answers_ends(tmp_path: Path):
-    async def stream(_body: bytes, _context: Any) -> AsyncIterator[bytes]:
-        while True:
-            yield sonic.encode_answer("COUNTERS_DB", b"{}")
-
-    handler = grpc.unary_stream_rpc_method_handler(stream)
-    async with sonic.sonic_switch(handler=handler) as switch:
-        with pytest.raises(SwitchReadError):
-            await read_plaintext(switch, tmp_path, timeout_seconds=0.1)
-
-
 async def test_nothing_that_listens_is_an_error(tmp_path: Path):
     async with sonic.sonic_switch() as switch:
         file = switch.write_switches(tmp_path, plaintext=True)
     with pytest.raises(SwitchReadError, match="UNAVAILABLE"):
         await read(configured(file, 0.1))
-
-
-async def test_more_ports_than_the_limit_are_counted_and_not_read(tmp_path: Path):
-    async with sonic.sonic_switch() as switch:
-        switch.tables[sonic.PORTS] = {f"Ethernet{n}": {} for n in range(600)}
-        reading = await read_plaintext(switch, tmp_path)
-    assert values(reading)["ports",] == 600
-    assert len(facts(reading, "switch_ports")) == 512
 
 
 async def test_tls_with_a_pinned_authority_a_client_certificate_and_a_password(tmp_path: Path):
@@ -308,40 +277,6 @@ async def test_tls_with_a_pinned_authority_a_client_certificate_and_a_password(t
             await read(configured(switch.write_switches(tmp_path, **trusted)))
         with pytest.raises(SwitchReadError):
             await read(configured(switch.write_switches(tmp_path, plaintext=True)))
-
-
-async def test_certificate_of_another_name_is_accepted_if_the_settings_name_it(tmp_path: Path):
-    certificate, key = self_signed(tmp_path / "switch", "127.0.0.2")
-    pair = (key.read_bytes(), certificate.read_bytes())
-    async with sonic.sonic_switch(grpc.ssl_server_credentials([pair])) as switch:
-        ca = {"ca_file": str(certificate)}
-        with pytest.raises(SwitchReadError, match="another name; fix: set server_name"):
-            await read(configured(switch.write_switches(tmp_path, **ca)))
-        named = switch.write_switches(tmp_path, **ca, server_name="127.0.0.2")
-        assert values(await read(configured(named)))["ports",] == 2
-
-
-async def test_polled_switch_is_in_metrics_with_exact_values(tmp_path: Path):
-    async with sonic.sonic_switch() as switch:
-        file = str(switch.write_switches(tmp_path, plaintext=True, period_seconds=5.0))
-        settings = settings_in(
-            tmp_path, limits=IngestLimits(), switches=SwitchesSettings(file=file)
-        )
-        async with run_collector(settings) as one:
-            await asyncio.sleep(0)
-            polled = one.collector.switches.polling.polled["leaf-07"]
-            await one.collector.switches.polling.poll(polled)
-            assert polled.problem == ""
-            assert set(one.collector.core.fleet.switches) == {"switch/leaf-07"}
-            _, text = await one.get("/metrics")
-    port = 'switch="leaf-07",port="Ethernet4"'
-    for line in (
-        'railscope_switch_up{switch="leaf-07"} 1',
-        f"railscope_switch_port_receive_errors_total{{{port}}} {(1 << 32) + 2}",
-        f'railscope_switch_port_receive_pfc_pause_estimated_seconds_total{{{port},priority="3"}} 3.000003',
-        f'railscope_switch_queue_ecn_marked_packets_total{{{port},queue="3"}} 20034',
-    ):
-        assert f"{line}\n" in text
 
 
 async def test_check_reads_each_switch_and_names_those_that_fail(tmp_path: Path):

@@ -81,13 +81,6 @@ def test_errors_of_credentials_quote_no_secret(tmp_path: Path, credential: str):
     assert "secret-text" not in str(failed.value)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8080", "[::1]:8080", "localhost"])
-def test_password_without_tls_is_accepted_on_loopback(tmp_path: Path, address: str):
-    (switch,) = read(tmp_path, table(protocol="gnmi", address=address, plaintext=True))
-    assert switch.gnmi is not None
-    assert switch.gnmi.plaintext
-
-
 @pytest.mark.parametrize(("address", "warnings"), [("192.0.2.7", 1), ("127.0.0.1", 0)])
 def test_plaintext_beyond_loopback_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], address: str, warnings: int

@@ -93,31 +93,9 @@ def test_address_as_name_of_an_element_keeps_its_first_part():
     assert leaf_of("eos-native-mac-as-path-name", path, ()) is True
 
 
-def test_deletion_alone_leaves_nothing():
-    messages = captures.capture_messages("delete-only")
-    assert not captures.leaves_of(messages, tables.TREE).names(tables.TREE.leaves())
-
-
-@pytest.mark.parametrize(
-    ("name", "local"),
-    [
-        ("openconfig-interfaces:interfaces", "interfaces"),
-        ("oc-if:state", "state"),
-        ("state", "state"),
-        ("01:00:5e:1e:1e:1e", "01:00:5e:1e:1e:1e"),
-        ("a0:00:5e:1e:1e:1e", "a0:00:5e:1e:1e:1e"),
-        ("", ""),
-        ("oc-if:", "oc-if:"),
-    ],
-)
-def test_module_of_a_name_is_left_out(name: str, local: str):
-    assert gnmi_updates.local_name(name) == local
-
-
 # Kinds of values ---------------------------------------------------------------------------------
 
 OCTETS = f"{STATE}counters/in-octets"
-SIGNAL = "components/component[name]/transceiver/physical-channels/channel[index]/state/input-power/instant"
 
 
 def elements(*names: str, **keys: Mapping[str, str]) -> dict[str, Any]:
@@ -190,10 +168,6 @@ def test_each_kind_of_value_is_a_number_or_has_a_reason(
         assert abs(found - decimal) < Decimal("0.000001")
 
 
-def test_bytes_without_content_are_an_error():
-    assert tables.as_count(b"") is tables.as_decimal(b"") is Absent.ERROR
-
-
 def test_lists_of_json_have_their_keys_inside():
     content = {"openconfig-interfaces:interface": [
         {"name": "e1", "state": {"counters": {"in-octets": "5"}}},
@@ -205,12 +179,6 @@ def test_lists_of_json_have_their_keys_inside():
     leaves = take({"update": [{"path": elements("interfaces"), "val": value}]})
     assert [leaves.get(OCTETS, name) for name in ("e1", "e2")] == ["5", 6]
     assert leaves.names([OCTETS]) == ["e1", "e2"]
-
-
-def test_keys_of_the_last_element_may_be_in_the_value():
-    value = {"jsonVal": _base64('[{"name": "e1", "state": {"counters": {"in-octets": 5}}}]')}
-    leaves = take({"update": [{"path": elements("interfaces", "interface"), "val": value}]})
-    assert leaves.get(OCTETS, "e1") == 5
 
 
 def _base64(text: str) -> str:

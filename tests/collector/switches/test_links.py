@@ -105,19 +105,6 @@ def test_two_known_nodes_at_one_port_are_a_fault_and_the_newest_is_linked(others
     ]
 
 
-def test_lldp_of_the_server_is_used_where_the_server_receives_none():
-    found = joined([host()], [end("gpu-0001.example", "eth0")])
-    assert found.links[PORT].evidence == ("switch_lldp",)
-
-
-def test_server_without_a_known_interface_confirms_and_determines_no_link():
-    address = "02:bb:00:00:00:01"
-    assert joined([host()], [end("gpu-0001", address)]).links == {}
-    found = joined([host("leaf-07", "Ethernet0")], [end("gpu-0001", address)])
-    assert found.links[PORT].evidence == ("host_lldp", "switch_lldp")
-    assert found.faults == []
-
-
 def test_cabling_file_is_used_without_lldp_and_confirms_otherwise():
     row = link_ends.CabledLink("leaf-07", "TO-Ethernet0", *NIC)
     assert joined([host()], [end()], row).links[PORT].evidence == ("cabling_file",)
@@ -141,22 +128,6 @@ def test_two_servers_at_one_port_are_a_fault_and_are_not_linked():
         links.CablingFault("file_differs", PORT, link_ends.NO_NIC, ("gpu-0003", "eth0")),
         links.CablingFault("several_hosts", PORT, NIC, OTHER),
     ]
-
-
-@pytest.mark.parametrize(
-    ("ends", "rows", "kind"),
-    [
-        ([end("gpu-0002", "eth0")], [], "switch_lldp"),
-        ([end("gpu-0002", "an interface without a name")], [], "switch_lldp"),
-        ([end()], [link_ends.CabledLink(*PORT, *OTHER)], "cabling_file"),
-        ([end("gpu-0002")], [link_ends.CabledLink(*PORT, *NIC)], "switch_lldp"),
-    ],
-)
-def test_less_certain_evidence_decides_between_two_servers_at_one_port(ends, rows, kind):
-    hosts = [host("leaf-07", "Ethernet0"), host("leaf-07", "Ethernet0", nic=OTHER)]
-    found = joined(hosts, ends, *rows)
-    assert (found.links[PORT].nic, found.links[PORT].evidence) == (OTHER, ("host_lldp", kind))
-    assert links.CablingFault("several_hosts", PORT, OTHER, NIC) in found.faults
 
 
 # Texts that a device announces about a port ---------------------------------------------------------
@@ -210,26 +181,6 @@ def test_port_is_the_one_that_its_id_names_or_else_its_description(
     assert found.find(port_id, description) == expected
 
 
-def test_description_decides_at_either_end_where_the_port_id_names_no_port():
-    hosts = [host("leaf-07", MAC, CHASSIS)._replace(port_description="Ethernet4"), host(nic=OTHER)]
-    ends = [end(), end(port="Ethernet4")]
-    assert joined(hosts, ends)[:2] == (
-        {("leaf-07", "Ethernet4"): links.PortLink(("leaf-07", "Ethernet4"), NIC, "3", ("host_lldp",))},
-        [],
-    )  # fmt: skip
-    received = end("gpu-0002.example", "7")._replace(neighbour_description="gpu-0002:eth0")
-    assert joined(hosts[1:], [received])[:2] == (
-        {PORT: links.PortLink(PORT, OTHER, "3", ("switch_lldp",))},
-        [],
-    )
-
-
-def test_member_of_a_bond_is_the_interface_that_the_description_names():
-    members = [with_addresses(("gpu-0001", f"eth{n}"), OWN) for n in range(2)]
-    received = end("", OWN)._replace(neighbour_description="eth1")
-    assert joined(members, [received]).links[PORT].nic == ("gpu-0001", "eth1")
-
-
 # MAC addresses -----------------------------------------------------------------------------------
 
 
@@ -252,36 +203,6 @@ def test_texts_other_than_the_mac_address_of_a_device(text):
     assert end_names.mac_address(text) == ""
 
 
-def test_mac_address_of_a_switch_port_is_a_name_of_it():
-    port = end()._replace(names=("02-CC-00-00-00-01",))
-    found = joined([host("", "02:cc:00:00:00:01", "02AA.0000.0007")], [port])
-    assert found.links[PORT].evidence == ("host_lldp",)
-
-
-def test_mac_address_of_the_chassis_names_no_port_although_one_alone_is_listed_with_it():
-    ends = [
-        end()._replace(names=("", CHASSIS, "")),
-        *(end(port=f"Ethernet{n}")._replace(names=("", "", "")) for n in (4, 8)),
-    ]
-    hosts = [
-        host("leaf-07", CHASSIS, CHASSIS),
-        host("leaf-07", CHASSIS, CHASSIS, OTHER),
-        host("leaf-07", CHASSIS, CHASSIS, ("gpu-0003", "eth0"))._replace(
-            port_description="Ethernet8"
-        ),
-    ]
-    found = joined(hosts, ends)
-    assert {port[1]: link.nic[0] for port, link in found.links.items()} == {"Ethernet8": "gpu-0003"}
-    assert found.faults == []
-
-
-def test_default_settings_of_a_server_and_its_interface_names_are_joined_by_the_chassis():
-    """lldpd announces the MAC address of the first interface as its chassis."""
-    first = with_addresses(("gpu-0001", "mgmt0"), "02:bb:00:00:00:00")
-    found = joined([host(), first], [end("", "eth0", chassis="02:bb:00:00:00:00")])
-    assert {port: link.nic for port, link in found.links.items()} == {PORT: NIC}
-
-
 def test_members_of_a_bond_are_distinguished_by_their_permanent_addresses():
     first, second = with_addresses(NIC, OWN), ("gpu-0001", "eth1")
     member = with_addresses(second, "02:bb:00:00:00:02", OWN)
@@ -289,13 +210,6 @@ def test_members_of_a_bond_are_distinguished_by_their_permanent_addresses():
     found = joined([first, member], ports)
     assert [link.nic for link in found.links.values()] == [NIC, second]
     assert found.faults == []
-
-
-def test_address_of_two_interfaces_of_a_node_determines_the_node_only():
-    found = joined(
-        [with_addresses(NIC, OWN), with_addresses(("gpu-0001", "eth1"), OWN)], [end("", OWN)]
-    )
-    assert found[:2] == ({}, [])
 
 
 def test_switches_with_one_identity_are_a_fault_unless_the_chassis_or_the_name_is_of_one():
@@ -317,13 +231,6 @@ def test_mac_address_that_two_nodes_report_joins_none_and_is_a_fault_that_names_
     found = joined(hosts, [end("gpu-0002", OWN)])
     assert found.links == {}
     assert found.faults == [links.CablingFault("duplicate_address", PORT, NIC, OTHER)]
-
-
-def test_node_that_reports_the_address_of_another_does_not_take_its_link():
-    owner = host("leaf-07", "Ethernet0", "", OTHER, OWN)
-    found = joined([owner, with_addresses(NIC, OWN)], [end("gpu-0002", OWN)])
-    assert found.links[PORT].nic == OTHER
-    assert found.faults == [links.CablingFault("duplicate_address", PORT, OTHER, NIC)]
 
 
 @pytest.mark.parametrize(
@@ -390,48 +297,6 @@ def test_nic_on_a_leaf_of_another_rail_is_a_fault_without_any_switch():
         ],
         nics=8,
     )  # fmt: skip
-
-
-def test_leaf_of_a_link_counts_by_whatever_evidence_it_is_known():
-    leaves = [
-        link_ends.SwitchEnd(f"leaf-{leaf}", f"p{node}", (), f"l{leaf}.example", "", "", f"02:00:00:00:{node:02x}:{leaf:02x}")
-        for leaf in range(2)
-        for node in range(4)
-    ]  # fmt: skip
-    hosts = [
-        link_ends.HostEnd(f"n{node}", f"eth{rail}", str(rail), addresses=(f"02:00:00:00:{node:02x}:{rail:02x}",))
-        for node in range(4)
-        for rail in range(2)
-    ]  # fmt: skip
-    assert joined(hosts, leaves).faults == []
-    exchanged = [
-        each._replace(interface=f"eth{1 - int(each.rail)}", rail=str(1 - int(each.rail)))
-        if each.node == "n3"
-        else each
-        for each in hosts
-    ]
-    # One NIC is known by the name that the switch announces to it.
-    exchanged[0] = link_ends.HostEnd("n0", "eth0", "0", "l0", "a port that is unknown")
-    found = [
-        (fault.port, fault.found, fault.expected) for fault in joined(exchanged, leaves).faults
-    ]
-    assert found == [
-        (("leaf-0", "p3"), ("n3", "eth1"), ("leaf-1",)),
-        (("leaf-1", "p3"), ("n3", "eth0"), ("leaf-0",)),
-    ]
-
-
-def test_cable_at_another_port_than_the_file_states_is_a_fault():
-    row = link_ends.CabledLink("leaf-07", "Ethernet4", *NIC)
-    found = joined([host("leaf-07", "Ethernet0")], [end(), end(port="Ethernet4")], row)
-    assert found.links[PORT].nic == NIC
-    listed = ("leaf-07", "Ethernet4")
-    assert found.faults == [links.CablingFault("file_differs", listed, ("", ""), NIC)]
-
-
-def test_name_of_two_switches_determines_none():
-    second = end()._replace(switch="leaf-08")
-    assert joined([host("leaf-07.example", "Ethernet0", CHASSIS)], [end(), second]).links == {}
 
 
 # Properties --------------------------------------------------------------------------------------

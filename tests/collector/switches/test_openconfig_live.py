@@ -12,15 +12,12 @@ import pytest
 from running_collector import run_collector, settings_in
 from structlog.testing import capture_logs
 from support import gnmi_captures as captures, openconfig_switch as server, sonic_switch
-from support.certificates import self_signed
 
 from railscope.reading import Absent, Reading
 from railscope_collector.config import IngestLimits, SwitchesSettings
 from railscope_collector.switches import (
     gnmi_messages,
     gnmi_reader,
-    gnmi_updates,
-    openconfig_reader,
     openconfig_tables as tables,
     switch_reading as base,
     switch_settings,
@@ -108,40 +105,6 @@ async def test_switch_without_once_is_read_by_the_first_pass_of_samples(tmp_path
     assert gnmi_messages.enumeration("SubscriptionMode")[mode] == "SAMPLE"
 
 
-async def test_each_group_is_read_in_its_period(tmp_path: Path):
-    now = [1000.0]
-    async with server.openconfig_switch() as switch:
-        file = switch.write_switches(tmp_path, plaintext=True)
-        reader = gnmi_reader.GnmiReader(configured(file), lambda: now[0])
-        first = await reader.read()
-        now[0] += 1
-        switch.requests.clear()
-        second = await reader.read()
-    assert server.QUEUES not in switch.requests
-    assert server.PORTS in switch.requests
-    assert set(first.streams) - set(second.streams) == {
-        base.QUEUES, base.QUEUE_MARKS, base.WATERMARKS, base.NEIGHBOURS, base.LANES,
-    }  # fmt: skip
-
-
-async def test_summary_names_dialect_ports_and_the_facts_that_are_missing(tmp_path: Path):
-    async with server.openconfig_switch() as switch:
-        assert base.summarize(await read(switch, tmp_path)) == (
-            "openconfig, 2 ports, 2 with a neighbour, without FEC, PFC watchdog, optics"
-        )
-
-
-async def test_port_that_disappears_is_no_longer_read(tmp_path: Path):
-    async with server.openconfig_switch() as switch:
-        file = switch.write_switches(tmp_path, plaintext=True)
-        reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
-        assert ("port_up", "Ethernet2/1") in values(await reader.read())
-        switch.state.ports = {"": server.simulated_switch(3).ports["Ethernet12"]}
-        found = values(await reader.read())
-    assert found["ports",] == 1
-    assert {key[1] for key in found if len(key) > 1} == {"Ethernet3/1"}
-
-
 # The dialect -------------------------------------------------------------------------------------
 
 
@@ -164,15 +127,6 @@ async def test_models_decide_the_dialect(
             await read(switch, tmp_path, dialect=dialect)
 
 
-async def test_models_of_sr_linux_are_preferred_and_requested_without_an_origin(tmp_path: Path):
-    async with server.openconfig_switch() as switch:
-        switch.models = ["openconfig-interfaces", "srl_nokia-interfaces"]
-        with pytest.raises(base.SwitchReadError, match="no Ethernet ports"):
-            await read(switch, tmp_path)
-    assert switch.requests[0] == "interface/statistics"
-    assert {each.path.origin for each in switch.decoded[0].subscription} == {""}
-
-
 async def test_sr_linux_is_read_by_its_native_models(tmp_path: Path):
     """The capture answers the first request, the others are empty: the path of an answer decides."""
     state = captures.until_sync(captures.capture_messages("nokia-srl-native-derived"))
@@ -186,22 +140,6 @@ async def test_sr_linux_is_read_by_its_native_models(tmp_path: Path):
     assert found["queue_ecn_marked_packets_total", "ethernet-1/1", "3"] == 88_000
     assert found["transceiver_receive_power_watts", "ethernet-1/1", "1"] == 831_764
     assert found["neighbour_known", "ethernet-1/1"] == 1
-
-
-async def test_switch_without_capabilities_is_one_with_sonic(tmp_path: Path):
-    async with sonic_switch.sonic_switch() as switch:
-        assert (await read(switch, tmp_path)).dialect == "sonic"
-
-
-async def test_switch_that_got_another_system_is_read_in_its_dialect(tmp_path: Path):
-    async with server.openconfig_switch() as switch:
-        file = switch.write_switches(tmp_path, plaintext=True)
-        reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
-        switch.models = ["sonic-db"]
-        with pytest.raises(base.SwitchReadError, match="SONiC"):
-            await reader.read()
-        switch.models = openconfig_answers.MODELS
-        assert (await reader.read()).dialect == "openconfig"
 
 
 async def test_same_leaf_in_both_dialects_has_equal_values(tmp_path: Path):
@@ -270,40 +208,6 @@ async def test_hostile_answers_end_in_a_reason(
     assert len(str(failed.value)) < 500
 
 
-async def test_endless_empty_messages_reach_the_limit(tmp_path: Path):
-    async with server.openconfig_switch() as switch:
-        switch.messages[server.PORTS] = [b""] * 2000
-        capabilities = openconfig_reader.Capabilities(
-            frozenset(switch.models), "PROTO", is_sonic=False
-        )
-        reader = openconfig_reader.OpenConfigReader(
-            configured(switch.write_switches(tmp_path, plaintext=True)),
-            capabilities,
-            time.monotonic,
-            max_answer_bytes=100_000,
-        )
-        with pytest.raises(base.SwitchReadError, match="answer of ports too large"):
-            await reader.read()
-
-
-async def test_answer_of_50_megabytes_is_a_limit_and_its_values_are_not_kept(tmp_path: Path):
-    update = {"path": {"elem": [{"name": "unknown"}]}, "val": {"string_val": "x" * (1 << 20)}}
-    message = gnmi_messages.encode("SubscribeResponse", update={"update": [update]})
-    async with server.openconfig_switch() as switch:
-        switch.messages[server.PORTS] = [message] * 50
-        with pytest.raises(base.SwitchReadError, match="answer of ports too large") as failed:
-            await read(switch, tmp_path, timeout_seconds=20.0)
-    assert failed.value.reason == "limit"
-
-
-def test_unknown_paths_are_not_kept():
-    update = {"path": {"elem": [{"name": "unknown"}]}, "val": {"string_val": "x"}}
-    message = gnmi_messages.encode("SubscribeResponse", update={"update": [update] * 1000})
-    leaves = gnmi_updates.Leaves(tables.TREE)
-    openconfig_reader.apply_messages([message], leaves)
-    assert not leaves.names(tables.TREE.leaves())
-
-
 async def test_switch_that_does_not_end_the_call_is_read_at_once(tmp_path: Path):
     async with server.openconfig_switch() as switch:
         switch.remains_open = True
@@ -331,16 +235,6 @@ async def test_failure_of_a_group_concerns_it_alone(
     assert found["port_receive_bytes_total", "Ethernet1/1"] == 10**18 + 1
 
 
-async def test_after_a_timeout_no_further_group_is_requested(tmp_path: Path):
-    async with server.openconfig_switch() as switch:
-        switch.silent.add("interfaces/interface/ethernet/pfc")
-        found = values(await read(switch, tmp_path, timeout_seconds=0.1))
-    assert switch.requests[-1] == "interfaces/interface/ethernet/pfc"
-    assert found["port_transmit_pfc_pause_frames_total", "Ethernet1/1", "3"] is Absent.TIMEOUT
-    assert found["neighbour_known", "Ethernet1/1"] is Absent.TIMEOUT
-    assert found["port_receive_bytes_total", "Ethernet1/1"] == 10**18 + 1
-
-
 @pytest.mark.parametrize(
     ("place", "code", "problem"),
     [
@@ -356,39 +250,6 @@ async def test_failures_of_what_is_essential_are_named(
         switch.failures[place] = code
         with pytest.raises(base.SwitchReadError, match=problem):
             await read(switch, tmp_path)
-
-
-async def test_tls_with_a_pinned_authority_a_client_certificate_and_a_password(tmp_path: Path):
-    certificate, key = self_signed(tmp_path / "switch")
-    own, own_key = self_signed(tmp_path / "own")
-    credentials = grpc.ssl_server_credentials(
-        [(key.read_bytes(), certificate.read_bytes())],
-        root_certificates=own.read_bytes(),
-        require_client_auth=True,
-    )
-    (tmp_path / "user.toml").write_text('user = "watcher"\npassword = "secret-text"\n')
-    files = {"certificate_file": str(own), "key_file": str(own_key), "plaintext": False}
-    trusted = {"ca_file": str(certificate), "credential_file": str(tmp_path / "user.toml")}
-    async with server.openconfig_switch(credentials) as switch:
-        assert values(await read(switch, tmp_path, **files, **trusted))["ports",] == 2
-        assert all(
-            {"username": "watcher", "password": "secret-text"}.items() <= each.items()
-            for each in switch.metadata
-        )
-        with pytest.raises(base.SwitchReadError, match="untrusted certificate"):
-            await read(switch, tmp_path, **files, ca_file=str(own))
-
-
-async def test_certificate_of_another_name_is_an_error(tmp_path: Path):
-    certificate, key = self_signed(tmp_path / "switch", "127.0.0.2")
-    credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
-    trusted = {"ca_file": str(certificate), "plaintext": False}
-    async with server.openconfig_switch(credentials) as switch:
-        with pytest.raises(base.SwitchReadError, match="another name; fix: set server_name"):
-            await read(switch, tmp_path, **trusted)
-        assert (
-            values(await read(switch, tmp_path, **trusted, server_name="127.0.0.2"))["ports",] == 2
-        )
 
 
 async def test_polled_switch_is_in_metrics_and_its_dialect_in_the_log(tmp_path: Path):

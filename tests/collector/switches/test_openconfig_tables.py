@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 from support import gnmi_captures as captures
 
-from railscope.catalog import switches as catalog
-from railscope.frame import NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import (
     openconfig_tables as tables,
-    switch_frames,
     switch_reading as base,
 )
 
@@ -191,26 +188,6 @@ def test_group_that_failed_has_its_reason_and_keeps_the_queues_and_lanes_that_ar
     assert found["port_transmit_pause_frames_total", "et-1"] == 12
 
 
-@pytest.mark.parametrize("group", ["ports", "Ethernet counters"])
-def test_fact_with_paths_in_two_groups_has_the_reason_of_the_one_that_failed(group: str):
-    messages = [answer(state={"type": "ethernetCsmacd", "oper-status": "UP"})]
-    fact = "port_receive_fcs_errors_total", "e1"
-    assert values(read(messages))[fact] is Absent.UNSUPPORTED
-    assert values(read(messages, {group: Absent.TIMEOUT}))[fact] is Absent.TIMEOUT
-    assert values(read(messages, {"PFC": Absent.TIMEOUT}))[fact] is Absent.UNSUPPORTED
-
-
-@pytest.mark.parametrize("capture", [ARISTA, SRL])
-def test_values_that_arrived_before_their_request_failed_count(capture: str):
-    messages = captures.until_sync(captures.capture_messages(capture))
-    whole, cut = (values(read(messages, failures)) for failures in ({}, {"PFC": Absent.TIMEOUT}))
-    assert {key: value for key, value in cut.items() if value is not Absent.TIMEOUT} == {
-        key: value
-        for key, value in whole.items()
-        if value is not Absent.UNSUPPORTED or cut[key] is not Absent.TIMEOUT
-    }
-
-
 @pytest.mark.parametrize(
     ("state", "up"),
     [
@@ -269,15 +246,6 @@ def test_ports_are_the_interfaces_of_ethernet_in_the_order_of_their_numbers(
     listed = [{"name": name, "state": state} for name, state in interfaces]
     reading = read([notification({"interfaces": {"interface": listed}})])
     assert [key[0] for key in facts(reading, base.PORTS)] == expected
-
-
-def test_interfaces_without_a_type_are_ports_if_they_have_a_speed():
-    listed = [
-        {"name": "ethernet-1/1", "oper-state": "up", "ethernet": {"port-speed": "400G"}},
-        {"name": "lag1", "oper-state": "up"},
-    ]
-    reading = read([notification({"interface": listed})])
-    assert [key[0] for key in facts(reading, base.PORTS)] == ["ethernet-1/1"]
 
 
 def test_switch_without_ports_is_an_error():
@@ -345,43 +313,3 @@ def test_channels_count_from_0_or_1_and_belong_to_the_port_that_names_them():
     lanes = [key[1:] for key in found if key[0] == "transceiver_receive_power_watts"]
     assert lanes == [("e1", "1"), ("e1", "2"), ("e2", "3"), ("e2", "4"), *(("e3", str(n)) for n in range(1, 5))]  # fmt: skip
     assert found["transceiver_receive_power_watts", "e1", "1"] == 1_000_000
-
-
-def test_further_neighbours_of_a_port_are_named():
-    def neighbour(number: int) -> dict[str, Any]:
-        state = {"chassis-id": f"02:00:00:00:03:0{number}", "system-name": f"gpu-{number}"}
-        return {"id": str(number), "state": state}
-
-    neighbours = {"neighbor": [neighbour(2), neighbour(1)]}
-    content = {
-        "interfaces": {"interface": [{"name": "e1", "state": {"oper-status": "UP"}}]},
-        "lldp": {"interfaces": {"interface": [{"name": "e1", "neighbors": neighbours}]}},
-    }
-    found = facts(read([notification(content)]), base.NEIGHBOURS)["e1",]
-    assert (found["system_name"], found["other_system_names"]) == ("gpu-1", "gpu-2")
-
-
-def test_growth_beyond_32_bits_between_two_polls_is_exact():
-    frames = switch_frames.SwitchFrames("leaf-01", "run", has_narrow_counters=False)
-    found = []
-    for number, octets in enumerate((5, 5 + 3 * (1 << 32), 7)):
-        message = answer(state={"counters": {"in-octets": str(octets), "in-errors": str(octets)}})
-        stamp = NodeTimestamp(number * SECOND_NS, number * SECOND_NS, 0)
-        made = frames.frames(read([message]), stamp)
-        (frame,) = (each for each in made if each.schema.stream == base.PORTS)
-        places = {metric: place for place, (metric, _) in enumerate(frame.schema.columns)}
-        found.append(
-            [frame.values[places[each]] for each in (catalog.RECEIVED, catalog.RECEIVED_ERRORS)]
-        )
-    assert found == [[5, 5], [5 + 3 * (1 << 32)] * 2, [7, 7]]
-
-
-def test_paths_of_the_table_are_those_of_the_groups():
-    """A leaf that no request contains would stay absent."""
-    groups = (*tables.GROUPS, *tables.SRL_GROUPS)
-    leaves = list(tables.TREE.leaves())
-    assert [
-        leaf for leaf in leaves if not any(tables.is_requested(leaf, each) for each in groups)
-    ] == []
-    for group in groups:
-        assert any(tables.is_requested(leaf, group) for leaf in leaves)

@@ -132,37 +132,6 @@ async def test_rejected_frames_are_a_failure():
     assert switch.problem == "no space left"
 
 
-async def test_frames_that_are_stored_late_are_not_missing():
-    site = Site(errors={"leaf-07": ()}, period_seconds=0.05)
-    switch = await site.polled()
-    loop = asyncio.get_running_loop()
-
-    async def store_late(name: str, body: bytes, sent: wire.SentAt) -> str:
-        late = asyncio.Event()
-        loop.call_later(2 * switch.settings.period_seconds, late.set)
-        await late.wait()
-        return await site.store(name, body, sent)
-
-    site.polling.submit = store_late
-    for _ in range(2):
-        await site.polling.poll(switch)
-    stored = [envelopes.unpack(body, 1 << 20).batches[0].first_sequence for body in site.bodies]
-    assert (stored, dict(switch.failures)) == ([1, 2], {})
-
-
-async def test_a_read_ends_with_its_period():
-    site = Site(errors={"leaf-07": ()}, period_seconds=0.05)
-    switch = await site.polled()
-
-    async def read() -> SwitchReading:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    site.readers["leaf-07"].read = read  # type: ignore[method-assign]
-    await site.polling.poll(switch)
-    assert (dict(switch.failures), site.bodies) == ({"timeout": 1}, [])
-
-
 async def test_defect_of_one_reader_leaves_other_switches_polled():
     defects = tuple(ZeroDivisionError("defect") for _ in range(100))
     site = Site(errors={"bad": defects, "good": ()}, period_seconds=0.01)

@@ -10,28 +10,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from running_collector import RunningCollector, run_collector, settings_in
 from support import snmp_objects, snmpd
 from support.shared import capture_path
 
 from railscope.catalog import declare, switches as catalog
-from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
-from railscope.timestamps import SECOND_NS
-from railscope_collector.config import IngestLimits, SwitchesSettings
+from railscope_collector.config import SwitchesSettings
 from railscope_collector.switches import switch_settings
-from railscope_collector.switches.snmp_columns import VENDOR_TABLES, find_vendor
-from railscope_collector.switches.snmp_reader import PROBE_SECONDS, SLOW_SECONDS, SnmpReader
-from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
-from railscope_collector.switches.snmp_values import TableRows, as_signed
+from railscope_collector.switches.snmp_columns import find_vendor
+from railscope_collector.switches.snmp_reader import SnmpReader
+from railscope_collector.switches.snmp_values import as_signed
 from railscope_collector.switches.switch_facts import as_stored
-from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_reading import (
-    LANES,
     NEIGHBOURS,
     PORTS,
     SWITCH,
-    SwitchReadError,
     SwitchReading,
 )
 
@@ -129,25 +122,6 @@ async def test_comware_has_rates_queues_buffers_and_optics(tmp_path: Path, versi
     assert "Release 9999P01 H3C S9825-64D Copyright" in switch["description"]
 
 
-async def test_each_series_of_a_switch_is_exposed_once(tmp_path: Path):
-    with snmpd.running(tmp_path / "snmpd", recorded(f"{LOSSLESS}-t0")) as agent:
-        file = str(agent.write_switches(period_seconds=60.0))
-        settings = settings_in(
-            tmp_path, limits=IngestLimits(), switches=SwitchesSettings(file=file)
-        )
-        async with run_collector(settings, poll_on_request) as one:
-            polling = one.collector.switches.polling
-            await polling.poll(polling.polled["leaf-07"])
-            _, text = await one.get("/metrics")
-    lines = [line for line in text.splitlines() if line.startswith("railscope_switch_")]
-    series = [line.rpartition(" ")[0] for line in lines]
-    assert len(series) == len(set(series))
-    port = f'switch="leaf-07",port="{LEAF}"'
-    power = f'railscope_switch_transceiver_receive_power_watts{{{port},lane="1"}} 0.000831764'
-    sent = f'railscope_switch_port_transmit_pfc_pause_frames_per_second{{{port},priority="3"}} 830'
-    assert {power, sent} <= set(lines)
-
-
 async def test_comware_neighbours_are_at_the_port_that_their_local_port_names(tmp_path: Path):
     found = await read(tmp_path, f"{LOSSLESS}-t0")
     known = facts(found, NEIGHBOURS)
@@ -162,39 +136,6 @@ async def test_comware_neighbours_are_at_the_port_that_their_local_port_names(tm
     assert known["TwoHundredGigE1/0/2:2"]["neighbour_port"] == "ens2np0"
     aliases = {port: each["alias"] for port, each in facts(found, PORTS).items()}
     assert [port for port, alias in aliases.items() if alias] == [SPLIT], "no default texts"
-
-
-async def test_increases_between_two_walks_are_exact_beyond_a_wrap_at_32_bits(tmp_path: Path):
-    frames = SwitchFrames("leaf-07", "run")
-    made = []
-    with reader(tmp_path, recorded(f"{LOSSLESS}-t0")) as (one, agent):
-        for at, moment in enumerate(("t0", "t60")):
-            agent.objects.objects = recorded(f"{LOSSLESS}-{moment}").objects
-            agent.write()
-            timestamp = NodeTimestamp(10**18, 10**15 + at * 60 * SECOND_NS)
-            made.append(
-                {
-                    (metric, *entity.key[1:]): value
-                    for frame in frames.frames(await one.read(), timestamp)
-                    for metric, entity, value in frame.readings()
-                }
-            )
-    before, after = made
-    increases = {
-        (catalog.RECEIVED_ERRORS, SPLIT): 136,
-        (catalog.SENT_DISCARDS, LEAF): 300,
-        (catalog.RECEIVED, LEAF): 2_400_000_000_000,
-        (catalog.SENT, SPLIT): 1_150_000_000_000,
-        (catalog.QUEUE_PACKETS, LEAF, "3"): 1_590_000_000,
-        (catalog.QUEUE_BYTES, LEAF, "3"): 2_380_000_000_000,
-        (catalog.QUEUE_DROPPED_PACKETS, LEAF, "3"): 300,
-        (catalog.QUEUE_DROPPED_BYTES, LEAF, "3"): 450_000,
-        (catalog.QUEUE_WRED_DROPPED_PACKETS, LEAF, "3"): 200,
-    }
-    assert {key: after[key] - before[key] for key in increases} == increases
-    rates = [each[catalog.PFC_RECEIVED_RATE, SPLIT, "3"] for each in made]
-    assert rates == [0, 12_500]
-    assert frames.boots == 1
 
 
 async def test_ports_of_all_members_of_an_irf_chassis_are_of_one_switch(tmp_path: Path):
@@ -225,34 +166,6 @@ async def test_ports_of_all_members_of_an_irf_chassis_are_of_one_switch(tmp_path
     )
 
 
-async def test_older_comware_has_ports_and_optics(tmp_path: Path):
-    found = await read(tmp_path, f"{COMWARE}/comware5-a5500-cut")
-    got = values(found)
-    assert got["ports",] == 28
-    assert got["transceiver_receive_power_watts", "GigabitEthernet1/0/26", "0"] == 90_157
-    (switch,) = facts(found, SWITCH).values()
-    assert "5.20.99" in switch["description"]
-
-
-async def test_optics_without_values_are_absent_and_a_switch_without_ports_is_an_error(
-    tmp_path: Path,
-):
-    objects = recorded(f"{COMWARE}/comware7-hpe5900-optics")
-    with reader(tmp_path, objects) as (one, agent):
-        with pytest.raises(SwitchReadError, match="permit IF-MIB"):
-            await one.read()
-        for index in (49, 50):
-            objects.add_port(index, f"Ten-GigabitEthernet1/0/{index}")
-        agent.write()
-        found = await SnmpReader(one.switch, time.monotonic).read()
-        assert (await one.read()).streams[PORTS], "read at the next poll"
-    optics = {value for (_, _), value in found.streams[LANES]}
-    assert optics == {Absent.UNSUPPORTED}
-    (switch,) = facts(found, SWITCH).values()
-    assert "7.1.045" in switch["description"]
-    assert "\\r" not in switch["description"]
-
-
 async def test_queues_are_numbered_from_0_or_1_as_their_rows_show_and_else_an_error(
     tmp_path: Path,
 ):
@@ -272,104 +185,7 @@ async def test_queues_are_numbered_from_0_or_1_as_their_rows_show_and_else_an_er
     assert got["queue_transmit_packets_total", "Ethernet4", "3"] is Absent.ERROR
 
 
-async def test_leaf_has_the_same_view_in_the_tables_of_comware_and_of_sonic(tmp_path: Path):
-    views = {}
-    for vendor in ("comware", "sonic"):
-        objects = snmp_objects.SwitchObjects()
-        objects.add_neighbour(1, "gpu-0001", "02:bb:00:00:00:01")
-        if vendor == "comware":
-            objects.add_comware(2)
-        else:
-            objects.add_queues(2)
-            objects.add_priorities(2)
-        directory = tmp_path / vendor
-        directory.mkdir()
-        with snmpd.running(directory / "snmpd", objects) as agent:
-            file = str(agent.write_switches(period_seconds=60.0))
-            settings = settings_in(
-                directory, limits=IngestLimits(), switches=SwitchesSettings(file=file)
-            )
-            async with run_collector(settings, poll_on_request) as one:
-                polling = one.collector.switches.polling
-                await polling.poll(polling.polled["leaf-07"])
-                assert polling.polled["leaf-07"].problem == ""
-                views[vendor] = await one.json("/api/v1/switches/leaf-07")
-    ports = {vendor: view["ports"] for vendor, view in views.items()}
-    numbers = {vendor: present_readings(each) for vendor, each in ports.items()}
-    common = numbers["comware"].keys() & numbers["sonic"].keys()
-    assert {key: numbers["comware"][key] for key in common} == {
-        key: numbers["sonic"][key] for key in common
-    }
-    missing = {key[1] for key in numbers["sonic"].keys() - common}
-    assert missing == {
-        catalog.PFC_RECEIVED.name, catalog.PFC_SENT.name,
-    }, "Comware counts no pauses"  # fmt: skip
-    for of_ports in ports.values():
-        assert [port.get("neighbour", {}).get("system_name") for port in of_ports] == [
-            "gpu-0001",
-            None,
-        ]
-
-
-def poll_on_request(one: RunningCollector) -> None:
-    """Let the first poll of the collector itself begin after a minute, long after the test."""
-    one.collector.switches.polling.random_share = lambda: 1.0
-
-
-def present_readings(ports: list[dict[str, Any]]) -> dict[tuple[str, ...], Any]:
-    return {
-        (port["port"], row["metric"], *map(str, (row.get("priority"), row.get("queue")))): row[
-            "value"
-        ]
-        for port in ports
-        for row in port["readings"]
-        if "value" in row
-    }
-
-
 # Times of reads ----------------------------------------------------------------------------------
-
-
-async def test_tables_without_rows_and_slow_tables_are_read_less_often(tmp_path: Path):
-    objects, now = recorded(f"{COMWARE}/comware7-hp5700-irf-cut"), 0.0
-    with reader(tmp_path, objects) as (one, agent):
-        one.monotonic = lambda: now
-        first = await one.read()
-        now = SLOW_SECONDS / 2
-        port = "Ten-GigabitEthernet9/0/1"
-        for table, column in (("40.2.2.5.1", 3), ("70.1.1.1", 12)):
-            suffix = "4.4" if table.startswith("40") else "4"
-            objects.add(f"{snmp_objects.HH3C}.{table}.{column}.{suffix}", "integer", 7)
-        agent.write()
-        second = await one.read()
-        assert LANES not in second.streams
-        assert NEIGHBOURS not in second.streams
-        assert facts(second, SWITCH) == facts(first, SWITCH), "not due is not missing"
-        now = PROBE_SECONDS
-        third = await one.read()
-    rate = "port_transmit_pfc_pause_frames_per_second", port, "3"
-    assert [values(each)[rate] for each in (first, second, third)] == [
-        Absent.UNSUPPORTED,
-        Absent.UNSUPPORTED,
-        7,
-    ]
-    assert values(third)["transceiver_receive_power_watts", port, "0"] == 1_016_249
-    assert "PFC rate" not in facts(third, SWITCH)["leaf-07"]["missing_tables"]
-
-
-@pytest.mark.parametrize(
-    ("dialect", "tables", "found"),
-    [
-        ("auto", "auto", "comware"), ("comware", "auto", "comware"), ("snmp", "auto", "snmp"), ("auto", "standard", "snmp"),
-        ("snmp", "cisco", "snmp"),
-    ]
-)  # fmt: skip
-async def test_settings_decide_before_the_switch(
-    tmp_path: Path, dialect: str, tables: str, found: str
-):
-    with reader(tmp_path, recorded(f"{COMWARE}/comware5-a5500-cut")) as (one, _):
-        one.switch = msgspec.structs.replace(one.switch, dialect=dialect, tables=tables)
-        assert (await one.read()).dialect == found
 
 
 @pytest.mark.parametrize(
@@ -395,15 +211,6 @@ def test_manufacturer_follows_from_the_enterprise_in_sysobjectid(object_id, vend
 def test_optical_power_in_dbm_is_a_number_of_nanowatts_or_a_reason(hundredths, nanowatts):
     power = as_signed(hundredths)
     assert as_stored(catalog.TRANSCEIVER_RECEIVE_POWER, power, declare.CENTI) == nanowatts
-
-
-def test_table_of_lanes_that_failed_has_its_reason_at_each_port():
-    interfaces = TableRows({"ifType": {(1,): 6}, "ifName": {(1,): b"Ethernet1"}})
-    failed = dict.fromkeys(VENDOR_TABLES["comware"], TableRows(failure=Absent.TIMEOUT))
-    found = make_reading("leaf-07", SwitchTables({}, interfaces, failed))
-    assert {value for _, value in found.streams[LANES]} == {Absent.TIMEOUT}
-    missing = facts(found, SWITCH)["leaf-07"]["missing_tables"]
-    assert missing == "PFC by priority"
 
 
 # Other manufacturers -----------------------------------------------------------------------------

@@ -5,17 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from support import sonic_switch as sonic
 from support.shared import capture_path
 
-from railscope.catalog import switches as catalog
-from railscope.catalog.declare import MetricKind
-from railscope.frame import NodeTimestamp, Schema
+from railscope.frame import NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope_collector.switches import (
     sonic_reader,
@@ -32,15 +28,6 @@ def values(reading: SwitchReading) -> dict[tuple[str, ...], Reading]:
         for part in reading.streams.values()
         for (metric, entity), value in part
     }
-
-
-@given(st.integers(0, (1 << 64) - 1))
-def test_numbers_are_exact(number: int):
-    assert base.as_number(str(number)) == number
-    assert base.as_number(number) == number
-    body = sonic.encode_answer("COUNTERS_DB", b'{"a":{"text":"%d","number":%d}}' % (number, number))
-    table = sonic_reader.decode_answer(body, "COUNTERS_DB")
-    assert [table.number("a", name) for name in ("text", "number")] == [number, number]
 
 
 @given(
@@ -109,76 +96,6 @@ def test_any_tables_become_frames_of_unique_entities_or_an_error_of_the_switch(
     switch_frames.pack_frames(made, NodeTimestamp(2, 2), with_schemas=True)
 
 
-def full_reading(port_count: int = 2) -> SwitchReading:
-    answers = sonic.sonic_tables(port_count)
-    pools = {"pool": answers["COUNTERS_DB", "PERIODIC_WATERMARKS", sonic.POOL_OID]}
-    rows: list[Any] = [
-        answers[path] for path in (sonic.PORTS, sonic.STATES, sonic.QUEUES, sonic.GROUPS)
-    ]
-    rows += [pools, answers[sonic.NEIGHBOURS], {"": answers[sonic.CHASSIS]}]
-    rows += [answers[sonic.PROFILE_NAMES], answers[sonic.PROFILES]]
-    found = tables.SonicTables(*map(tables.SonicTable, rows))
-    return tables.make_reading("leaf-07", found, tables.SwitchFacts())
-
-
-def test_largest_switch_fits_in_the_schemas():
-    for name, part in full_reading(600).streams.items():
-        Schema(name, tuple(column for column, _ in part))
-        assert len(part) <= 20_000, name
-
-
-def test_priority_groups_of_unknown_ports_take_no_memory():
-    empty = tables.SonicTable()
-    ports = tables.SonicTable({"Ethernet0": {}})
-    groups = {f"Ethernet{4 * number}:0-7": {"profile": "p"} for number in range(20_000)}
-    found = tables.SonicTables(ports, queues=empty, groups=empty, pools=empty)
-    found.profile_names = tables.SonicTable(groups)
-    found.profiles = tables.SonicTable({"p": {"xoff": "160000"}})
-    tracemalloc.start()
-    try:
-        reading = tables.make_reading("leaf-07", found, tables.SwitchFacts())
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert [
-        value
-        for (metric, _), value in reading.streams[base.WATERMARKS]
-        if metric is catalog.GROUP_HEADROOM
-    ] == [160_000] * 8
-    assert peak_bytes < 10 << 20
-
-
-def test_watermarks_and_occupancy_are_gauges_and_what_counts_is_a_counter():
-    kinds = {
-        metric.name: metric.kind
-        for part in full_reading().streams.values()
-        for (metric, _), _ in part
-    }
-    for name, kind in kinds.items():
-        is_level = name.endswith(("_watermark_bytes", "_occupancy_bytes"))
-        assert (kind is MetricKind.COUNTER) == name.endswith("_total"), name
-        assert not is_level or kind is MetricKind.GAUGE, name
-
-
-def test_reset_of_counters_of_64_bits_is_not_extended_as_a_wrap():
-    frames = switch_frames.SwitchFrames("leaf-07", "run", has_narrow_counters=False)
-    answers = sonic.sonic_tables()
-    found = []
-    for errors in ("4294967290", "5"):
-        for row in answers[sonic.PORTS].values():
-            row["SAI_PORT_STAT_IF_IN_ERRORS"] = errors
-        made = tables.SonicTables(tables.SonicTable(answers[sonic.PORTS]))
-        reading = tables.make_reading("leaf-07", made, tables.SwitchFacts())
-        (frame,) = (
-            f
-            for f in frames.frames(reading, NodeTimestamp(1, 1))
-            if f.schema.stream == "switch_ports"
-        )
-        names = [metric.name for metric, _ in frame.schema.columns]
-        found.append(frame.values[names.index("railscope_switch_port_receive_errors_total")])
-    assert found == [4294967290, 5]
-
-
 @pytest.mark.parametrize(
     ("keys", "port"),
     [
@@ -242,24 +159,6 @@ def test_keys_of_rows_are_aliases_only_where_some_key_is_no_name(
     queues = {(key[1], n) for key, n in read.items() if key[0] == "queue_transmit_bytes_total"}
     assert ports == {(port, n) for n, port in enumerate(expected[: len(keys)])}
     assert queues == {(port, n) for n, port in enumerate(expected[len(keys) :])}
-
-
-def test_row_with_the_alias_of_several_ports_is_an_error_of_each_of_them():
-    aliases = {"Ethernet0": "etp1", "Ethernet2": "etp1", "Ethernet4": "etp2"}
-    found = tables.SonicTables(
-        tables.SonicTable({key: {"SAI_PORT_STAT_IF_IN_OCTETS": "7"} for key in ("etp1", "etp2")}),
-        tables.SonicTable({name: {"alias": alias} for name, alias in aliases.items()}),
-        tables.SonicTable({"etp1:3": {"SAI_QUEUE_STAT_BYTES": "7"}}),
-    )
-    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
-    octets = [read["port_receive_bytes_total", port] for port in aliases]
-    assert octets == [Absent.ERROR, Absent.ERROR, 7]
-    queue = "queue_transmit_bytes_total"
-    assert [read[queue, port, "3"] for port in aliases] == [
-        Absent.ERROR,
-        Absent.ERROR,
-        Absent.UNSUPPORTED,
-    ]
 
 
 def test_recorded_answers_of_one_port():
@@ -333,11 +232,3 @@ def test_recorded_databases(name: str):
         port = "Ethernet0"
         estimated = read["port_receive_pfc_pause_estimated_seconds_total", port, "3"]
         assert estimated == int(ports[port]["EST_PORT_STAT_PFC_3_RX_PAUSE_DURATION_US"])
-
-
-@pytest.mark.parametrize("speed", ["0", "65535", "4294967295", "N/A"])
-def test_a_port_of_unknown_speed_has_none(speed):
-    ports, states = {"Ethernet0": {}}, {"Ethernet0": {"speed": speed}}
-    found = tables.SonicTables(tables.SonicTable(ports), tables.SonicTable(states))
-    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
-    assert read["port_speed_bytes_per_second", "Ethernet0"] is Absent.UNSUPPORTED

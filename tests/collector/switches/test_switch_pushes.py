@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 from support import cumulus_pushes as cumulus
 from support.cumulus_pushes import START_NS, Pushed, priority, queue
 from support.shared import capture_path
@@ -15,12 +13,9 @@ from railscope import otlp_metrics
 from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope_collector.switches import cumulus_metrics
 from railscope_collector.switches.cumulus_metrics import PointResult
 from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_pushes import DecodedPush, SwitchPushes
-
-PORT = ("swp1",)
 
 
 def new_pushes() -> SwitchPushes:
@@ -59,12 +54,6 @@ def at(seconds: int, value: float = 5) -> list[Pushed]:
 
 
 PFC = ("port_receive_pfc_pause_frames_total", "swp1", "3")
-
-
-@pytest.mark.parametrize("bits", [0, -1, 2**32 - 1, 5])
-def test_a_port_of_unknown_speed_has_none(bits):
-    found = push(new_pushes(), [Pushed("oper_aggregate_speed", float(bits))])
-    assert found["port_speed_bytes_per_second", "swp1"] is Absent.UNSUPPORTED
 
 
 def test_names_and_attributes_become_metrics_and_entities():
@@ -110,46 +99,6 @@ def test_counters_are_exact_integers_or_absent(value, result):
     assert not decoded.reading.streams
 
 
-@given(st.integers(0, 2**53 - 1))
-def test_every_integer_below_2_53_is_exact(value):
-    assert push(new_pushes(), at(0, float(value)))[PFC] == value
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        priority("sp_rx_pause", 1, 8),
-        queue("sp_rx_pause", 1),
-        priority("sp_rx_pause", 1, port=""),
-        priority("sp_rx_pause", 1, port="x" * 65),
-        priority("sp_rx_pause", 1, port="swp1\n"),
-        priority("sp_rx_pause", -1),
-    ],
-)
-def test_invalid_attributes_and_values_are_counted(wrong):
-    decoded = decode(new_pushes(), [wrong])
-    assert decoded.results[PointResult.INVALID] == 1
-    assert not decoded.reading.streams
-
-
-@pytest.mark.parametrize(
-    ("state", "is_up"),
-    [(0, 0), (1, 1), (2, 0), (3, 0), (4, 0), (5, 0), (8, 0), (9, 0), (16, 0), (17, 1), (1 << 40 | 1, 1), (-1, 0)],
-)  # fmt: skip
-def test_state_of_a_port_is_a_bitmap(state, is_up):
-    assert push(new_pushes(), [Pushed("oper_state", state)])["port_up", "swp1"] == is_up
-
-
-def test_other_metrics_are_counted_by_name_up_to_a_bound():
-    pushes = new_pushes()
-    decoded = decode(pushes, [Pushed(f"later_{n}", 1) for n in range(600)])
-    assert len(pushes.keep(decoded, timestamp(0))) == 500
-    assert len(pushes.unmapped) == 501
-    assert pushes.unmapped["(others)"] == 100
-    assert pushes.results[PointResult.UNMAPPED] == 600
-    assert not any(decoded.rejected.values())
-
-
 def test_repeated_and_overtaken_requests_change_nothing():
     pushes = new_pushes()
     push(pushes, at(10, 7), 10)
@@ -158,28 +107,6 @@ def test_repeated_and_overtaken_requests_change_nothing():
         assert decoded.results[PointResult.OLD] == 1
         assert not decoded.reading.streams
         assert not decoded.has_reset
-
-
-def test_switch_whose_clock_was_set_back_is_accepted_again_after_five_minutes():
-    pushes = new_pushes()
-    push(pushes, at(3600, 7), 10)
-    assert decode(pushes, at(0, 8), 309).results[PointResult.OLD] == 1
-    assert push(pushes, at(1, 8), 310)[PFC] == 8
-
-
-def test_points_of_a_sender_that_states_no_time_count_as_they_arrive():
-    pushes = new_pushes()
-    for seconds, value in ((0, 5), (30, 6), (60, 6)):
-        pushed = [priority("sp_rx_pause", value, timestamp_ns=0)]
-        assert push(pushes, pushed, seconds)[PFC] == value
-    assert pushes.results == {PointResult.STORED: 3}
-
-
-def test_the_newest_of_several_points_is_taken():
-    pushes = new_pushes()
-    found = push(pushes, [*at(2, 9), *at(1, 8)], 2)
-    assert found[PFC] == 9
-    assert pushes.results == {PointResult.STORED: 1, PointResult.OLD: 1}
 
 
 def test_a_falling_counter_is_a_reset_and_a_falling_state_is_not():
@@ -201,51 +128,6 @@ def test_what_a_push_does_not_have_is_not_due_and_ends_after_an_hour():
     later = 2 + HOUR_NS // SECOND_NS
     found = push(pushes, at(later), later)
     assert ("port_transmit_pfc_pause_frames_total", "swp1", "4") not in found
-
-
-def test_packets_are_the_sum_of_three_metrics_of_one_time():
-    names = ("if_in_ucast_pkts", "if_in_multicast_pkts", "if_in_broadcast_pkts")
-    parts = [Pushed(name, 10**place) for place, name in enumerate(names)]
-    packets = ("port_receive_packets_total", "swp1")
-    assert push(new_pushes(), parts)[packets] == 111
-    assert push(new_pushes(), parts[:2])[packets] is Absent.ERROR
-    assert push(new_pushes(), [*parts[:2], parts[0]])[packets] is Absent.ERROR
-
-
-def test_point_without_a_value_is_gone():
-    document = cumulus.document(at(0))
-    (metric,) = document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-    metric["gauge"]["dataPoints"][0] |= {"asDouble": 0, "flags": 1}
-    request = otlp_metrics.decode_metrics(json.dumps(document).encode(), otlp_metrics.JSON)
-    assert readings(new_pushes().decode(request, timestamp(0)))[PFC] is Absent.GONE
-
-
-def test_columns_of_a_stream_are_bounded():
-    pushes = new_pushes()
-    values = [Pushed("oper_state", 1, port=f"swp{n}") for n in range(20_010)]
-    decoded = decode(pushes, values)
-    assert decoded.results[PointResult.LIMIT] == sum(decoded.rejected.values()) == 10
-    assert len(decoded.columns) == 20_000
-
-
-def test_other_names_and_times_of_the_sender_are_reported():
-    pushes = new_pushes()
-    decoded = decode(pushes, at(0), 90, host="leaf-09")
-    assert decoded.has_other_name
-    assert readings(decoded)["clock_offset_seconds",] == decoded.offset_ns == -90 * SECOND_NS
-    assert not decode(pushes, at(0), host="leaf-08").has_other_name
-    assert not decode(pushes, at(0), host="").has_other_name
-
-
-def test_all_metrics_of_the_table_are_counters_or_the_three_gauges():
-    gauges = {
-        metric.name for metric in cumulus_metrics.METRICS.values() if metric.kind != "counter"
-    }
-    assert gauges == {
-        "railscope_switch_port_up",
-        "railscope_switch_port_speed_bytes_per_second",
-        "railscope_switch_neighbour_known",
-    }
 
 
 def neighbours(pushes: SwitchPushes, pushed: list[Pushed], at_seconds: int) -> dict[str, Any]:

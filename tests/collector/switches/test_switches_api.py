@@ -9,7 +9,6 @@ from typing import Any
 
 from makers import FrameSender
 from running_collector import RunningCollector, run_collector, settings_in
-from structlog.testing import capture_logs
 from support import snmpd
 
 from railscope.catalog import cabling, entities, nic
@@ -17,7 +16,7 @@ from railscope.frame import Entity, Schema
 from railscope.timestamps import HOUR_NS
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import IngestLimits, SwitchesSettings
-from railscope_collector.switches import all_switches, links, switch_view
+from railscope_collector.switches import switch_view
 
 ADDRESS = "02:bb:00:00:00:01"
 """MAC address of each NIC, as its switch port receives it."""
@@ -153,27 +152,6 @@ async def test_nic_on_a_leaf_of_another_rail_is_a_fault(tmp_path: Path):
         assert [fault.kind for fault in cabling_log.faults] == ["wrong_rail"]
 
 
-def test_changes_of_cabling_faults_are_logged_once_and_within_a_bound():
-    cabling_log = all_switches.CablingLog()
-    one, *more = (
-        links.CablingFault("ends_differ", ("leaf-07", f"p{n:02}"), ("n1", "eth0"), ("n2", "eth0"))
-        for n in range(all_switches.MAX_LOGGED + 2)
-    )
-    with capture_logs() as lines:
-        for faults in ([one], [one], [], [*more, one], [one, *more[1:]]):
-            cabling_log.compare(links.JoinedLinks({}, faults))
-    assert lines[0] == {
-        "event": "cabling_fault_found", "log_level": "warning", "kind": "ends_differ", "switch": "leaf-07", "port": "p00",
-        "found": "n1/eth0", "stated": "n2/eth0", "expected_leaves": "",
-    }  # fmt: skip
-    events = [line["event"] for line in lines]
-    assert events[1] == "cabling_fault_resolved"
-    assert events[2:-2] == ["cabling_fault_found"] * all_switches.MAX_LOGGED
-    assert lines[-2] == {"event": "cabling_changes_not_logged", "log_level": "warning", "count": 2, "advice": "/api/v1/links"}  # fmt: skip
-    assert (events[-1], lines[-1]["port"]) == ("cabling_fault_resolved", "p01")
-    assert cabling_log.not_logged == 2
-
-
 async def test_node_that_has_not_reported_for_an_hour_has_no_link(
     tmp_path: Path, agent: snmpd.SwitchAgent
 ):
@@ -227,17 +205,3 @@ async def test_link_has_an_info_metric_while_its_switch_is_read(
         assert LINK.format(port="Ethernet0") not in text
         one.collector.switches.polling.polled["leaf-07"].problem = "no answer"
         assert "railscope_switch_link_info{" not in (await one.get("/metrics"))[1]
-
-
-async def test_stored_readings_have_no_metrics_after_a_restart_until_the_first_poll(
-    tmp_path: Path, agent: snmpd.SwitchAgent
-):
-    kept = settings(tmp_path, agent)
-    async with run_collector(kept, poll_on_request) as one:
-        await polled(one)
-    async with run_collector(kept, poll_on_request) as one:
-        (row,) = (await one.json("/api/v1/switches"))["switches"]
-        assert row["switch"] == "leaf-07", "the readings are stored"
-        assert "railscope_switch_port_up{" not in (await one.get("/metrics"))[1]
-        await polled(one)
-        assert "railscope_switch_port_up{" in (await one.get("/metrics"))[1]

@@ -10,10 +10,8 @@ from railscope.catalog import switches as catalog
 from railscope.frame import Schema
 from railscope.reading import Absent
 from railscope_collector.switches import snmp_columns, snmp_tables as tables
-from railscope_collector.switches.link_ends import LIST_SEPARATOR
 from railscope_collector.switches.snmp_values import TableRows
 from railscope_collector.switches.switch_reading import (
-    MAX_PORTS,
     MAX_TEXT,
     NEIGHBOURS,
     PORTS,
@@ -90,15 +88,6 @@ def test_column_that_ends_early_is_an_error_and_no_port_is_gone_or_has_another_n
             tables.make_reading("leaf-07", found)
 
 
-def test_ports_beyond_the_limit_are_counted_and_not_read():
-    reading = tables.make_reading("leaf-07", tables.SwitchTables({}, ports(MAX_PORTS + 3)))
-    values = {metric: value for (metric, _), value in reading.streams[SWITCH]}
-    assert values[catalog.PORTS] == MAX_PORTS + 3
-    names = {entity.key[1] for (_, entity), _ in reading.streams[PORTS]}
-    assert len(names) == MAX_PORTS
-    assert len(reading.streams[PRIORITY]) == MAX_PORTS * 16 <= wire.MAX_COLUMNS
-
-
 def test_long_and_unprintable_texts_are_cut_and_escaped():
     rows = ports(1, ifAlias=b"\x00\xff\x1b[31m" + b"a" * 5000)
     reading = tables.make_reading("leaf-07", tables.SwitchTables({}, rows))
@@ -143,21 +132,6 @@ def test_newest_neighbour_of_a_port_counts():
     assert known == 1
     assert entity.facts["system_name"] == "n2"
     assert (entity.facts["other_system_names"], entity.facts["other_chassis"]) == ("n1", "old")
-
-
-def test_other_neighbours_of_a_port_are_bounded():
-    received = {(time, 1, 1): f"chassis-{time}".encode() for time in range(1, 101)}
-    found = tables.SwitchTables({}, ports(1), neighbours=of({"chassis": received}))
-    ((_, entity), _), *_ = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
-    others = entity.facts["other_chassis"].split(LIST_SEPARATOR)
-    assert others == [f"chassis-{time}" for time in range(99, 92, -1)], "the newest seven"
-
-
-def test_an_earlier_announcement_of_the_same_chassis_is_no_other_neighbour():
-    rows = of({"chassis": {(1, 1, 1): b"same", (9, 1, 2): b"same"}})
-    found = tables.SwitchTables({}, ports(1), neighbours=rows)
-    ((_, entity), _), *_ = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
-    assert "other_chassis" not in entity.facts
 
 
 ONE_MAC, ALIKE = bytes([2, 0, 0, 0, 0, 9]), ("server",) * 3

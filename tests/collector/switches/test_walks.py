@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope_collector.switches.snmp_reader import MAX_ROWS, WalkBudget, walk_column
+from railscope_collector.switches.snmp_reader import WalkBudget, walk_column
 from railscope_collector.switches.snmp_session import open_session
 from railscope_collector.switches.snmp_values import SnmpValue
 from railscope_collector.switches.switch_reading import SwitchReadError
@@ -88,14 +88,6 @@ def test_large_texts_end_a_walk():
     objects = [(f"{COLUMN}.{number}", bytes(60_000)) for number in range(1, 1000)]
     with pytest.raises(SwitchReadError, match="too much data"):
         walked(objects)
-
-
-def test_budget_is_that_of_a_whole_poll():
-    budget = WalkBudget()
-    for _ in range(MAX_ROWS):
-        budget.spend(1)
-    with pytest.raises(SwitchReadError, match="too much data"):
-        budget.spend(1)
 
 
 class MutatingAgent(asyncio.DatagramProtocol):
