@@ -63,7 +63,7 @@ AREAS = {
         tuple(f"collector/railscope_collector/{name}/*.py" for name in ("billing", "metering", "account", "ledger")),
         _collector(
             "billing", "metering", "account", "ledger", "evidence", "audit/test_audit_outbox.py", "audit/test_ledger_check.py",
-            "test_metering.py", "test_cluster_head.py", "test_copied_directory.py", "test_record_exchange.py",
+            "test_metering.py", "test_cluster_head.py", "test_copied_directory.py",
         ),
     ),
     "frames": Area(
@@ -72,15 +72,14 @@ AREAS = {
             "tests/vocabulary", "tests/agent/test_capture_replay.py", "tests/agent/test_record_replay.py", "tests/agent/test_shipping.py", "tests/agent/test_spool.py",
             *_collector(
                 "evidence/test_waiting_evidence.py", "test_framelog.py", "test_decode.py", "test_ingest.py", "test_copied_frames.py",
-                "test_delivered_frames.py", "test_quarantine.py", "test_restart.py", "test_lost_disk.py", "test_sequences.py",
-                "test_node_records.py", "test_at_rest.py", "test_record_feed.py", "test_log_follower.py", "test_log_limit.py",
-                "test_shared_url.py",
+                "test_delivered_frames.py", "test_quarantine.py", "test_restart.py", "test_sequences.py",
+                "test_at_rest.py", "test_log_limit.py",
             ),
         ),
     ),
     "access": Area(
         ("collector/railscope_collector/access/*.py", "collector/railscope_collector/http/access*.py"),
-        (*_collector("access", "test_api.py", "test_ingest.py", "test_ingest_refused.py"), "tests/console/test_console_access.py"),
+        (*_collector("access", "test_api.py", "test_ingest.py", "test_ingest_refused.py"), "tests/console/test_console_access.py", "tests/console/test_answers.py"),
     ),
     "audit": Area(
         ("collector/railscope_collector/audit/*.py", "railscope/audit/*.py"),

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 
 from railscope.audit.record import decode_audit_record
-from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.audit.entry_proof import check_proof
-from railscope_collector.audit_service import RECORDER_STATE_FILE
 from railscope_collector.config import ArchiveSettings, AuditSettings, CollectorSettings
 from railscope_collector.http.audit_api import ARCHIVE_UNREADABLE
 
@@ -77,35 +74,3 @@ async def test_archived_entries_are_served_and_a_missing_archive_is_an_error(
         ):
             assert (await running.get(path, "token-auditor"))[0] == 200
         assert (await running.get("/api/v1/audit/consistency?old=7", "token-auditor"))[0] == 200
-
-
-async def test_a_start_reads_the_archive_only_if_its_own_copy_is_lost(tmp_path: Path) -> None:
-    settings = archived_settings(tmp_path)
-    async with run_collector(settings) as running:
-        await archive_all(running)
-    async with run_collector(settings):
-        pass
-    (tmp_path / "archive").rename(tmp_path / "away")
-    async with run_collector(settings) as running:
-        assert running.collector.trail.log.size > RECORDS
-    (tmp_path / "state" / RECORDER_STATE_FILE).unlink()
-    with pytest.raises(SettingsError, match="cannot read records 0 to 255, which are archived"):
-        async with run_collector(settings):
-            pass
-    without = settings_in(tmp_path)
-    with pytest.raises(
-        SettingsError, match=r"cannot read .* fix: name their archive \(archive\.url"
-    ):
-        async with run_collector(without):
-            pass
-    (tmp_path / "away").rename(tmp_path / "archive")
-    async with run_collector(settings) as running:
-        assert running.collector.trail.log.size > RECORDS
-
-
-def test_a_collector_without_an_archive_does_not_start(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path, audit=AuditSettings(keep_entries_days=1))
-    with pytest.raises(
-        SettingsError, match=r"fix: set archive\.url, or audit\.keep_entries_days = 0"
-    ):
-        RunningCollector(settings)

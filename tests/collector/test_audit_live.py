@@ -6,21 +6,15 @@ import asyncio
 import shutil
 from pathlib import Path
 
-import pytest
 from makers import ClaimingAgent
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
-from support.audit_keys import load_or_create_key
 from support.metered import record_number
 
-from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record
+from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.audit.signed_note import PublicKey
-from railscope.settings import SettingsError
-from railscope_collector.audit.audit_trail import AuditTrail
-from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.audit_service import RECORDER_STATE_FILE
-from railscope_collector.config import FrameLogSettings, IngestLimits
+from railscope_collector.config import FrameLogSettings
 from railscope_collector.ledger.audit_outbox import put_record
 from railscope_collector.ledger.database import Database
 from railscope_collector.tables import metadata
@@ -106,46 +100,3 @@ async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_
         found = records(running)[leaf() or 0]
         database.close()
     assert (found.type, found.ref[0]) == ("billing.price", "outbox/fact/1")
-
-
-async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    key = load_or_create_key(state / "audit.key", "railscope.audit")
-    source = RecordSource("collector", "railscope.audit", "b0", 0)
-    older = AuditTrail(AuditLog(state / "audit", key, source), "0.0.1")
-    older.open()
-    older.log.close()
-    for _ in range(2):
-        async with run_collector(settings_in(tmp_path)) as running:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while running.collector.audit.observed.waiting_items:  # noqa: ASYNC110 - no event for tests
-                    await asyncio.sleep(0.01)
-            upgrades = [record for record in records(running) if record.type == "admin.upgrade"]
-    assert [record.data["before"] for record in upgrades] == ["0.0.1"]
-
-
-async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
-    """Its events are kept permanently; a number per hour is accepted, the rest must wait."""
-    agent = ClaimingAgent()
-    limits = IngestLimits(audited_events_per_node_hour=5)
-    async with run_collector(settings_in(tmp_path, limits=limits)) as running:
-        answers = [(await running.post(agent.body(), at=agent.at))[0] for _ in range(4)]
-        await until_recorded(running, 3)
-        assert answers == [200, 429, 429, 429]
-        assert running.collector.core.counts.rejected["audited_events"] == 3
-
-
-async def test_a_log_with_an_invalid_record_is_reported_at_the_start(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)):
-        pass
-    audit = tmp_path / "state" / "audit"
-    (audit.parent / RECORDER_STATE_FILE).unlink()
-    for bundle in (audit / "tile" / "entries").rglob("*"):
-        if bundle.is_file():
-            bundle.write_bytes(bundle.read_bytes().replace(b'{"actor"', b'{"xctor"', 1))
-    with pytest.raises(
-        SettingsError,
-        match=r"was altered: altered tile .* do not match the signed ones.*move .*audit away",
-    ):
-        async with run_collector(settings_in(tmp_path)):
-            pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,15 +53,6 @@ async def test_a_collector_with_a_copy_of_a_state_directory_in_use_does_not_star
         pass
 
 
-async def test_a_moved_state_directory_is_used_after_its_collector_ended(
-    settings: CollectorSettings,
-):
-    async with run_collector(settings):
-        pass
-    async with run_collector(copied(settings)) as moved:
-        assert (await moved.get("/-/healthy"))[0] == 200
-
-
 @dataclass
 class CopiedDirectories:
     """Holders of directories with the same log, each by its own connections."""
@@ -95,56 +85,3 @@ def copies(tmp_path: Path, url: str):
     shared = databases.SharedDatabase(url, metadata)
     yield CopiedDirectories(tmp_path, shared)
     shared.close()
-
-
-async def test_a_killed_collector_restarts_at_once_and_its_copy_after_the_lease_expired(
-    copies: CopiedDirectories,
-):
-    await copies.start("one")
-    restarted = await copies.start("one")
-    assert restarted.attempt()
-    copies.is_away = True
-    copy = await copies.start("copy")
-    copies.is_away = False
-    assert not copy.attempt()
-    assert not copy.attempt(), "no process renews it"
-    copies.expire()
-    assert copy.attempt()
-    assert not restarted.attempt(), "it resumes after a pause"
-    assert copy.attempt()
-    with pytest.raises(directory_holder.DirectoryInUseError, match="fix: stop that one"):
-        restarted.attempt()
-
-
-async def test_of_copies_that_start_while_the_database_is_away_one_ends_later(
-    copies: CopiedDirectories,
-):
-    copies.is_away = True
-    one, two = await copies.start("one"), await copies.start("two")
-    copies.is_away = False
-    assert one.attempt()
-    renewing = asyncio.create_task(one.run())
-    with pytest.raises(directory_holder.DirectoryInUseError):
-        await two.run()
-    renewing.cancel()
-    await asyncio.wait({renewing})
-    assert two.attempt(), "it was released"
-
-
-async def test_a_machine_that_was_copied_with_its_directory_is_another_place(
-    copies: CopiedDirectories,
-):
-    one = await copies.start("one")
-    clone = directory_holder.DirectoryHolder(one.directory, copies.open, "boot-2")
-    copies.is_away = True
-    await clone.begin("log-1")
-    copies.is_away = False
-    assert not clone.attempt()
-
-
-async def test_collectors_with_logs_of_their_own_share_a_database(copies: CopiedDirectories):
-    one = await copies.start("one")
-    other = directory_holder.DirectoryHolder(one.directory, copies.open)
-    await other.begin("log-2")
-    assert one.attempt()
-    assert other.attempt()

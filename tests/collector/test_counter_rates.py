@@ -44,27 +44,6 @@ low = st.integers(0, 2**32 - 1)
 wraps = st.integers(0, 1000)
 
 
-@given(low, wraps, st.integers(0, 2**40))
-def test_what_an_agent_carried_on_goes_on_and_falls_only_when_reset(
-    before: int, wrapped: int, step: int
-):
-    """Within one run of the agent, which has distinguished wraps from resets itself."""
-    carried = before + wrapped * 2**32
-    for after in (carried + step, step):
-        got = increase(np.array([carried]), np.array([after]), np.array([False]))
-        assert got[0] == (after - carried if after >= carried else after)
-
-
-@given(low, wraps, st.integers(0, 2**30 - 1))
-def test_an_agent_that_forgot_the_wraps_goes_on_with_the_low_bits(
-    before: int, wrapped: int, step: int
-):
-    carried = before + wrapped * 2**32
-    after = (before + step) % 2**32
-    got = increase(np.array([carried]), np.array([after]), np.array([True]))
-    assert got[0] == step
-
-
 @given(low, wraps, low)
 def test_a_reset_while_the_agent_was_away_is_never_a_fall_or_many_wraps(
     before: int, wrapped: int, after: int
@@ -155,27 +134,3 @@ def test_no_rate_from_a_value_that_was_not_there():
     absent = [4] * WIDTH
     fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
     assert math.isnan(energy_rate(fleet))
-
-
-def test_what_was_not_there_and_comes_back_has_a_rate_from_its_second_reading_on():
-    fleet, absent = Fleet(), [4] * WIDTH
-    readings = [(100, ()), (0, absent), (900, ()), (1000, ())]
-    rates = []
-    for number, (energy, reasons) in enumerate(readings, 1):
-        at = number * SECOND
-        fleet.apply(
-            update(
-                "n",
-                LAYOUT,
-                make_row(1, energy),
-                make_row(1, energy),
-                reasons=reasons,
-                first_boot_ns=at,
-                last_boot_ns=at,
-                timestamp_ns=at,
-            )
-        )
-        rates.append(energy_rate(fleet))
-        place = fleet.nodes["n"].rows["test"]
-        assert place.block.reasons_of(place.index).tolist() == list(reasons or [0] * WIDTH)
-    np.testing.assert_equal(rates, [math.nan, math.nan, math.nan, 100.0])

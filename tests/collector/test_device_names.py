@@ -19,10 +19,8 @@ from railscope.catalog.entities import (
     RDMA_PORT,
     XID,
 )
-from railscope.device_names import MAX_DEVICES, names_in
 from railscope.frame import Entity, Event, Schema
 from railscope.service import run_in_thread
-from railscope.wire import WireEntity
 
 FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}
 NIC_NAMES = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "rail": "2",
@@ -97,9 +95,3 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
     assert node["rdma_ports"]["devices"]["present"] == [PORT]
     (gpu_row,) = found["retired_gpus"]
     assert (gpu_row["index"], gpu_row["pci_address"]) == ("3", "0000:1b:00.0")
-
-
-def test_a_schema_names_a_bounded_number_of_devices():
-    many = tuple(WireEntity("gpu", (f"GPU-{i}",)) for i in range(MAX_DEVICES + 1))
-    broken = (WireEntity("gpu", ()), WireEntity("rdma_port", ("mlx5_0",)), WireEntity("other", ()))
-    assert len(names_in((*broken, *many))) == MAX_DEVICES

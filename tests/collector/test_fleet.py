@@ -15,7 +15,6 @@ from fleet_updates import (
     SCHEMA,
     SECOND,
     WIDTH,
-    WIRE,
     codes,
     make_row,
     row,
@@ -23,22 +22,17 @@ from fleet_updates import (
 )
 from hypothesis import given, settings, strategies as st
 
-from railscope.catalog import agent, gpu, nic, rollups, textfile
+from railscope.catalog import agent, gpu
 from railscope.catalog.declare import Metric, MetricKind, Rollup
-from railscope.catalog.entities import NIC, NIC_PRIORITY, NODE
+from railscope.catalog.entities import NODE
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import Entity, Schema
 from railscope.reading import Absent
 from railscope.wire import (
-    WireGroup,
-    WireSchema,
-    layout_hash,
-    rails_of_entities,
     to_wire_schema,
 )
 from railscope_collector.fleet.fleet import Fleet
 from railscope_collector.fleet.schemas import SchemaLayout, make_layout
-from railscope_collector.fleet.sheets import BLOCK_ROWS
 from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.rollups import NO_TENANT, Rollups
 
@@ -144,124 +138,6 @@ def test_the_costs_of_simulated_agents_are_in_no_rollup():
     }
 
 
-def test_every_cell_is_declared():
-    assert {derived.source.name for derived in rollups().values()} >= {"railscope_gpu_power_watts"}
-    assert rollups()["railscope_rail_max_nic_receive_pfc_pause_ratio"].metric.about.labels == (
-        "rail",
-        "priority",
-    )
-
-
-news = st.tuples(
-    st.sampled_from("abc"),
-    st.integers(1, 9),
-    row,
-    row,
-    codes,
-    codes,
-    st.sampled_from(["r", "r2"]),
-    st.sampled_from(["b", "b", "b2"]),
-    st.booleans(),
-)
-"""Of a node, some seconds later: two rows and their reasons, the run, the boot and the reader."""
-
-
-def rows_of(fleet: Fleet) -> dict[str, list[list[float]]]:
-    places = {name: node.rows["test"] for name, node in fleet.nodes.items()}
-    return {
-        name: [
-            row.tolist()
-            for row in (
-                place.block.values_of(place.index),
-                place.block.reasons_of(place.index),
-                place.block.rates[place.index],
-            )
-        ]
-        for name, place in places.items()
-    }
-
-
-@given(st.lists(news, min_size=1, max_size=12))
-def test_it_is_all_one_when_what_came_is_read(batches):
-    """Each batch alone on arrival, or many together at a read."""
-    read_at_once, read_now_and_then = Fleet(), Fleet()
-    for number in range(BLOCK_ROWS):  # of few rows none waits
-        read_now_and_then.apply(update(f"other-{number}", LAYOUT, make_row(1, 1), make_row(1, 2)))
-    second = 0
-    for name, later, first, last, before, after, run, boot_id, is_read in batches:
-        second += later
-        one = update(
-            name,
-            LAYOUT,
-            first,
-            last,
-            run=run,
-            boot_id=boot_id,
-            first_reasons=before,
-            reasons=after,
-            first_boot_ns=second * SECOND,
-            last_boot_ns=(second + 1) * SECOND,
-            timestamp_ns=second * SECOND,
-        )
-        second += 1
-        assert read_at_once.apply(one)
-        rows_of(read_at_once)
-        assert read_now_and_then.apply(one)
-        if is_read:
-            rows_of(read_now_and_then)
-    found = rows_of(read_now_and_then)
-    for name, tables in rows_of(read_at_once).items():
-        np.testing.assert_equal(found[name], tables)
-
-
-def test_an_older_frame_does_not_replace_a_newer_one():
-    fleet = Fleet()
-    fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1)))
-    assert not fleet.apply(update("n", LAYOUT, make_row(1, 1), make_row(7, 1))), "it is there"
-    late = update(
-        "n",
-        LAYOUT,
-        make_row(1, 1),
-        make_row(3, 1),
-        last_boot_ns=2 * SECOND,
-        timestamp_ns=200 * SECOND,
-    )
-    assert not fleet.apply(late), "the boot clock knows better than the time of arrival"
-    other = make_layout(to_wire_schema(Schema("test", SCHEMA.columns[:3])))
-    assert not fleet.apply(update("n", other, [1] * 3, [1] * 3, last_boot_ns=2 * SECOND))
-    place = fleet.nodes["n"].rows["test"]
-    power = next(i for i, (metric, _) in enumerate(SCHEMA.columns) if metric is gpu.GPU_POWER)
-    assert place.block.values_of(place.index)[power] == 7
-
-
-def test_a_node_that_changes_its_build_leaves_its_row_to_others():
-    other = make_layout(to_wire_schema(Schema("test", SCHEMA.columns[:3])))
-    fleet = Fleet()
-    for number in range(BLOCK_ROWS):
-        fleet.apply(update(f"n{number}", LAYOUT, make_row(1, 1), make_row(1, 1)))
-    fleet.apply(update("n0", other, [1] * 3, [1] * 3, last_boot_ns=4 * SECOND))
-    fleet.apply(update("late", LAYOUT, make_row(1, 1), make_row(1, 1)))
-    assert sum(block.layout is LAYOUT for block in fleet.blocks()) == 1
-    assert fleet.nodes["n0"].rows["test"].block.layout is other
-
-
-def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
-    def wire(interface: str, priority: str, rail: str) -> WireSchema:
-        whole = Entity(NIC, (interface,), {"rail": rail})
-        column = (nic.PFC_RECEIVED_TIME, whole.child(NIC_PRIORITY, priority))
-        return to_wire_schema(Schema("nic", (column,), (whole,)))
-
-    def layout(interface: str, priority: str, rail: str) -> bytes:
-        schema = wire(interface, priority, rail)
-        return layout_hash(schema, rails_of_entities(schema))
-
-    one = layout("ens1", "3", "0")
-    assert layout("ens2", "3", "0") == one, "the same NIC by another name"
-    assert layout("ens1", "4", "0") != one
-    assert layout("ens1", "3", "1") != one
-    assert make_layout(wire("ens1", "3", "9" * 12)).rails == 0, "no such rail"
-
-
 STALE = 30
 
 
@@ -299,24 +175,6 @@ def test_a_slow_stream_counts_between_its_frames_while_its_node_reports():
     assert fresh_streams(fleet, 281) == {"gpu"}
 
 
-def test_a_slow_stream_of_a_stale_node_does_not_count():
-    fleet = Fleet()
-    slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
-    reported(fleet, slow, 100, 160)
-    reported(fleet, fast, 160, 165)
-    assert fresh_streams(fleet, 190) == {"settings", "gpu"}
-    assert fresh_streams(fleet, 196) == set()
-
-
-def test_reads_before_a_restart_or_a_long_pause_do_not_count_as_a_period():
-    fleet = Fleet()
-    slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
-    reported(fleet, slow, 100, 160)
-    reported(fleet, slow, 4000, run="next")
-    reported(fleet, fast, 4000, 4500)
-    assert fresh_streams(fleet, 4501) == {"gpu"}
-
-
 IMPOSSIBLE = 100_000_001
 """Milliwatts above the limit of a power."""
 
@@ -341,57 +199,3 @@ def test_a_gauge_of_an_impossible_value_is_absent_with_an_error(power: int, reas
     assert place.block.reasons_of(place.index).tolist() == codes
     assert right.block.values_of(right.index).tolist() == other
     assert not right.block.reasons_of(right.index).any()
-
-
-def test_a_gauge_of_another_scale_or_without_limits_is_left_as_it_is():
-    """A catalog with another scale has other limits; textfiles have none."""
-    groups = (
-        WireGroup(gpu.GPU_POWER.name, (1, 10**6), (0,)),
-        WireGroup(textfile.VALUE_MANTISSA.name, (1, 1), (0,)),
-    )
-    layout, fleet = make_layout(WireSchema("test", groups, WIRE.entities)), Fleet()
-    numbers = [IMPOSSIBLE, 2**63 - 1]
-    fleet.apply(update("n", layout, numbers, numbers))
-    place = fleet.nodes["n"].rows["test"]
-    assert place.block.values_of(place.index).tolist() == numbers
-    assert not place.block.reasons_of(place.index).any()
-
-
-UNKNOWN = WireSchema(
-    "test",
-    (WireGroup("railscope_test_unknown", (1, 1), (0,) * 21), *WIRE.groups),
-    WIRE.entities,
-)
-"""Columns of a metric that no view reads, before those of views."""
-any_value = st.sampled_from([0, 0, 0, 1, -1, 2**63 - 1, -(2**63)]) | st.integers(
-    -(2**63), 2**63 - 1
-)
-
-
-@given(st.lists(st.lists(any_value, min_size=21, max_size=21), min_size=1, max_size=8))
-def test_columns_that_no_view_reads_keep_their_values(rows: list[list[int]]):
-    layout, fleet = make_layout(UNKNOWN), Fleet()
-    assert set(range(21)) <= set(layout.packed_columns.tolist())
-    for number, counts in enumerate(rows):
-        name, numbers = f"n{number % 3}", [*counts, *make_row(number, number)]
-        at_ns = (number + 1) * SECOND
-        fleet.apply(update(name, layout, numbers, numbers, first_boot_ns=at_ns, last_boot_ns=at_ns))
-        place = fleet.nodes[name].rows["test"]
-        assert place.block.values_of(place.index).tolist() == numbers
-        viewed = place.block.values_at(np.array([place.index]), layout.viewed)
-        assert viewed.tolist() == [[numbers[column] for column in layout.viewed]]
-
-
-def test_another_frame_of_a_node_does_not_move_what_is_kept_of_it():
-    """New objects among the short-lived ones of envelopes divide the free memory of thousands of nodes."""
-    layout, fleet, addresses = make_layout(UNKNOWN), Fleet(), set()
-    for at in range(8, 28):
-        for node in ("n1", "n2"):
-            numbers = [*[2**62 + at] * (21 - at % 8), *[0] * (at % 8), *make_row(at, at)]
-            times = {"first_boot_ns": at * SECOND, "last_boot_ns": at * SECOND}
-            fleet.apply(update(node, layout, numbers, numbers, **times))
-        place = fleet.nodes["n1"].rows["test"]
-        assert place.block.values_of(place.index).tolist()[:21] == numbers[:21]
-        packed = place.block._packed_rows[place.index]  # noqa: SLF001 - where it is kept
-        addresses.add(np.frombuffer(packed, np.uint8).ctypes.data)
-    assert len(addresses) == 1

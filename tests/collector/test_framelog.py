@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.disk import FailingPath, synced_files
 
 from railscope.wire import SentAt
 from railscope_collector.framelog.framelog import FrameLog, FrameLogError
@@ -132,16 +131,6 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
     assert all(r in [record(n) for n in range(5)] for r in found)
 
 
-async def test_records_of_a_collector_that_was_killed_are_durable_after_opening(tmp_path: Path):
-    """It may have ended between the write and the synchronization of a record, which a restart applies."""
-    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
-        await log.append(record(1), taken)
-    with synced_files() as synced:
-        async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)):
-            pass
-    assert synced >= {tmp_path, segment_path(tmp_path, 1)}
-
-
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):
     async with running(FrameLog(small_disk, 1 << 20, 1 << 30)) as log:
         await log.append(record(1, 1000), taken)
@@ -149,35 +138,6 @@ async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path
             await log.append(record(2, 80_000), taken)
         await log.append(record(3, 1000), taken)
     assert content(small_disk) == [record(1, 1000), record(3, 1000)]
-
-
-async def test_a_segment_that_cannot_be_synced_leaves_no_file_and_no_descriptor(tmp_path: Path):
-    directory = FailingPath(tmp_path)
-    async with running(FrameLog(directory, 100, 1 << 30)) as log:
-        before = set(Path("/proc/self/fd").iterdir())
-        with directory.failing():
-            for number in range(3):
-                await log.append(record(number, 200), taken)
-        assert set(Path("/proc/self/fd").iterdir()) == before
-        assert [path.name.split("-")[1] for path in tmp_path.iterdir()] == ["0000000001"]
-        await log.append(record(3, 200), taken)
-        await log.append(record(4, 200), taken)
-    assert segment_numbers(tmp_path) == [1, 2, 3]
-    assert content(tmp_path) == [record(number, 200) for number in range(5)]
-
-
-async def test_what_waits_when_the_collector_stops_is_not_acknowledged(tmp_path: Path):
-    log = FrameLog(tmp_path, 1 << 20, 1 << 30)
-    log.open()
-    task = asyncio.create_task(log.run())
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(log.append(record(1), taken))
-    task.cancel()
-    with pytest.raises(FrameLogError, match="stopping"):
-        await waiting
-    with pytest.raises(FrameLogError, match="stopping"):
-        await log.append(record(2), taken)
-    log.close()
 
 
 async def test_a_record_inside_a_record_is_not_taken_for_one(tmp_path: Path):

@@ -103,7 +103,7 @@ def test_a_hostile_file_is_rejected_with_a_reason(
     assert len(problem) < 600
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.setting)
+@pytest.mark.parametrize("kind", [KINDS[2], KINDS[-1]], ids=lambda kind: kind.setting)
 async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
     kind: FileKind, tmp_path: Path
 ) -> None:

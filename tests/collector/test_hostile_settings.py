@@ -55,7 +55,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("command", ["check", pytest.param("run", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(("section", "line", "reason"), WRONG, ids=range(len(WRONG)))
 def test_a_setting_that_cannot_work_is_rejected(
     command: str, section: str, line: str, reason: str, tmp_path: Path

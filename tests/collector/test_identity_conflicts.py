@@ -46,37 +46,6 @@ def test_boots_that_take_turns_are_identity_conflict():
     assert watch.identity_conflicts.nodes(START_WALL_NS + 4000 * SECOND) == []
 
 
-def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
-    watch = ConflictWatch()
-    one, other = FrameSender(run="run-1"), FrameSender(run="run-2")
-    for second in range(0, 200, 10):
-        watch.send(one, second)
-        watch.send(other, second)
-    assert watch.problems
-    assert watch.problems[0].facts == {"by": "run", "one": "run-1", "other": "run-2"}
-
-
-def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
-    watch = ConflictWatch()
-    before, after = FrameSender(boot_id="boot-1"), FrameSender(boot_id="boot-2", run="run-2")
-    for second in range(0, 50, 10):
-        watch.send(before, second)
-    for second in range(50, 500, 10):
-        watch.send(before, second, boot="boot-2", sent_at=1000 + second)
-        watch.send(after, 1000 + second)
-    assert watch.problems == []
-
-
-def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
-    watch = ConflictWatch()
-    before, after = FrameSender(run="run-1"), FrameSender(run="run-2")
-    for second in range(0, 500, 10):
-        watch.send(before, second, sent_at=second if second < 250 else second + 400)
-        if second > 250:
-            watch.send(after, second + 260)
-    assert watch.problems == []
-
-
 async def test_it_is_a_metric(tmp_path: Path):
     one_of, other = FrameSender(), FrameSender(boot_id="boot-2", run="run-2")
     async with run_collector(settings_in(tmp_path)) as running:

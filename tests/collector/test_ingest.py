@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 
 import msgspec
-import psycopg
 import pytest
 from makers import SECOND, FrameSender, gpu_schema
 from running_collector import (
@@ -18,19 +16,16 @@ from running_collector import (
     settings_in,
 )
 from support.checkpoints import facts_of
-from support.postgresql import PostgreSQL
 
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
-from railscope.wire import RECEIPT_HEADER, RunEnd, pack
+from railscope.wire import RunEnd, pack
 from railscope_collector.config import (
     FrameLogSettings,
     IngestLimits,
-    LedgerSettings,
     MeteringSettings,
 )
-from railscope_collector.framelog.received_frames import MAX_STREAMS
-from railscope_collector.framelog.segment_files import segment_numbers, segment_path
+from railscope_collector.framelog.segment_files import segment_numbers
 
 PATIENCE_SECONDS = 60
 
@@ -100,6 +95,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
         )
 
 
+@pytest.mark.thorough
 async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Path):
     sender = FrameSender()
     log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
@@ -123,31 +119,6 @@ async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Pa
         assert running.collector.core.received == before.received
         assert facts_of(running.collector.core) == facts_of(before)
         assert (await running.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
-
-
-async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path):
-    settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
-    rng = random.Random(1)  # noqa: S311 - repeatable on purpose
-    async with run_collector(settings) as running:
-        await running.post(
-            FrameSender("n2").body(gpu_frames(FrameSender("n2")), schemas=True), node="n2"
-        )
-        sender = FrameSender()
-        while running.collector.log.number < 3:
-            rows = [[rng.randrange(1 << 40) for _ in range(6)] for _ in range(90)]
-            last = 100_000
-            body = sender.body(
-                sender.frames(gpu_schema("n1"), rows, at=90 * len(sender.run)), schemas=True
-            )
-            assert (await running.post(body, at=last))[0] == 200
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while running.collector.checkpointer.first_segment == 0:  # noqa: ASYNC110 - no event for tests
-                await asyncio.sleep(0.01)
-    for number in range(1, running.collector.checkpointer.first_segment):
-        segment_path(tmp_path / "state" / "frames", number).unlink()
-    async with run_collector(settings) as running:
-        assert set(running.collector.core.fleet.nodes) == {"n1", "n2"}
-        assert running.collector.core.gpus_by_node["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
 
 
 async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence(tmp_path: Path):
@@ -211,41 +182,6 @@ async def test_the_end_of_an_earlier_run_shows_what_was_lost_of_it(tmp_path: Pat
         assert await lost(running) == 0
 
 
-async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
-    sender = FrameSender()
-    bare = msgspec.structs.replace(sender.envelope([]), batches=(), schemas=())
-    async with run_collector(settings_in(tmp_path)) as running:
-        assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
-        for number in range(3):
-            names = {f"{number}-{name}": 1 << 62 for name in range(255)}
-            ended = RunEnd(sender.run, {"gpu": 1 << 62, **names})
-            assert (await running.post(pack(msgspec.structs.replace(bare, ended=ended))))[0] == 200
-        received = running.collector.core.received
-        assert list(received.run_streams("n1", sender.run)) == ["gpu"]
-        assert received.sizes["n1"] == 1
-        _, text = await running.get("/metrics")
-        name = catalog.RUN_ENDS_IGNORED.name
-        assert f'{name}{{reason="stream"}} 765\n' in text
-        assert f'{name}{{reason="distance"}} 3\n' in text
-        assert f"{catalog.MISSING.name} 0\n" in text
-
-
-async def test_streams_of_a_run_are_bounded(tmp_path: Path):
-    sender = FrameSender()
-    first = sender.envelope(gpu_frames(sender), schemas=True)
-    async with run_collector(settings_in(tmp_path)) as running:
-        assert (await running.post(pack(first)))[0] == 200
-        for stream in range(MAX_STREAMS - 1):
-            running.collector.core.received.add("n1", sender.run, f"s{stream}", 1, 1, 1)
-        assert (await running.post(sender.body(gpu_frames(sender, at=3))))[0] == 200
-        running.collector.core.received.add("n1", sender.run, "one more", 1, 1, 1)
-        status, answer = await running.post(sender.body(gpu_frames(sender, at=6)))
-        assert (status, answer["error"]) == (
-            422,
-            f"{MAX_STREAMS + 1} streams of a run: expected at most {MAX_STREAMS}",
-        )
-
-
 async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
     sender = FrameSender()
     frames = gpu_frames(sender, rows=9)
@@ -255,125 +191,3 @@ async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
         _, text = await running.get("/metrics")
         assert f'{catalog.MISSING_OF_NODE.name}{{node="n1"}} 3\n' in text
         assert f"{catalog.MISSING.name} 3\n" in text
-
-
-async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_path: Path):
-    """Up to four times the bound is read again, as it may have been wider before."""
-    sender = FrameSender()
-    frames = gpu_frames(sender, rows=20)
-    async with run_collector(settings_in(tmp_path)) as running:
-        for frame in frames[::2]:
-            assert (await running.post(sender.body([frame], schemas=True), at=60))[0] == 200
-        assert running.collector.core.received.sizes["n1"] == 10
-    async with run_collector(
-        settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))
-    ) as running:
-        assert running.collector.core.received.sizes["n1"] == 5
-        assert running.collector.checkpointer.quarantine.records == 5
-
-
-async def test_with_a_shared_database_an_acknowledgement_names_what_is_stored(
-    tmp_path: Path, server: PostgreSQL
-):
-    sender = FrameSender()
-    url = server.database()
-    settings = settings_in(
-        tmp_path,
-        ledger=LedgerSettings(url=url),
-        metering=MeteringSettings(period_seconds=3600, quiet_seconds=0),
-    )
-    async with run_collector(settings) as running:
-        _, first = await running.post(sender.body(gpu_frames(sender), schemas=True))
-        assert (first["accepted_frames"], len(first["log"])) == (3, 32)
-        assert first["stored"] < first["position"]
-        await running.collector.finalizer.round(everything=True)
-        body = sender.body(gpu_frames(sender, at=3))
-        _, second = await running.post(body)
-        assert first["position"] <= second["stored"] < second["position"]
-    async with run_collector(settings) as running:
-        _, again = await running.post(body)
-        assert (again["accepted_frames"], again["log"]) == (0, first["log"])
-        assert again["position"] > second["position"], "a duplicate has the newest position"
-        assert again["stored"] < first["position"], "until all that was read is stored again"
-        await running.collector.finalizer.round(everything=True)
-        _, last = await running.post(body)
-        assert last["stored"] == last["position"]
-    newest = segment_path(tmp_path / "state" / "frames", 1)
-    newest.write_bytes(newest.read_bytes()[:-1])
-    async with run_collector(settings) as running:
-        _, reply = await running.post(body)
-        assert reply["log"] != first["log"], "frames were lost"
-    server.drop(url)
-
-
-async def test_records_that_a_restart_skips_are_not_stored(tmp_path: Path, server: PostgreSQL):
-    """The state directory has another identity then, so that agents send their envelopes again."""
-    sender, url = FrameSender(), server.database()
-    settings = settings_in(tmp_path, ledger=LedgerSettings(url=url))
-    lower = msgspec.structs.replace(settings, limits=IngestLimits(gaps_per_stream=1))
-    logs = []
-    for started in (settings, lower, settings):
-        async with run_collector(started) as running:
-            logs.append(running.collector.core.evidence.intervals.unstored.log)
-            for frame in gpu_frames(sender, rows=20)[::2] if len(logs) == 1 else ():
-                assert (await running.post(sender.body([frame], schemas=True), at=60))[0] == 200
-    assert logs[0] != logs[1] == logs[2]
-    server.drop(url)
-
-
-async def test_a_receipt_waits_for_the_key_of_the_database(tmp_path: Path, server: PostgreSQL):
-    sender, name = FrameSender(), "created_later"
-    settings = settings_in(
-        tmp_path,
-        ledger=LedgerSettings(url=server.address(name)),
-        metering=MeteringSettings(period_seconds=0.1),
-    )
-    headers = {RECEIPT_HEADER: "unknown"}
-    async with run_collector(settings) as running:
-        body = sender.body(gpu_frames(sender), schemas=True)
-        status, reply = await running.post(body, headers=headers)
-        assert (status, reply.keys()) == (503, {"error"})
-        assert "receipt" in reply["error"]
-        assert (await running.post(sender.body(gpu_frames(sender, at=10))))[0] == 200
-        with psycopg.connect(server.address("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        async with asyncio.timeout(60):
-            while running.collector.core.receipts.is_awaited:  # noqa: ASYNC110 - of a real server
-                await asyncio.sleep(0.02)
-        assert (await running.post(body, headers=headers))[0] == 200
-    server.drop(server.address(name))
-
-
-async def test_frames_are_received_while_evidence_waits_on_disk(tmp_path: Path, server: PostgreSQL):
-    """While the database is away, over a restart, and until the files are in the database."""
-    sender, name = FrameSender(), "created_after_the_restart"
-    settings = settings_in(
-        tmp_path,
-        ledger=LedgerSettings(url=server.address(name)),
-        limits=IngestLimits(pending_evidence_intervals=4),
-        metering=MeteringSettings(period_seconds=0.1, quiet_seconds=0),
-    )
-    quarters = [sender.body(gpu_frames(sender, at=900 * n), schemas=True) for n in range(12)]
-    for half in (quarters[:6], quarters[6:]):
-        async with run_collector(settings) as running, asyncio.timeout(PATIENCE_SECONDS):
-            intervals = running.collector.core.evidence.intervals
-            for quarter in half:
-                while (await running.post(quarter, at=12_000))[0] != 200:  # noqa: ASYNC110 - some wait in memory
-                    await asyncio.sleep(0.1)
-            while intervals.counts["n1"] > 2:  # noqa: ASYNC110 - no event for tests
-                await asyncio.sleep(0.01)
-            assert intervals.counts["n1"] + intervals.on_disk["n1"] >= 6
-            first = (await running.post(quarters[0], at=12_000))[1]
-            assert first["stored"] < first["position"]
-            if half[-1] is quarters[-1]:
-                with psycopg.connect(server.address("postgres"), autocommit=True) as connection:
-                    connection.execute(f"CREATE DATABASE {name}".encode())
-                while intervals.counts or intervals.on_disk:  # noqa: ASYNC110 - no event for tests
-                    await asyncio.sleep(0.01)
-                reply = (await running.post(quarters[0], at=12_000))[1]
-                assert reply["stored"] >= first["position"]
-    assert not list((tmp_path / "state" / "waiting").iterdir())
-    with psycopg.connect(server.address(name)) as connection:
-        found = connection.execute("SELECT count(DISTINCT start_ns) FROM evidence_part").fetchone()
-    assert found == (12,)
-    server.drop(server.address(name))

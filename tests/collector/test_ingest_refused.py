@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from makers import FrameSender
-from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
+from running_collector import SMALL, gpu_frames, logged_envelopes, run_collector, settings_in
 
 from railscope.catalog import gpu
 from railscope.frame import Entity, Schema
@@ -74,30 +74,27 @@ REFUSALS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-async def test_malicious_and_damaged_bodies_are_rejected_and_change_nothing(
-    tmp_path: Path, name: str
-):
-    body, expected, text = REFUSALS[name]
-    async with run_collector(settings_in(tmp_path)) as running:
-        status, reply = await running.post(body)
-        assert (status, text in reply["error"]) == (expected, True), reply
-        assert sum(running.collector.core.counts.rejected.values()) == 1
+async def test_malicious_and_damaged_bodies_are_rejected_and_change_nothing(tmp_path: Path):
+    limits = msgspec.structs.replace(SMALL, requests_per_second=10_000)
+    async with run_collector(settings_in(tmp_path, limits=limits)) as running:
+        for name, (body, expected, text) in REFUSALS.items():
+            status, reply = await running.post(body)
+            assert (status, text in reply["error"]) == (expected, True), (name, reply)
+        assert sum(running.collector.core.counts.rejected.values()) == len(REFUSALS)
         assert not running.collector.core.fleet.nodes
         good = FrameSender()
         assert (await running.post(good.body(gpu_frames(good), schemas=True)))[0] == 200
     assert logged_envelopes(tmp_path) == 1
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "br"])
-async def test_a_content_encoding_is_not_decoded(tmp_path: Path, encoding: str):
+async def test_a_content_encoding_is_not_decoded(tmp_path: Path):
     """A broken one is an invalid body, not an error of the server with a stack trace for each request."""
     async with run_collector(settings_in(tmp_path)) as running:
-        headers = {"Content-Encoding": encoding}
-        for path in ("/v1/frames", "/v1/copies"):
+        for encoding, path in product(["gzip", "br"], ["/v1/frames", "/v1/copies"]):
+            headers = {"Content-Encoding": encoding}
             status, reply = await running.post(b"broken", headers=headers, path=path)
             assert (status, "which starts with" in reply["error"]) == (400, True), reply
-        assert running.collector.core.counts.rejected == {"format": 2}
+        assert running.collector.core.counts.rejected == {"format": 4}
 
 
 async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
@@ -158,11 +155,11 @@ async def test_a_flood_in_one_envelope_is_rejected(tmp_path: Path):
         assert (status, "3 gaps" in reply["error"]) == (422, True)
 
 
-@pytest.mark.parametrize("header", ["9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"])
-async def test_clocks_beyond_all_bounds_are_rejected(tmp_path: Path, header: str):
+async def test_clocks_beyond_all_bounds_are_rejected(tmp_path: Path):
     async with run_collector(settings_in(tmp_path)) as running:
-        status, _ = await running.post(FrameSender().body([]), headers={SENT_HEADER: header})
-        assert status == 400
+        for header in ("9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"):
+            status, _ = await running.post(FrameSender().body([]), headers={SENT_HEADER: header})
+            assert status == 400
         await running.collector.refresher.refresh()
 
 

@@ -8,26 +8,7 @@ from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 from structlog.testing import capture_logs
 
-from railscope.log_output import LogRateLimit
 from railscope_collector.config import IngestLimits
-from railscope_collector.framelog.received_frames import MAX_RUNS, ReceivedFrames
-
-
-def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():
-    now = [0.0]
-    limit = LogRateLimit(lambda: now[0])
-    assert [limit.count_repetitions("a", "n1") for _ in range(5)] == [0, None, None, None, None]
-    assert limit.count_repetitions("a", "n2") == 0
-    now[0] = 61.0
-    assert (limit.count_repetitions("a", "n1"), limit.suppressed) == (4, 4)
-
-
-def test_what_is_remembered_is_bounded():
-    limit = LogRateLimit(lambda: 0.0)
-    for number in range(10_000):
-        assert limit.count_repetitions(str(number)) == 0
-    assert limit.count_repetitions("9999") is None
-    assert limit.count_repetitions("0") == 0, "the oldest was forgotten"
 
 
 async def test_a_node_that_is_rejected_again_and_again_is_one_line(tmp_path: Path):
@@ -59,13 +40,3 @@ async def test_an_agent_that_is_always_new_is_held_back(tmp_path: Path):
         assert (await running.post(other.body(gpu_frames(other), schemas=True), node="n2"))[
             0
         ] == 200
-
-
-def test_runs_that_are_remembered_are_bounded():
-    received = ReceivedFrames()
-    for number in range(MAX_RUNS + 50):
-        received.add("n1", f"r{number}", "gpu", 1, 1, number)
-        received.add("n1", f"r{number}", "gpu", 5, 5, number)
-    assert len(received.nodes["n1"]) == MAX_RUNS
-    assert received.count_missing() == 3 * MAX_RUNS
-    assert "r0" not in received.nodes["n1"]

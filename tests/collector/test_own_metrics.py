@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 
 from railscope.batch_encoding import encode_batches
@@ -59,6 +60,7 @@ async def series(one: RunningCollector, reporting: str) -> list[str]:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.thorough
 async def test_a_collector_of_five_nodes_has_few_series(tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(1, 6)]
     tokens = [f'{name} = "{digest_token("token-" + name)}"' for name in names]

@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
-from support.disk import enlarge, small_file_system
 
-from railscope.durable_files import PARTIAL
 from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from railscope_collector.http.write_probes import find_write_problem
 
 PATIENCE_SECONDS = 60
 FULL = "cannot write the state directory: No space left on device"
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from railscope_collector.http.write_probes import find_write_problem
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-print(find_write_problem(Path(sys.argv[1])))
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-print(find_write_problem(Path(sys.argv[1])) or "writable")
-"""
-
-
-def test_a_write_that_the_system_rejects_is_seen_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on file sizes acts as a quota does, for any user."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == [
-        "cannot write the state directory: File too large",
-        "writable",
-    ]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_file_system_is_seen(tmp_path: Path) -> None:
-    with small_file_system(tmp_path / "disk", 128) as disk:
-        assert find_write_problem(disk) == FULL
-        enlarge(disk, 32 << 10)
-        assert find_write_problem(disk) == ""
-        (disk / f"probe.0123abcd{PARTIAL}").write_bytes(
-            bytes(20 << 20)
-        )  # by a process that was killed
-        assert find_write_problem(disk) == ""
-        assert list(disk.iterdir()) == []
 
 
 async def until(condition, what: str) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
-import pytest
 from makers import FrameSender
 from running_collector import run_collector, settings_in
 from support.textfiles import TextfileDirectory, values_of
 
-from railscope import wire
-from railscope.envelopes import MAX_SCHEMA_BYTES
 from railscope.frame import Frame, FrameOrigin
 from railscope_collector.config import IngestLimits
 
@@ -23,22 +20,25 @@ CASES = sorted(
 )
 
 
-def as_sent(frame: Frame, sender: FrameSender) -> Frame:
+def as_sent(frame: Frame, sender: FrameSender, at: int = 0) -> Frame:
     """Return a frame of a textfile source as a frame of a sender."""
-    (like,) = sender.frames(frame.schema, [list(frame.values)], at=0, reasons=frame.reasons)
+    (like,) = sender.frames(frame.schema, [list(frame.values)], at=at, reasons=frame.reasons)
     return replace(like, origin=FrameOrigin(sender.node, sender.run, sender.boot_id))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-async def test_the_collector_has_every_value_that_the_files_state(
-    case: Path, tmp_path: Path
-) -> None:
-    directory, sender = TextfileDirectory(case), FrameSender()
-    body = sender.body([as_sent(directory.read(), sender)], schemas=True)
+async def test_the_collector_has_every_value_that_the_files_state(tmp_path: Path) -> None:
     async with run_collector(settings_in(tmp_path, limits=IngestLimits())) as running:
-        status, reply = await running.post(body, at=0)
-        assert status == 200, reply
-        stream = (await running.json("/api/v1/nodes/n1"))["streams"]["textfile"]
+        for number, case in enumerate(CASES):
+            directory, sender = TextfileDirectory(case), FrameSender(run=f"run-{number}")
+            frame = as_sent(directory.read(), sender, at=number)
+            status, reply = await running.post(sender.body([frame], schemas=True), at=number)
+            assert status == 200, reply
+            stream = (await running.json("/api/v1/nodes/n1"))["streams"]["textfile"]
+            compare(stream, directory)
+
+
+def compare(stream: Any, directory: TextfileDirectory) -> None:
+    """Check that a stream has what the files state."""
     text = "".join(f"{row['series']} {row['value']}\n" for row in stream.get("series", ()))
     assert values_of(text) == values_of(directory.page())
     metrics = [row["metric"] for row in stream["readings"]]
@@ -57,26 +57,3 @@ async def test_an_absent_series_has_its_reason(tmp_path: Path) -> None:
         assert (await running.post(sender.body([gone], schemas=True), at=0))[0] == 200
         node = await running.json("/api/v1/nodes/n1")
     assert node["streams"]["textfile"]["series"] == [{"series": "a", "absent": "gone"}]
-
-
-def test_the_largest_schema_is_within_the_bounds_of_an_envelope(tmp_path: Path) -> None:
-    """Every series has a metric of its own, and the names of the files are as long as names can be."""
-    files = TextfileDirectory(tmp_path, max_series=8000)
-    for label in ("", "x" * 36, "é" * 18):
-        content = {
-            f"{'n' * 246}{file:03}.prom": "".join(
-                f's{file:03}_{n:02}{{a="{label}"}} {n}.5\n' for n in range(40)
-            )
-            for file in range(200)
-        }
-        files.write(content)
-        assert set(files.states().values()) == {"ok"}
-        frame = files.read()
-        schema = wire.to_wire_schema(frame.schema)
-        assert len(frame.values) < wire.MAX_COLUMNS
-        assert 15_000 < len(schema.entities) < wire.MAX_COLUMNS
-        assert len(msgspec.msgpack.encode(schema)) < MAX_SCHEMA_BYTES
-    longer = {name: text.replace("é", "éé") for name, text in content.items()}
-    files.write(longer)
-    assert set(files.states().values()) == {"ok", "limit"}
-    assert len(msgspec.msgpack.encode(wire.to_wire_schema(files.read().schema))) < MAX_SCHEMA_BYTES

@@ -15,8 +15,9 @@ from makers import FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support.incidents import NIC, incident
 
-from railscope.catalog import cabling, entities, nic as nic_catalog
-from railscope.frame import Entity, Schema
+from railscope.catalog import METRICS, cabling, entities, nic as nic_catalog
+from railscope.frame import Entity, Frame, Schema
+from railscope.reading import Absent
 from railscope_collector.access.credentials import Role, digest_token
 from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.diagnosis.incident_table import ReportedIncident
@@ -200,3 +201,38 @@ def incident_at(
         "jobs": [job] if victims else [],
     }
     return incident(number, **(given | changes))
+
+
+def device_frames(  # noqa: PLR0913 - parameters of the stories
+    sender: FrameSender,
+    at: int,
+    *,
+    verdicts: str = "1,1",
+    reasons: str = "xid",
+    link: str = "1",
+    load: str = "50",
+    absent: str = "",
+) -> list[Frame]:
+    """Two frames of the GPUs of a node, of the verdicts on them, and of a NIC on each rail."""
+    health, codes = [int(each) for each in verdicts.split(",")], reasons.split(",")
+    count, number = len(health), int(load)
+    gpus = [Entity(entities.GPU, (f"GPU-{sender.node}-{n}",), {"rail": str(n)}) for n in range(count)]  # fmt: skip
+    nics = [Entity(entities.NIC, (f"eth{n}",), {"rail": str(n)}) for n in range(count)]
+    because = [Entity(entities.GPU_REASON, (gpu.key[0], code)) for code in codes for gpu in gpus]
+    verdict = [(METRICS["railscope_gpu_health"], gpu) for gpu in gpus]
+    verdict += [(METRICS["railscope_gpu_health_reason_active"], each) for each in because]
+    names = ("railscope_network_link_up", "railscope_nic_receive_bytes_total")
+    traffic = tuple((METRICS[name], each) for name in names for each in nics)
+    index, _, reason = absent.partition(":")
+    code = Absent[reason.upper()].value if reason else 0
+    missing = [code if str(n) == index else 0 for n in range(count)]
+    rows = [[number] * count + [1000] * count + [0] * count] * 2
+    judged = [[*health, *(int(each > 1) for each in health * len(codes))]] * 2
+    received = [[int(link)] * count + [20 * number * (at + n)] * count for n in (0, 1)]
+    return [
+        *sender.frames(
+            gpu_schema(sender.node, count), rows, at=at, reasons=bytes(missing * 3 if code else [])
+        ),
+        *sender.frames(Schema("gpu_verdict", tuple(verdict)), judged, at=at),
+        *sender.frames(Schema("nic", traffic), received, at=at),
+    ]

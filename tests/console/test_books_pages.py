@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
-import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -21,7 +19,6 @@ from support.demo_months import copy_demo_months
 
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.record import RecordActor, RecordSubject
-from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import Role
 from railscope_collector.audit.entry_proof import check_proof
@@ -41,7 +38,6 @@ from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.console.billing_pages import check_row
 from railscope_collector.console.tenant_pages import charges_row
-from railscope_collector.ledger.audit_outbox import put_record
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.metering.units import parse_period
@@ -132,22 +128,6 @@ async def test_periods_have_the_totals_of_their_valid_invoices(
             again = await twin(running, f"/billing/{row['period']}/reconciliation", FINANCE)
             assert [each["title"] for each in again["rows"]] == [each.title for each in checks]
             assert again["failed"] == sum(not check.passes for check in checks) == 0
-
-
-async def test_a_period_is_reconciled_again_after_a_change_of_the_ledger(
-    tmp_path: Path, demo_months: Path
-) -> None:
-    async with booked(tmp_path, demo_months) as (running, books):
-        path = "/billing/2026-09/reconciliation"
-        first = await twin(running, path, FINANCE)
-        await running.collector.refresher.refresh()
-        assert await twin(running, path, AUDITOR) == first, "computed once for all readers"
-        with books.store.write_transaction() as connection:
-            put_record(connection, "test", next(drafts()))
-        await running.collector.refresher.refresh()
-        again = await twin(running, path, FINANCE)
-        assert again["computed_ns"] > first["computed_ns"]
-        assert (again["failed"], len(again["rows"])) == (0, len(first["rows"]))
 
 
 def test_a_difference_is_shown_exactly() -> None:
@@ -265,38 +245,6 @@ async def test_a_tenant_has_its_charges_so_far_and_its_budget(tmp_path: Path) ->
         assert Fraction(changed["used_percent"]) > 100
 
 
-async def test_charges_of_an_older_ledger_are_marked_as_outdated(tmp_path: Path) -> None:
-    may_rate = threading.Event()
-    may_rate.set()
-
-    class WaitingReader(BillingReader):
-        def month_charges(self) -> MonthCharges:
-            may_rate.wait()
-            return super().month_charges()
-
-    async def charges_when(running: RunningCollector, *, outdated: bool) -> dict[str, Any]:
-        while True:
-            await running.collector.refresher.refresh()
-            charges = await rated(running, TENANT)
-            if charges["is_outdated"] is outdated:
-                return charges
-
-    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
-    books_with(ledger, held(60))
-    async with serving(tmp_path, ledger, BUDGETS, WaitingReader) as (running, _):
-        before = await charges_when(running, outdated=False)
-        may_rate.clear()
-        try:
-            meter(ledger, held(90))
-            during = await charges_when(running, outdated=True)
-            shown = await text_of(running, "/tenants/vision", Role.TENANT)
-        finally:
-            may_rate.set()
-        after = await charges_when(running, outdated=False)
-    assert during["amount"] == before["amount"] != after["amount"]
-    assert "the new charges are being computed" in shown
-
-
 async def test_the_reason_for_missing_charges_names_no_other_tenant(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
     only_vision = PRICES.replace('sku = "h100"', 'sku = "h100"\ntenant = "vision"')
@@ -339,28 +287,6 @@ async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) ->
         assert model["statements_problem"] == "the ledger is unavailable"
         assert model["charges"]["problem"] == "the ledger is unavailable"
         assert (await running.get("/api/v1/pages/billing", FINANCE))[0] == 503
-
-
-async def test_a_slow_ledger_delays_no_other_page(tmp_path: Path) -> None:
-    released, reading = threading.Event(), threading.Semaphore(0)
-
-    def wait() -> BillingReader:
-        reading.release()
-        released.wait()
-        return unavailable()
-
-    async with console(tmp_path, billing=wait) as running:
-        paths = ("/billing", "/statements", "/tenants/vision")
-        waiting = [asyncio.create_task(twin(running, path, AUDITOR)) for path in paths]
-        try:
-            for _ in paths:
-                await run_in_thread(reading.acquire)
-            for path in ("/", "/nodes", "/tenants"):
-                assert (await running.get(f"/api/v1/pages{path}", AUDITOR))[0] == 200
-            assert not any(task.done() for task in waiting)
-        finally:
-            released.set()
-            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def unavailable() -> BillingReader:

@@ -8,36 +8,22 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
-from console_site import TOKENS, Browser, browser, console, count_elements, report_nic
-from hypothesis import given, strategies as st
+from console_site import TOKENS, Browser, browser, console, report_nic
 from running_collector import RunningCollector
 from support import switch_readings
 
-from railscope.api import switches
 from railscope.catalog import entities, switches as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
-from railscope_collector.access.credentials import ANYONE, Role
+from railscope_collector.access.credentials import Role
 from railscope_collector.config import IngestLimits, SwitchesSettings
-from railscope_collector.console import page_rendering
 from railscope_collector.console.counter_increases import (
-    FELL,
-    NO_END,
-    NO_START,
     NOT_READ,
-    CounterSample,
-    StoredCounters,
 )
-from railscope_collector.console.curves import TimeRange
-from railscope_collector.console.page_table import PAGES_BY_NAME, PageRequest, SwitchesQuery
 from railscope_collector.switches import switch_reading
-from railscope_collector.switches.switch_reading import MAX_PORTS
 
-MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 PORT = switch_readings.port_name(1)
-KEY = ("railscope_x_total", ("a",))
-HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def settings(directory: Path, rows: str = "") -> dict[str, Any]:
@@ -161,25 +147,6 @@ async def test_switch_that_is_not_read_is_unknown_with_its_last_time(tmp_path: P
             assert row["switch"]["value"] is row["nic"]["value"] is row["difference"] is None
 
 
-async def test_cabling_fault_is_on_the_pages_of_its_switch(tmp_path: Path) -> None:
-    rows = f"leaf-07,{PORT},n2,eth0\n"
-    async with (
-        console(tmp_path, prepare, **settings(tmp_path, rows)) as running,
-        browser(running.url) as reader,
-    ):
-        await poll_twice(running)
-        await report_nic(running, (0, 0), PORT)
-        await reader.sign_in(TOKENS[Role.OPERATOR])
-        for path in ("/switches", "/switches/leaf-07", path_of()):
-            (fault,) = (await twin(reader, path))["cabling_faults"]
-            assert (fault["kind"], fault["found"], fault["stated"]) == (
-                "file_differs",
-                {"node": "n1", "interface": "eth0"},
-                {"node": "n2", "interface": "eth0"},
-            )
-            assert "file_differs" in (await reader.get(path)).text
-
-
 async def test_facts_of_a_port_are_on_its_page_or_the_reason_for_their_absence(
     tmp_path: Path,
 ) -> None:
@@ -236,96 +203,4 @@ async def test_facts_of_a_port_are_on_its_page_or_the_reason_for_their_absence(
         assert (catalog.GROUP_HEADROOM_PEAK.name, None) in metrics
 
 
-async def test_pages_of_a_large_switch_are_bounded(tmp_path: Path) -> None:
-    async with (
-        console(tmp_path, prepare, **settings(tmp_path)) as running,
-        browser(running.url) as reader,
-    ):
-        for seconds_ago in (60, 0):
-            found = switch_readings.reading(
-                "leaf-07", MAX_PORTS, 60 - seconds_ago, "alias " * 40, HOSTILE * 8
-            )
-            await switch_readings.poll(running, "leaf-07", found, seconds_ago)
-        await reader.sign_in(TOKENS[Role.OPERATOR])
-        for path in (
-            "/switches",
-            "/switches/leaf-07",
-            "/switches/leaf-07?offset=500",
-            path_of(switch_readings.port_name(512)),
-        ):
-            answer = await reader.get(path)
-            assert answer.status == 200, answer.text
-            assert len(answer.text.encode()) < MAX_BYTES, path
-            assert count_elements(answer.text).nodes < MAX_ELEMENTS, path
-            assert HOSTILE not in answer.text
-            assert len(msgspec.json.encode(await twin(reader, path))) < MAX_BYTES
-        page = await twin(reader, "/switches/leaf-07?offset=500")
-        assert (page["found"], len(page["ports"])) == (512, 12)
-
-
-async def test_unknown_switches_and_ports_have_no_page(tmp_path: Path) -> None:
-    async with (
-        console(tmp_path, prepare, **settings(tmp_path)) as running,
-        browser(running.url) as reader,
-    ):
-        await poll_twice(running)
-        await reader.sign_in(TOKENS[Role.AUDITOR])
-        for path in (
-            "/switches/x",
-            "/switches/x/ports/y",
-            "/switches/leaf-07/ports/y",
-            "/switches/leaf-08/ports/y",
-        ):
-            assert (await reader.get(path)).status == 404, path
-        assert (await reader.get("/switches/leaf-08")).status == 200, "configured, and never read"
-
-
-def test_nic_on_a_leaf_of_another_rail_is_shown_with_the_leaves_of_its_own() -> None:
-    row = switches.CablingFault(
-        "wrong_rail",
-        "leaf-2",
-        PORT,
-        switches.LinkEnd("n1", "eth0"),
-        switches.LinkEnd("", ""),
-        ("leaf-1", "leaf-9"),
-    )
-    model = switches.SwitchList(0, (), (), 0, (row,), 1)
-    asked = PageRequest(PAGES_BY_NAME["switches"], ANYONE, query=SwitchesQuery())
-    text = page_rendering.render("switches.html", model=model, request=asked)
-    assert "leaf-1 or leaf-9" in text
-
-
 # Increases ---------------------------------------------------------------------------------------
-
-
-def stored(*samples: tuple[int, int]) -> StoredCounters:
-    return StoredCounters({KEY: [CounterSample(at * SECOND_NS, value) for at, value in samples]})
-
-
-INTERVAL = TimeRange(100 * SECOND_NS, 160 * SECOND_NS)
-
-
-@pytest.mark.parametrize(("samples", "expected"), [
-    (((100, 5), (160, 9)), 4),
-    (((90, 4), (101, 5), (130, 7), (159, 9), (170, 20)), 4),
-    (((100, 5), (130, 4), (160, 9)), FELL),
-    (((130, 5), (160, 9)), NO_START),
-    (((100, 5), (130, 9)), NO_END),
-    (((100, 5),), NO_END),
-    ((), NOT_READ),
-])  # fmt: skip
-def test_an_increase_is_that_between_the_nearest_readings(
-    samples: tuple[tuple[int, int], ...], expected: int | str
-) -> None:
-    assert stored(*samples).increase(KEY, INTERVAL) == expected
-
-
-@given(st.lists(st.integers(0, 1 << 40), min_size=2, max_size=20), st.integers(0, 1 << 63))
-def test_increases_are_exact_and_add_up(steps: list[int], start: int) -> None:
-    values = [start + sum(steps[:n]) for n in range(len(steps))]
-    found = stored(*enumerate(values))
-    ends = [(0, len(values) // 2), (len(values) // 2, len(values) - 1)]
-    parts = [
-        found.increase(KEY, TimeRange(a * SECOND_NS, b * SECOND_NS)) for a, b in ends if a != b
-    ]
-    assert sum(part for part in parts if isinstance(part, int)) == values[-1] - values[0]

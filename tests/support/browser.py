@@ -100,8 +100,8 @@ class Visitor:
     problems: list[str] = field(default_factory=list)
     """Console messages, errors of scripts, and requests to other hosts."""
 
-    async def visit(self, path: str, status: int = 200) -> VisitedPage:
-        """Load a page in all variants, assert the checks of every page, and return its text."""
+    async def visit(self, path: str, status: int = 200, *, is_plain: bool = True) -> VisitedPage:
+        """Load a page, also dark and without scripts, assert the checks of every page, and return its text."""
         self.problems.clear()
         await self._load(self.page, path, status)
         await self._check_bounded()
@@ -110,15 +110,17 @@ class Visitor:
         await self.page.set_viewport_size(NARROW)
         await self._check_width(self.page)
         await self.page.set_viewport_size(WIDE)
-
-        await self._load(self.plain, path, status)
-        await self._check_width(self.plain)
-        await self._check_accessible(self.plain, "dark, without scripts")
+        text_without_scripts = text
+        if is_plain:
+            await self._load(self.plain, path, status)
+            await self._check_width(self.plain)
+            await self._check_accessible(self.plain, "dark, without scripts")
+            text_without_scripts = await self.plain.inner_text("body")
         # Chromium reports the error status of a document itself as a message of the console.
         expected = f"the server responded with a status of {status} "
         problems = [each for each in self.problems if status < 400 or expected not in each]
         assert not problems, "\n".join([f"{path} has problems:", *problems])
-        return VisitedPage(text, await self.plain.inner_text("body"))
+        return VisitedPage(text, text_without_scripts)
 
     async def sign_in(self, token: str) -> None:
         """Sign in with a token by the form; both pages have the session."""

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PosixPath
+from pathlib import Path
 from types import FrameType
-from typing import ClassVar
 
 import pytest
 
 _FREE_BYTES = 8 << 30
-
-
-class FailingPath(PosixPath):
-    """A path; a directory can fail to open while paths in it do not, as if it could not be synced."""
-
-    _failing: ClassVar[set[str]] = set()
-
-    def __fspath__(self) -> str:
-        if str(self) in self._failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
-        return str(self)
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Fail to open this directory."""
-        self._failing.add(str(self))
-        try:
-            yield
-        finally:
-            self._failing.remove(str(self))
 
 
 @contextmanager

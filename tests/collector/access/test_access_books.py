@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +21,6 @@ from railscope.service import run_in_thread
 from railscope_collector.access.credentials import Credential, Role, digest_token
 from railscope_collector.access.tokens_format import quote_key, section_name
 from railscope_collector.config import LedgerSettings
-from railscope_collector.http.read_pool import MAX_READS_PER_REQUESTER, ReadPool
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.units import period_name
 from railscope_collector.service import Collector
@@ -175,29 +172,3 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     ]
     assert (found.data["tenant"], found.actor.id) == ("imaging", "tenant/imaging/v")
     assert len(str(found.data["sha256"])) == 64
-
-
-async def test_many_requests_of_one_tenant_wait_and_others_do_not() -> None:
-    reading, held = ReadPool(), threading.Event()
-    greedy, other = (Credential("x", Role.TENANT, tenant) for tenant in ("speech", "imaging"))
-    second = Credential("y", Role.TENANT, "speech")
-    waiting = [
-        asyncio.create_task(reading.read(greedy, lambda: held.wait(60)))
-        for _ in range(MAX_READS_PER_REQUESTER - 1)
-    ]
-    await asyncio.sleep(0)
-    assert await reading.read(greedy, lambda: 1) == 1, "the last of those that it may ask at once"
-    waiting.append(asyncio.create_task(reading.read(second, lambda: held.wait(60))))
-    await asyncio.sleep(0)
-    for one in (greedy, second):
-        with pytest.raises(web.HTTPTooManyRequests):
-            await reading.read(one, lambda: 1)
-    assert await asyncio.wait_for(reading.read(other, lambda: 2), 60) == 2, "nor do other tenants"
-    assert await asyncio.wait_for(run_in_thread(lambda: 3), 60) == 3, "ingest has its threads"
-    held.set()
-    assert all(await asyncio.gather(*waiting))
-    assert await reading.read(greedy, lambda: 4) == 4
-    with pytest.raises(ValueError, match="x"):
-        await reading.read(greedy, lambda: int("x"))
-    assert not reading._pending  # noqa: SLF001 - no request is pending
-    reading.close()

@@ -20,14 +20,11 @@ from railscope.api.audit import AuditEntries
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
-from railscope.service import run_in_thread
-from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.audit.claims_in_force import ClaimsInForce
 from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.audit.event_records import make_drafts
 from railscope_collector.http.signed_entries import (
     EntrySelection,
-    IndexBehindError,
     SignedEntries,
     sole_tenant,
 )
@@ -142,20 +139,6 @@ def test_a_tenant_pages_through_its_own_entries(
         assert found == own
 
 
-def test_an_index_that_is_ahead_shows_only_what_its_checkpoint_covers(tmp_path: Path) -> None:
-    log_of(tmp_path, [of("vision", n) for n in range(256)])
-    file = tmp_path / "checkpoint"
-    before = file.read_bytes()
-    log_of(tmp_path, [of("vision", 256), of("vision", 257)])
-    entries, wanted = (
-        SignedEntries(tmp_path, KEY.public),
-        EntrySelection(250, 100, "vision", is_of_tenant_only=True),
-    )
-    assert check(entries.select(wanted)) == list(range(250, 258))
-    file.write_bytes(before)
-    assert check(entries.select(wanted)) == list(range(250, 256))
-
-
 def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
     tmp_path: Path,
 ) -> None:
@@ -172,15 +155,6 @@ def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
     assert base64.b64encode(claim.encode())[:-4] not in shown
     assert entries.make_proof(1, "vision") is None
     assert claim.encode() in msgspec.json.encode(entries.select(EntrySelection(0, 100, "vision")))
-
-
-@given(names, st.text(min_size=1, max_size=5))
-def test_a_credentials_own_records_are_its_tenants(tenant: str, name: str) -> None:
-    label = Credential(name, Role.TENANT, tenant).label
-    made = build_record(
-        draft({}, RecordActor("credential", label)), RecordSource("c", "c", "b", 0), 0
-    )
-    assert sole_tenant(made) == tenant
 
 
 def test_a_proof_fits_the_command_and_requires_access(tmp_path: Path) -> None:
@@ -204,34 +178,6 @@ def test_consistency_proofs_cover_the_growth_of_a_log(tmp_path: Path) -> None:
         proof = [base64.b64decode(one) for one in found.proof]
         assert consistent(tree, now, proof)
     assert entries.make_consistency_proof(signed[-1].size + 1) is None
-
-
-async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
-    await run_in_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
-    entries = SignedEntries(tmp_path, KEY.public, max_read=10, step_records=7)
-    with pytest.raises(IndexBehindError, match="50 records are not indexed yet"):
-        entries.select(EntrySelection(0, 100, "vision"))
-    assert len(check(entries.select(EntrySelection(0, 100)))) == 60, "who reads all needs no index"
-    task = asyncio.create_task(entries.run())
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                page = entries.select(EntrySelection(0, 100, "vision"))
-                break
-            except IndexBehindError:
-                await asyncio.sleep(0.01)
-    task.cancel()
-    assert len(check(page)) == 60
-
-
-def test_before_the_first_checkpoint_and_with_a_broken_one(tmp_path: Path) -> None:
-    entries = SignedEntries(tmp_path, KEY.public)
-    with pytest.raises(FileNotFoundError):
-        entries.select(EntrySelection())
-    log_of(tmp_path, [of("vision", 0)])
-    (tmp_path / "checkpoint").write_text("nonsense")
-    with pytest.raises(ValueError, match="no"):
-        entries.select(EntrySelection())
 
 
 def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from support.billing_port import BookedRows
 from support.examples import fewer_examples
 
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
-from railscope.catalog import METRICS, account as account_catalog, collector as catalog, rollups
+from railscope.catalog import account as account_catalog, collector as catalog, rollups
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.access.credentials import Credential, Role, digest_token
@@ -32,7 +32,6 @@ from railscope_collector.access.tokens_format import quote_key, section_name
 from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.http.read_api import tenant_cells
 from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.service import Collector
@@ -45,7 +44,6 @@ PERIODS = ("2026-01", "2026-02")
 FIRST = 300_000_000
 A_RAIL = next(d.metric for d in rollups().values() if d.metric.about.labels == ("rail",))
 A_TENANT = next(d.metric for d in rollups().values() if d.metric.about.labels == ("tenant",))
-OF_TENANTS = ("railscope_tenant_", "railscope_job_")
 A_CLUSTER = next(d.metric for d in rollups().values() if d.metric.about.labels == ())
 
 
@@ -306,25 +304,3 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: RandomCl
             known = {"tenant", "audit", "n", "a"}  # keys of the answers themselves
             for path, text in good:
                 assert not names_in(path, text) & (others - known), (holder, path)
-
-
-def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
-    internal = replace(
-        account_catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds"
-    )
-    metrics = (account_catalog.TENANT_GPU_TIME, internal)
-    cells = [
-        ViewCell(metric, (holder, "observed"), 1)
-        for metric in metrics
-        for holder in ("a", "ab", "A")
-    ]
-    assert list(tenant_cells([*cells, ViewCell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
-
-
-def test_metrics_of_tenants_have_their_label_and_the_name_that_goes_with_it() -> None:
-    metrics = [*METRICS.values(), *(derived.metric for derived in rollups().values())]
-    of_tenants = {metric.name for metric in metrics if "tenant" in metric.about.labels}
-    # Reach is only to inhibit alerts, and never shown to tenants.
-    of_tenants.remove("railscope_incident_reach")
-    assert of_tenants == {m.name for m in metrics if m.name.startswith(OF_TENANTS)}
-    assert len(of_tenants) > 10

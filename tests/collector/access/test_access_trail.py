@@ -14,17 +14,14 @@ from railscope_collector.access.access_trail import (
     MAX_EVENTS_PER_DAY,
     MAX_MISUSES_PER_MINUTE,
     AccessTrail,
-    DeliveredExport,
 )
 from railscope_collector.access.credentials import (
     Credential,
-    CredentialEntry,
     CredentialKey,
-    Credentials,
     Role,
     digest_token,
 )
-from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
+from railscope_collector.access.tokens_file import RecordedCredentials
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.http.failure_throttle import (
     MAX_ADDRESSES,
@@ -89,15 +86,6 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
     assert digest_token("board").removeprefix("sha256:") not in str(found)
 
 
-async def test_a_crowd_of_addresses_is_counted_whole(tmp_path: Path) -> None:
-    def note(access: AccessTrail, _: TrailClock) -> None:
-        for n in range(12):
-            access.record_use(READER, KEY, f"10.0.0.{n}")
-
-    found = await recorded_of(tmp_path / "audit", note, max_events_per_day=5)
-    assert [record.data.get("count", 1) for record in found] == [1] * 5 + [7]
-
-
 async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: TrailClock) -> None:
         for _ in range(4):
@@ -124,36 +112,6 @@ async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) ->
     assert len(found) == MAX_MISUSES_PER_MINUTE + 1
     counts = [record.data["count"] for record in found]
     assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_MISUSES_PER_MINUTE
-
-
-async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
-    def note(access: AccessTrail, _: TrailClock) -> None:
-        for content in ("aa", "aa", "bb"):
-            access.record_export(
-                DeliveredExport(READER, "10.0.0.1", "2026-01", "csv", "vision", content)
-            )
-
-    found = await recorded_of(tmp_path / "audit", note)
-    assert [(r.type, r.data["sha256"], r.data["tenant"]) for r in found] == [
-        ("billing.export", "aa", "vision"),
-        ("billing.export", "bb", "vision"),
-    ]
-
-
-async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path) -> None:
-    many = Credentials(
-        {
-            CredentialKey("token", digest_token(str(n))): CredentialEntry(
-                Credential(f"n{n}", Role.NODE)
-            )
-            for n in range(10_000)
-        }
-    )
-    found = await recorded_of(tmp_path / "audit", lambda access, _: access.set_credentials(many))
-    assert len(found) == 10_000
-    assert {record.obj.node for record in found} == {f"n{n}" for n in range(10_000)}
-    again = await recorded_of(tmp_path / "again", lambda access, _: access.set_credentials(many))
-    assert again == []
 
 
 # The running collector ----------------------------------------------------------------------------
@@ -223,25 +181,6 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     assert ("expired", "tenant/vision/board") in [(r.data["reason"], r.actor.id) for r in denied]
     kinds = {(r.actor.kind, bool(r.actor.id)) for r in denied}
     assert kinds <= {("credential", True), ("unknown", False)}
-
-
-async def test_a_file_that_is_being_written_revokes_no_credential(tmp_path: Path) -> None:
-    settings_in(tmp_path)
-    path = tmp_path / "tokens.toml"
-    kept, file = path.read_text(), TokensFile(path)
-    before = file.credentials
-    file.read()
-    path.write_text("")
-    assert file.read() is None
-    path.write_text(kept)
-    assert [file.read() for _ in range(3)] == [None, before, None]
-    path.write_text("")
-    assert [file.read() for _ in range(3)] == [None, Credentials(), None]
-    path.unlink()
-    assert (file.read(), file.is_valid) == (None, False)
-    path.write_text(kept)
-    assert [file.read() for _ in range(3)] == [None, before, None]
-    assert file.is_valid
 
 
 # Failures -----------------------------------------------------------------------------------------

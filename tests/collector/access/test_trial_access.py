@@ -13,8 +13,6 @@ from structlog.testing import capture_logs
 from support.audit import verified_records
 
 from railscope.settings import SettingsError
-from railscope.wire import MAX_NAME
-from railscope_collector.access.authentication import UNKNOWN_TOKEN
 from railscope_collector.access.credentials import (
     Credential,
     CredentialEntry,
@@ -27,8 +25,6 @@ from railscope_collector.access.trial_access import (
     MAX_NODES,
     OUTSIDE,
     OWN_TOKEN,
-    UNNAMED,
-    UNSTORED,
     TrialAccess,
 )
 from railscope_collector.config import CollectorSettings, LedgerSettings
@@ -100,48 +96,6 @@ async def test_the_token_reads_nothing_and_reports_for_the_named_node_only(tmp_p
             assert (await one.get(path, f"{TOKEN}/gpu-003"))[0] == 403
         for token in (TOKEN, f"{TOKEN}/", f"{TOKEN}x/gpu-003", f"/{TOKEN}"):
             assert (await one.get("/api/v1/nodes", token))[0] == 401
-
-
-async def test_a_tenant_reads_its_own_data_only_during_a_trial(tmp_path: Path):
-    async with run_collector(trial_settings(tmp_path)) as one:
-        assert (await send(one, "gpu-001"))[0] == 200
-        assert (await one.get("/api/v1/jobs/vision/slurm/1", "vision"))[0] == 404
-        assert (await one.get("/api/v1/jobs/vision/slurm/1", "speech"))[0] == 403
-        assert (await one.get("/api/v1/nodes", "vision"))[0] == 403
-
-
-@pytest.mark.parametrize("name", ["", " ", "a\nb", "e\u0301", "\udcff", "n" * (MAX_NAME + 1)])
-def test_an_invalid_name_is_not_bound(tmp_path: Path, name: str):
-    trial = opened(tmp_path)
-    assert trial.authenticate([f"Bearer {TOKEN}/{name}"], Credentials()).reason == UNNAMED
-    assert trial.nodes == []
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [[TOKEN], [f"Basic {TOKEN}/n"], [f"Bearer {TOKEN}/n", f"Bearer {TOKEN}/n"], [f"Bearer n/{TOKEN}"]],
-)  # fmt: skip
-def test_another_token_binds_no_node(tmp_path: Path, headers: list[str]):
-    trial = opened(tmp_path)
-    assert trial.authenticate(headers, Credentials()).reason == UNKNOWN_TOKEN
-    assert trial.nodes == []
-
-
-def test_a_name_that_cannot_be_stored_is_not_bound(tmp_path: Path):
-    trial = opened(tmp_path)
-    trial.path = tmp_path / "absent/trial_nodes"
-    with capture_logs() as logs:
-        assert trial.authenticate([f"Bearer {TOKEN}/n1"], Credentials()).reason == UNSTORED
-    assert logs[0]["event"] == "trial_nodes_write_failed"
-    assert trial.nodes == []
-
-
-def test_the_names_are_stored(tmp_path: Path):
-    result = opened(tmp_path).authenticate([f"bearer {TOKEN}/gpu-001"], Credentials())
-    assert result.credential
-    assert result.credential.label == "node/gpu-001"
-    assert msgspec.json.decode((tmp_path / "trial_nodes").read_bytes()) == ["gpu-001"]
-    assert opened(tmp_path).nodes == ["gpu-001"]
 
 
 def test_a_node_with_a_token_of_its_own_is_not_bound_and_keeps_its_authority(tmp_path: Path):

@@ -7,14 +7,11 @@ import re
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from support.agent_events import AgentEvents
 from support.audit import KEY, NOON_NS, audit_log, draft, running_log
 from support.books import ONE, books_with, claim, evidence_of, gpu, manager_after
-from support.event_recording import recorded_events, run_observers
 
 from railscope.audit.record import RecordActor, RecordData, RecordSource, RecordSubject
 from railscope.cli import root
-from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.ledger.database import Database
@@ -91,48 +88,6 @@ def test_impossible_times_are_found(tmp_path: Path) -> None:
         "record 3: admin.config: its time is 3 s before that of an earlier record",
         "record 5: tenancy.assign: its time is 70 s after its receipt",
     ]
-
-
-async def test_a_late_record_of_an_agent_closes_its_gap(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    events = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
-    async with run_observers(tmp_path) as observed:
-        await recorded_events(observed, [events[0], events[4], events[2]])
-        await recorded_events(observed, [events[1]])
-    (finding,) = verify_log(tmp_path / "log", KEY.public).findings
-    assert "its records 3 to 3 are missing" in finding
-
-
-def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path) -> None:
-    """T9."""
-
-    async def write() -> None:
-        teller = AgentEvents()
-        async with run_observers(tmp_path) as observed:
-            await recorded_events(
-                observed,
-                [teller.claimed("a", owner="zoe"), teller.claimed("b", "GPU-2", owner="max")],
-            )
-
-    asyncio.run(write())
-    directory, salts = str(tmp_path / "log"), ["--salts", str(tmp_path / "personal")]
-    before = verify_log(tmp_path / "log", KEY.public)
-    found = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
-    assert (found.exit_code, found.output.count("GPU assigned, by")) == (0, 1)
-    assert '"a"' in found.output
-    unknown = CliRunner().invoke(root, ["audit", "show", directory, "--person", "eve", *salts])
-    assert unknown.exit_code == 1
-
-    forgotten = CliRunner().invoke(root, ["audit", "forget", "zoe", *salts])
-    assert (forgotten.exit_code, forgotten.output.startswith("salt erased")) == (0, True)
-    again = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
-    assert "nothing can be confirmed" in again.output
-    assert CliRunner().invoke(root, ["audit", "forget", "zoe", *salts]).exit_code == 1
-    assert verify_log(tmp_path / "log", KEY.public) == before
-    assert PersonalSalts(tmp_path / "personal").find_commitment("max")
-    other = PersonalSalts(tmp_path / "personal").make_commitment("zoe")
-    files = (path for path in (tmp_path / "log").rglob("*") if path.is_file())
-    assert not any(other.encode() in path.read_bytes() for path in files)
 
 
 def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Database) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,9 @@ from support.event_recording import record_events, recorded_events, run_observer
 from support.examples import fewer_examples
 
 from railscope.audit.record import AuditRecord
-from railscope.catalog.agent import CONFLICT_EVENT, GAP_EVENT, SOURCE_EVENT
+from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
-from railscope_collector.audit.event_recorder import MAX_BATCH_EVENTS
-from railscope_collector.audit.event_records import MAX_TEXT
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.fleet.recent_events import SeenEvent
@@ -43,19 +40,6 @@ async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     assert assign.data["workload"] == "job 7"
     found = verify_log(tmp_path / "log", KEY.public)
     assert found.findings == ()
-
-
-async def test_a_restarted_agent_repeats_claims_in_force(tmp_path: Path) -> None:
-    one, other = AgentEvents(), AgentEvents(run="run-2")
-    async with run_observers(tmp_path) as observed:
-        found = await recorded_events(
-            observed, [one.claimed("a"), other.claimed("a"), other.released("a")]
-        )
-    assert [(record.type, record.out) for record in found] == [
-        ("tenancy.assign", "done"),
-        ("tenancy.assign", "seen"),
-        ("tenancy.release", "done"),
-    ]
 
 
 async def test_another_holder_is_a_transfer_and_equal_slots_are_a_conflict(tmp_path: Path) -> None:
@@ -125,28 +109,6 @@ async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None
     assert found[0].data["frames"] == "7"
 
 
-@pytest.mark.parametrize("name", [CONFLICT_EVENT.name, "audit_log_disputed"])
-async def test_a_checkpoint_conflict_is_recorded_also_of_an_agent_of_0_2_0(
-    tmp_path: Path, name: str
-) -> None:
-    teller = AgentEvents()
-    conflict = teller.event(replace(CONFLICT_EVENT, name=name), kind="fork", held_size="7")
-    async with run_observers(tmp_path) as observed:
-        found = await recorded_events(observed, [conflict, teller.claimed("a")])
-    assert [(record.type, record.out) for record in found] == [
-        ("log.witness", "failed"),
-        ("tenancy.assign", "done"),
-    ]
-    assert found[0].data["held_size"] == "7"
-
-
-async def test_what_is_not_audited_takes_no_number(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    other = teller.event(SOURCE_EVENT, "nic", before="ok", after="failed")
-    async with run_observers(tmp_path) as observed:
-        assert await recorded_events(observed, [other]) == []
-
-
 async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
     one, booted = AgentEvents(), AgentEvents(boot_id="boot-2", run="run-2")
     came = [
@@ -161,51 +123,6 @@ async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
     assert [record.type for record in found] == ["node.join", "node.boot", "admin.upgrade"]
     assert [record.data["boot_id"] for record in found] == ["boot-1", "boot-2", "boot-2"]
     assert (found[2].data["before"], found[2].data["version"]) == ("1.0", "2.0")
-
-
-async def test_what_was_recorded_after_the_copy_was_made_is_not_recorded_again(
-    tmp_path: Path,
-) -> None:
-    """The collector stops between a record and its acknowledgement."""
-    teller = AgentEvents()
-    async with run_observers(tmp_path) as observed:
-        observed.check_envelope(*teller.envelope(1))
-        content = observed.snapshot()
-        assert content is not None
-        assert len(await wait_for_records(observed)) == 1
-    observed.file.write_bytes(content)
-    async with run_observers(tmp_path, "b1") as observed:
-        observed.check_envelope(*teller.envelope(1))
-        (joined,) = await wait_for_records(observed)
-    assert joined.type == "node.join"
-
-
-async def test_a_clock_that_is_set_is_evidence_once_an_hour(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    async with run_observers(tmp_path) as observed:
-        for at, step_ns in ((1, 0), (2, 10**9), (3, 10**10), (4, 10**11), (7200, 0)):
-            record, envelope = teller.envelope(at)
-            sent = type(record.sent)(record.sent.wall_ns + step_ns, *_rest(record.sent))
-            observed.check_envelope(
-                type(record)(record.node, record.received_wall_ns, sent, b""), envelope
-            )
-        found = await wait_for_records(observed)
-    steps = [record.data["step_ns"] for record in found if record.type == "evidence.clock_step"]
-    assert steps == [str(10**10), str(-(10**11))]
-
-
-def _rest(sent: object) -> tuple[int, str]:
-    return sent.boot_ns, sent.boot_id  # type: ignore[attr-defined]
-
-
-async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> None:
-    """T8."""
-    teller = AgentEvents()
-    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(6)]
-    async with run_observers(tmp_path) as observed:
-        await recorded_events(observed, [reported[0], *reported[3:]])
-    (finding,) = verify_log(tmp_path / "log", KEY.public).findings
-    assert "agent n1, boot run-1: its records 1 to 2 are missing" in finding
 
 
 @fewer_examples(10)
@@ -271,46 +188,6 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     assert verify_log(directory / "log", KEY.public).findings == ()
 
 
-async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
-    async with run_observers(tmp_path, again=reported, max_waiting=100) as observed:
-        for seen in reported:
-            observed.queue_event(seen)
-        assert (observed.waiting_items, observed.overflowed) == (100, 2900)
-        assert observed.snapshot() is None
-        found = await wait_for_records(observed)
-    assert [record.src.n for record in found] == list(range(3000))
-
-
-async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(10_000)]
-    async with run_observers(tmp_path) as observed:
-        for seen in reported:
-            observed.queue_event(seen)
-        turns = 0
-        while observed.waiting_items:
-            await asyncio.sleep(0)
-            turns += 1
-        assert len(await wait_for_records(observed)) == 10_000
-    assert turns > 10_000 // MAX_BATCH_EVENTS, "others had a turn between any two batches"
-
-
-async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    large = teller.claimed("a", **{f"fact{n}": "x" * MAX_TEXT for n in range(100)})
-    odd = teller.claimed("e\N{COMBINING ACUTE ACCENT}", workload="x" * 10_000)
-    async with run_observers(tmp_path) as observed:
-        found = await recorded_events(observed, [large, odd])
-    assert [(record.type, record.src.n) for record in found] == [
-        ("evidence.quarantine", 0),
-        ("tenancy.assign", 1),
-    ]
-    assert found[1].data["claim"] == "\N{LATIN SMALL LETTER E WITH ACUTE}"
-    assert len(str(found[1].data["workload"])) == MAX_TEXT
-
-
 async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
     teller = AgentEvents()
     reported = [
@@ -329,34 +206,3 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
         == PersonalSalts(tmp_path / "personal").find_commitment("zoe")
     )
     assert (namespace.data["owner"], namespace.pii) == ("team-ns", {})
-
-
-async def test_events_wait_while_no_salt_can_be_stored_and_are_recorded_once(
-    tmp_path: Path,
-) -> None:
-    teller = AgentEvents()
-    (tmp_path / "personal").write_bytes(b"")
-    async with run_observers(tmp_path) as observed:
-        observed.retry_seconds = 0.001
-        for seen in (teller.claimed("a", owner="zoe"), teller.claimed("b", gpu="GPU-2")):
-            observed.queue_event(seen)
-        while not observed.problem:  # noqa: ASYNC110 - no event for tests
-            await asyncio.sleep(0.001)
-        assert (observed.waiting_items, observed.audit.size) == (2, 1)
-        (tmp_path / "personal").unlink()
-        found = await wait_for_records(observed)
-        assert observed.problem == ""
-    assert [record.data["claim"] for record in found] == ["a", "b"]
-
-
-async def test_a_copy_that_is_damaged_or_of_another_log_is_not_used(tmp_path: Path) -> None:
-    teller = AgentEvents()
-    reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
-    async with run_observers(tmp_path) as observed:
-        await recorded_events(observed, reported)
-        content = observed.snapshot()
-        assert content is not None
-    for wrong in (b"nonsense", content.replace(observed.recorded.genesis.encode(), b"0" * 64)):
-        (tmp_path / "observed").write_bytes(wrong)
-        async with run_observers(tmp_path, "b1") as observed:
-            assert len(await recorded_events(observed, reported)) == 5

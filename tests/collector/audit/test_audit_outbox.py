@@ -29,6 +29,8 @@ from railscope_collector.ledger.audit_outbox import (
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.head_chain import database_id
 
+pytestmark = pytest.mark.statements
+
 
 class PowerCutError(BaseException):
     """End of the process: no handler catches it."""
@@ -69,14 +71,14 @@ async def drained(drain: OutboxDrain) -> None:
 async def test_rows_are_recorded_in_order_and_their_positions_are_stored(
     tmp_path: Path, database: Database
 ) -> None:
-    put_all(database, range(600))
+    put_all(database, range(300))
     async with begun(tmp_path / "log") as log:
         drain = OutboxDrain(lambda: database, log)
         await drained(drain)
         assert drain.waiting_rows == 0
-        assert numbers(log) == list(range(600))
+        assert numbers(log) == list(range(300))
         with database.transaction() as connection:
-            leaves = [record_number(connection, f"fact/{number}") for number in range(600)]
+            leaves = [record_number(connection, f"fact/{number}") for number in range(300)]
             sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
             assert all(size > 0 for size in sizes)
         assert leaves == [record.seq for record in facts(log)]
@@ -87,15 +89,6 @@ async def test_rows_are_recorded_in_order_and_their_positions_are_stored(
         assert re.fullmatch(f"outbox-row/{identity}/8/[0-9a-f]{{64}}", row)
     found = verify_log(tmp_path / "log", KEY.public)
     assert (found.unsigned, found.findings) == (0, ())
-
-
-async def test_what_is_not_committed_is_never_recorded(tmp_path: Path, database: Database) -> None:
-    with database.transaction(writes=True) as connection:
-        put_record(connection, "fact", draft(1))
-        connection.rollback()
-    async with begun(tmp_path / "log") as log:
-        await drained(OutboxDrain(lambda: database, log))
-        assert facts(log) == []
 
 
 STEPS = ["_find_unnoted_records", "_take_rows", "_append_rows", "_sign", "_store"]
@@ -166,21 +159,6 @@ def _dying(step: str, moment: str) -> type[OutboxDrain]:
     )
 
 
-async def test_two_collectors_at_one_database_record_each_row_in_one_log(
-    tmp_path: Path, database: Database
-) -> None:
-    put_all(database, range(600))
-    async with begun(tmp_path / "a") as one, begun(tmp_path / "b", boot="b1") as other:
-        drains = [OutboxDrain(lambda: database, log) for log in (one, other)]
-        await asyncio.gather(*(drained(drain) for drain in drains))
-        for drain in drains:
-            await drained(drain)
-        both = [*numbers(one), *numbers(other)]
-        assert sorted(both) == list(range(600))
-        assert numbers(one) == sorted(numbers(one))
-        assert numbers(other) == sorted(numbers(other))
-
-
 async def test_an_unavailable_database_is_reported_and_retried(
     tmp_path: Path, database: Database
 ) -> None:
@@ -207,25 +185,6 @@ async def test_an_unavailable_database_is_reported_and_retried(
         await asyncio.gather(task, return_exceptions=True)
         assert numbers(log) == [0, 1, 2]
         assert problems[:3] == ["", "not there", "not there"]
-
-
-async def test_where_nothing_can_be_signed_rows_are_placed_without_a_checkpoint(
-    tmp_path: Path, database: Database
-) -> None:
-    not_now = LogWriteError("not now")
-
-    def refuse(_: object) -> None:
-        raise not_now
-
-    put_all(database, range(2))
-    async with begun(tmp_path / "log") as log:
-        log.publisher.before_signing = refuse
-        await drained(OutboxDrain(lambda: database, log))
-        with database.transaction() as connection:
-            assert record_number(connection, "fact/1") == 2
-            sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
-            assert set(sizes) == {None}
-        log.publisher.before_signing = None
 
 
 def test_the_same_again_changes_nothing_and_another_is_rejected(database: Database) -> None:
@@ -265,21 +224,6 @@ def test_what_the_log_would_reject_does_not_get_in(database: Database) -> None:
             put_record(connection, id_, draft(1))
     with database.transaction() as connection:
         assert count_unrecorded(connection) == 0
-
-
-async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Database) -> None:
-    large = draft(1)
-    for size in range(MAX_RECORD_BYTES, 0, -1):
-        large.data["much"] = "x" * size
-        with contextlib.suppress(OutboxError), database.transaction(writes=True) as connection:
-            put_record(connection, "fact", large)
-            break
-    log = audit_log(tmp_path / "log", boot="b" * 16)
-    log.source = type(log.source)("collector", "o" * 200, "b" * 16, 0)
-    async with running_log(log):
-        await log.append(draft(0, kind="log.genesis"))
-        await drained(OutboxDrain(lambda: database, log))
-        assert len(facts(log)) == 1
 
 
 @pytest.mark.parametrize("table", ["audit_outbox", "audit_taken", "audit_placed"])

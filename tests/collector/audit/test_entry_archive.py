@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from entry_archives import (
-    KEEP_DAYS,
-    archived_files,
     archiving,
     outcome,
     store_in,
-    verified,
     write_archived,
 )
 from hypothesis import given, strategies as st
-from support.audit import KEY, NOON_NS, append_drafts, draft
+from support.audit import KEY, NOON_NS, draft
 from support.examples import fewer_examples
 
-from railscope.audit.cosignature import add_cosignature, key_name, witness_key
-from railscope.audit.merkle import leaf_hash
-from railscope.audit.record import RecordData, RecordSource, RecordSubject
-from railscope.audit.signed_note import SecretKey
+from railscope.audit.record import RecordSource, RecordSubject
 from railscope.cli import root
-from railscope.service import run_in_thread
-from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.archive_stores import MAX_FILE_BYTES, ArchiveError
-from railscope_collector.audit.cosignatures import CosignedCheckpoint
-from railscope_collector.audit.entry_proof import check_proof, make_proof
+from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.audit.periodic_verification import PeriodicVerification
-from railscope_collector.audit.tiles import (
-    ArchivedEntriesError,
-    MissingEntriesError,
-    Tiles,
-    encode_bundle,
-)
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
-from railscope_collector.http.signed_entries import (
-    MAX_ARCHIVE_READS,
-    EntrySelection,
-    IndexBehindError,
-    SignedEntries,
-)
+from railscope_collector.audit.verify_outcome import VerifyOutcome
 from railscope_collector.ledger.record_draft import RecordDraft
 
 
@@ -73,95 +49,6 @@ def of_agent(number: int, kind: str, claim: str) -> RecordDraft:
         data={"claim": claim, "received_ns": str(NOON_NS + number)},
         subject=RecordSubject("n1", "GPU-1"),
     )
-
-
-def test_findings_that_archived_records_would_explain_are_omitted(tmp_path: Path) -> None:
-    async def write() -> None:
-        agent = SecretKey.generate(key_name("n1"))
-        async with archiving(tmp_path) as retention:
-            log = retention.audit
-            await log.append(of_agent(0, "tenancy.assign", "a"))
-            witness = RecordSubject("n1")
-            data: RecordData = {"key": str(witness_key(agent))}
-            await log.append(replace(draft(1, "log.witness"), subject=witness, data=data))
-            await append_drafts(log, range(2, 300))
-            for number, kind in ((5, "release"), (3, "assign")):
-                await log.append(of_agent(number, f"tenancy.{kind}", "a"))
-            await log.sign()
-            note = add_cosignature(log.publisher.note, agent, NOON_NS // SECOND_NS)
-            log.witnesses.put("n1", CosignedCheckpoint(note, str(witness_key(agent))))
-            log.witnesses.save()
-            await retention.attempt()
-            assert retention.archived == 256
-
-    asyncio.run(write())
-    found = verified(tmp_path)
-    assert [cosigner.node for cosigner in found.witnesses] == ["n1"]
-    assert [text.partition(": its records ")[2] for text in found.findings] == [
-        "1 to 2 are missing",
-        "4 to 4 are missing",
-    ]
-    unread = verify_log(tmp_path / "log", KEY.public)
-    assert unread.findings == ("witnesses whose keys are not in the records that were read: 1",)
-    assert (unread.unchecked, unread.witnesses) == (256, ())
-
-
-def test_hashes_of_archived_records_are_checked_without_the_archive(tmp_path: Path) -> None:
-    write_archived(tmp_path)
-    tile = tmp_path / "log" / "tile" / "0" / "001"
-    tile.write_bytes(bytes(32) + tile.read_bytes()[32:])
-    assert outcome(tmp_path, with_archive=False)[0] == VerifyOutcome.ALTERED
-
-
-def swap(paths: list[Path]) -> None:
-    first, second = (path.read_bytes() for path in paths)
-    paths[0].write_bytes(second)
-    paths[1].write_bytes(first)
-
-
-HOSTILE = {
-    "missing": (lambda paths: paths[0].unlink(), VerifyOutcome.TAIL_MISSING, "missing file"),
-    "altered": (
-        lambda paths: paths[0].write_bytes(paths[0].read_bytes().replace(b"node-1", b"node-7", 1)),
-        VerifyOutcome.ALTERED,
-        "do not match the signed ones; fix: restore the file from a copy",
-    ),
-    "truncated": (
-        lambda paths: paths[0].write_bytes(paths[0].read_bytes()[:-1]),
-        VerifyOutcome.ALTERED,
-        "do not match",
-    ),
-    "empty": (lambda paths: paths[0].write_bytes(b""), VerifyOutcome.ALTERED, "do not match"),
-    "swapped": (swap, VerifyOutcome.ALTERED, "do not match"),
-    "enormous": (
-        lambda paths: paths[0].write_bytes(bytes(32 << 20)),
-        VerifyOutcome.UNREADABLE,
-        "expected at most",
-    ),
-    "unreadable": (
-        lambda paths: shutil.rmtree(paths[0].parents[2]),
-        VerifyOutcome.UNREADABLE,
-        "cannot read",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", HOSTILE)
-def test_a_hostile_archive_gives_an_error_and_no_record(tmp_path: Path, change: str) -> None:
-    write_archived(tmp_path)
-    store = store_in(tmp_path)
-    paths = archived_files(tmp_path)
-    for path in paths:
-        path.chmod(0o600)
-    attack, expected, text = HOSTILE[change]
-    attack(paths)
-    with pytest.raises(LogVerificationError, match=text) as failure:
-        verify_log(tmp_path / "log", KEY.public, archive=store)
-    assert failure.value.outcome == expected
-    tiles = Tiles(tmp_path / "log", 601, store)
-    for read in (lambda: tiles.record(0), lambda: make_proof(tiles, 0, "")):
-        with pytest.raises(ArchivedEntriesError, match=text):
-            read()
 
 
 @pytest.fixture(scope="module")
@@ -206,23 +93,6 @@ def test_any_removed_file_of_log_or_archive_is_found(archived: Path, data: st.Da
         path.write_bytes(content)
 
 
-def test_a_removed_tile_that_is_not_recorded_as_archived_is_missing(tmp_path: Path) -> None:
-    async def write() -> None:
-        async with archiving(tmp_path, 600) as retention:
-            retention.wall_ns = lambda: NOON_NS + 300 + KEEP_DAYS * DAY_NS
-            await retention.attempt()
-
-    asyncio.run(write())
-    assert outcome(tmp_path) == (VerifyOutcome.CONSISTENT, "")
-    tile = tmp_path / "log" / "tile" / "entries" / "001"
-    name, _ = Tiles(tmp_path / "log", 600).archive_name(1)
-    store_in(tmp_path).create(name, tile.read_bytes())
-    tile.unlink()
-    for with_archive in (True, False):
-        found, problem = outcome(tmp_path, with_archive=with_archive)
-        assert (found, "entries/001" in problem) == (VerifyOutcome.TAIL_MISSING, True)
-
-
 def test_an_agent_cannot_state_that_entries_are_archived(tmp_path: Path) -> None:
     async def write() -> None:
         async with archiving(tmp_path, 300) as retention:
@@ -240,67 +110,6 @@ def test_an_agent_cannot_state_that_entries_are_archived(tmp_path: Path) -> None
             return retention.problem
 
     assert "expected them, or a record that they are archived" in asyncio.run(restart())
-
-
-def test_an_altered_local_tile_is_found_although_the_archive_has_it(tmp_path: Path) -> None:
-    write_archived(tmp_path)
-    tile = tmp_path / "log" / "tile" / "entries" / "000"
-    tile.write_bytes(archived_files(tmp_path)[0].read_bytes().replace(b"node-1", b"node-7", 1))
-    assert outcome(tmp_path)[0] == VerifyOutcome.ALTERED
-    with pytest.raises(ValueError, match="altered tile"):
-        Tiles(tmp_path / "log", 601, store_in(tmp_path)).record(3)
-
-
-def test_a_part_of_an_archived_tile_that_was_left_behind_is_checked(tmp_path: Path) -> None:
-    write_archived(tmp_path)
-    raws = Tiles(tmp_path / "log", 601, store_in(tmp_path)).records(1)
-    partial = tmp_path / "log" / "tile" / "entries" / "001.p" / "44"
-    partial.parent.mkdir()
-    partial.write_bytes(encode_bundle(raws[:44]))
-    assert outcome(tmp_path) == (VerifyOutcome.CONSISTENT, "")
-    for content in (encode_bundle(raws[1:45]), encode_bundle(raws[:44])[:-1]):
-        partial.write_bytes(content)
-        assert outcome(tmp_path)[0] == VerifyOutcome.ALTERED
-
-
-class HangingArchive:
-    """An archive that does not respond until it is released, and then lacks every file."""
-
-    location = "hanging"
-
-    def __init__(self) -> None:
-        self.reading, self.released = threading.Semaphore(0), threading.Event()
-
-    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        self.reading.release()
-        assert self.released.wait(60)
-        message = f"no {name}, and no {max_bytes} bytes"
-        raise ArchiveError(message)
-
-
-async def test_a_hanging_archive_occupies_few_threads(tmp_path: Path) -> None:
-    await run_in_thread(write_archived, tmp_path)
-    hanging = HangingArchive()
-    entries = SignedEntries(tmp_path / "log", KEY.public, archive=hanging)
-    waiting = [
-        asyncio.create_task(run_in_thread(entries.make_proof, 3, None))
-        for _ in range(MAX_ARCHIVE_READS)
-    ]
-    for _ in waiting:
-        assert await run_in_thread(hanging.reading.acquire, timeout=60)
-    with pytest.raises(ArchivedEntriesError, match="2 files of the archive are being read"):
-        entries.make_proof(3, None)
-    assert entries.make_proof(530, None)
-    indexing = asyncio.create_task(entries.run())
-    assert await run_in_thread(hanging.reading.acquire, timeout=60)
-    with pytest.raises(IndexBehindError, match="records are being read for the index"):
-        await run_in_thread(entries.select, EntrySelection(0, 1, "vision"))
-    hanging.released.set()
-    for result in await asyncio.gather(*waiting, return_exceptions=True):
-        assert isinstance(result, ArchivedEntriesError)
-    indexing.cancel()
-    await asyncio.wait({indexing})
-    assert "no audit/" in entries.problem
 
 
 def railscope(*arguments: object) -> tuple[int, str]:
@@ -331,12 +140,3 @@ def test_commands_read_the_archive(tmp_path: Path) -> None:
     assert railscope("prove", log, 7, *key)[0] == 1
     code, output = railscope("verify", log, *key, "--archive", "archive")
     assert (code, "expected /DIRECTORY or s3://BUCKET/PREFIX" in output) == (2, True)
-
-
-def test_proofs_of_hashes_need_no_archive(tmp_path: Path) -> None:
-    write_archived(tmp_path)
-    with pytest.raises(MissingEntriesError, match="fix: name their archive"):
-        Tiles(tmp_path / "log", 601).record(0)
-    assert Tiles(tmp_path / "log", 601).node(0, 0) == leaf_hash(
-        Tiles(tmp_path / "log", 601, store_in(tmp_path)).record(0)
-    )

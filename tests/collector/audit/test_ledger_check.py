@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 from collections.abc import Callable
@@ -34,14 +33,13 @@ from support.books import (
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
-from railscope.service import run_in_thread
 from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
 from railscope_collector.audit.ledger_watch import LedgerWatch, OlderCopyError
 from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.audit.verify_outcome import VerifyOutcome
 from railscope_collector.billing import administration, tables
-from railscope_collector.billing.invoices import adjustment_charge, credit_charge
+from railscope_collector.billing.invoices import credit_charge
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.reconciliation import (
     check_records as recorded_rows,
@@ -51,7 +49,7 @@ from railscope_collector.evidence.evidence_tables import archives, removals
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.jobs import imported_lists
 from railscope_collector.jobs.job_list_import import import_list
-from railscope_collector.ledger import head_chain, schema
+from railscope_collector.ledger import head_chain
 from railscope_collector.ledger.audit_outbox import outbox_rows, placed_rows, taken_rows
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.ledger_records import HEAD
@@ -179,24 +177,23 @@ def add_archive(database: Database) -> None:
             head_chain.append_head(connection, [made], actor.now_ns)
 
 
-@pytest.mark.parametrize("name", tables_covered())
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.thorough)])
 async def test_any_change_of_a_row_is_found(
-    url: str, ledger: Ledger, tmp_path: Path, name: str
+    url: str, ledger: Ledger, tmp_path: Path, every: int
 ) -> None:
     books = billed(ledger)
     listed = imported_lists.NewList("sacct", ONE, ONE.end_ns, as_observed=True, jobs=[JOB])
     import_list(ledger, listed, TimedActor(BOSS, manager_after(ONE).now_ns))
     add_archive(ledger.database)
-    assert _rows(ledger.database, name)
     await log_of(tmp_path / "log", ledger.database)
-    with ledger.database.transaction() as connection:
-        kinds = list(changes(connection, name))
     status, output = checked(tmp_path / "log", url)
     assert status == VerifyOutcome.CONSISTENT
     assert re.search(r"^database: \d+ rows, \d+ heads, equal$", output, re.MULTILINE)
     assert reconciled(books) == (True, "")
     recorded = verify_log(tmp_path / "log", KEY.public).ledger
-    for kind in kinds:
+    with ledger.database.transaction() as connection:
+        found = [(name, kind) for name in tables_covered() for kind in changes(connection, name)]
+    for name, kind in found[::every]:
         with ledger.database.engine.connect() as plain:
             connection = plain.execution_options(writes=True)
             with connection.begin() as begun:
@@ -206,16 +203,9 @@ async def test_any_change_of_a_row_is_found(
                 except DBAPIError:
                     continue  # the database itself rejects such a row
                 assert compare_ledger(connection, recorded).differences, (name, kind)
-                assert compare_ledger(connection, read_outbox_records(connection)).differences, (
-                    name,
-                    kind,
-                )
+                waiting = read_outbox_records(connection)
+                assert compare_ledger(connection, waiting).differences, (name, kind)
                 begun.rollback()
-
-
-def _rows(database: Database, name: str) -> bool:
-    with database.transaction() as connection:
-        return connection.execute(select(metadata.tables[name])).first() is not None
 
 
 def _unconstrained(connection: Connection, name: str) -> None:
@@ -247,27 +237,6 @@ async def test_the_command_names_the_row_and_exits_with_1(
     assert (passes, "it was changed by hand" in where) == (False, True)
     rules = [one.rule for one in reconcile_period(books, ONE, SELLER) if not one.passes]
     assert "R8" in rules
-
-
-@pytest.mark.parametrize("damaged", ["x7", "7 ", "007", "", "9" * 5000])
-async def test_a_number_that_cannot_be_read_is_named(tmp_path: Path, damaged: str) -> None:
-    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    ledger = Ledger.open(url, metadata)
-    billed(ledger)
-    await log_of(tmp_path / "log", ledger.database)
-    with ledger.database.transaction(writes=True) as connection:
-        without_triggers(connection)
-        change = text("UPDATE ledger_entry SET qty_capns = :damaged WHERE gpu_uuid = 'GPU-0'")
-        connection.execute(change, {"damaged": damaged})
-    status, output = checked(tmp_path / "log", url)
-    assert status == VerifyOutcome.ALTERED
-    assert "GPU-0" in output
-    ledger.close()
-    found = CliRunner().invoke(root, ["bill", "reconcile", "--ledger", url])
-    assert found.exit_code == 1
-    assert "GPU-0 on day " in found.stderr
-    assert ": invalid qty_capns " in found.stderr
-    assert found.stderr.count("\n") == 1
 
 
 async def test_a_rewritten_head_contradicts_its_record(
@@ -312,16 +281,6 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     assert (status, "no ledger in" in output) == (1, True)
 
 
-async def test_a_row_that_waits_for_its_record_is_not_damage(
-    url: str, ledger: Ledger, tmp_path: Path
-) -> None:
-    books = books_with(ledger, ALL)
-    await log_of(tmp_path / "log", ledger.database)
-    books.close(ONE, manager_after(ONE))
-    status, output = checked(tmp_path / "log", url)
-    assert (status, "to explain: closing 1 is not recorded yet" in output) == (0, True)
-
-
 # The watch -----------------------------------------------------------------------------------------
 
 
@@ -330,7 +289,7 @@ def watch_of(directory: Path, database: Callable[[], Database]) -> LedgerWatch:
     return LedgerWatch(database, audit_log(directory), lambda: START, state)
 
 
-@pytest.mark.parametrize("how", ["moved", "copied", "removed", "emptied"])
+@pytest.mark.parametrize("how", ["copied", "removed"])
 def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, how: str) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
@@ -364,37 +323,6 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
         again.close()
 
 
-def test_a_watch_starts_with_the_heads_that_the_log_has_recorded(tmp_path: Path) -> None:
-    path, older = tmp_path / "ledger.db", tmp_path / "older.db"
-    ledger = Ledger.open(f"sqlite:///{path}", metadata)
-    books = books_with(ledger, ALL)
-    shutil.copy(path, older)
-    books.close(ONE, manager_after(ONE))
-    with ledger.database.transaction() as connection:
-        newest = head_chain.newest_head(connection)
-    ledger.close()
-    watch = watch_of(tmp_path / "log", lambda: Database(f"sqlite:///{older}", metadata))
-    watch.start(newest)
-    with pytest.raises(OlderCopyError, match=r"recorded head \d+ is missing"):
-        watch.check()
-
-
-def test_another_database_is_found_before_anything_is_billed(tmp_path: Path) -> None:
-    """With evidence only, the identity of the database is known too."""
-    path = tmp_path / "ledger.db"
-    for problem in (False, True):
-        database = Database(f"sqlite:///{path}", metadata)
-        watch = watch_of(tmp_path / "log", lambda: database)  # noqa: B023 - used within the round
-        watch.start(None)
-        if problem:
-            with pytest.raises(OlderCopyError, match="its identity is"):
-                watch.check()
-        else:
-            watch.check()
-        database.close()
-        path.unlink()
-
-
 async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path: Path) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     url = f"sqlite:///{older}"
@@ -422,36 +350,3 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     copy.close()
     assert status == VerifyOutcome.CONSISTENT, output
     assert "was lost with its database" in output
-
-
-def test_ledger_days_are_covered_row_by_row(ledger: Ledger) -> None:
-    books = books_with(ledger, ALL)
-    with ledger.database.transaction(writes=True) as connection:
-        without_triggers(connection)
-        connection.execute(update(schema.shares).values(tenant_id="mallory"))
-    passes, where = reconciled(books)
-    assert (passes, "revision GPU-" in where) == (False, True)
-
-
-def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
-    """Heads of concurrent transactions follow one another without a gap."""
-    books_with(ledger, ALL)
-
-    def record_credits(name: str) -> None:
-        own = Ledger.open(url, metadata)
-        try:
-            for number in range(8):
-                given = adjustment_charge("green", Fraction(1), ONE, f"{name} {number}")
-                administration.record(BillingBooks.for_ledger(own, ALL), given, manager_after(ONE))
-        finally:
-            own.close()
-
-    async def both() -> None:
-        await asyncio.gather(run_in_thread(record_credits, "a"), run_in_thread(record_credits, "b"))
-
-    asyncio.run(both())
-    assert reconciled(BillingBooks.for_ledger(ledger, ALL)) == (True, "")
-    with ledger.database.transaction() as connection:
-        newest = head_chain.newest_head(connection)
-    assert newest is not None
-    assert newest.n == 2 + 16

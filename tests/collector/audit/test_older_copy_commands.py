@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from support.audit import audit_log, draft, running_log
+from support.audit import audit_log
 from support.books import ALL, ONE, books_with, manager_after
 
 from railscope.cli import root
-from railscope.service import run_in_thread
 from railscope_collector.audit import ledger_watch
 from railscope_collector.audit.ledger_watch import LedgerWatch
-from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.billing import administration
 from railscope_collector.billing.invoices import adjustment_charge
-from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.ledger import head_chain
-from railscope_collector.ledger.head_chain import ChainHead
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
 
@@ -111,55 +105,3 @@ def test_the_newest_database_and_a_copy_that_was_accepted_are_written(tmp_path: 
     accepted = run(state, "bill", "accept-copy", "--reason", "the disk is gone", "--yes")
     assert accepted.exit_code == 0, accepted.output
     assert run(state, *WRITING["adjust"]).exit_code == 0
-
-
-def test_a_damaged_file_of_the_known_head_is_reported_and_written_again(tmp_path: Path) -> None:
-    state, _ = site(tmp_path)
-    (state / ledger_watch.KNOWN_HEAD_FILE).write_bytes(b"\xff")
-    result = run(state, *WRITING["adjust"])
-    assert result.exit_code == 1, result.output
-    assert "damaged file" in result.output
-    assert "restart the collector" in result.output
-    ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
-    with ledger.database.transaction() as connection:
-        newest = head_chain.newest_head(connection)
-    watch = LedgerWatch(
-        lambda: ledger.database,
-        audit_log(tmp_path / "log"),
-        lambda: 0,
-        state / ledger_watch.KNOWN_HEAD_FILE,
-    )
-    watch.start(newest)
-    watch.check()
-    ledger.close()
-    assert (
-        msgspec.json.decode((state / ledger_watch.KNOWN_HEAD_FILE).read_bytes(), type=ChainHead)
-        == newest
-    )
-    assert run(state, *WRITING["adjust"]).exit_code == 0
-
-
-def watched(ledger: Ledger, directory: Path) -> tuple[LedgerWatch, Callable[[], ChainHead | None]]:
-    watch = LedgerWatch(lambda: ledger.database, audit_log(directory), lambda: 0, directory / "k")
-    return watch, lambda: ledger_watch.read_known_head(directory / "k")
-
-
-async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
-    ledger = Ledger.open(f"sqlite:///{tmp_path / FILE}", metadata)
-    books: BillingBooks = books_with(ledger, ALL)
-    (tmp_path / "state").mkdir()
-    watch, known = watched(ledger, tmp_path / "state")
-    log = audit_log(tmp_path / "log")
-    async with running_log(log):
-        await log.append(draft(0, kind="log.genesis"))
-        drain = OutboxDrain(lambda: ledger.database, log, on_heads_recorded=watch.check)
-        while await drain.drain_batch():
-            pass
-        first = known()
-        await run_in_thread(books.close, ONE, manager_after(ONE))
-        await drain.drain_batch()
-        second = known()
-    ledger.close()
-    assert first is not None
-    assert second is not None
-    assert second.n > first.n

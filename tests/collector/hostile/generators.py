@@ -72,88 +72,11 @@ def sealed(schemas: tuple[WireSchema, ...], *batches: Batch, run: str = RUN) -> 
     return pack(Envelope(1, NODE, run, BOOT, schemas, batches))
 
 
-def raw(content: bytes) -> bytes:
-    """The body of something that the encoder would not make."""
-    return MAGIC + zstd.compress(content, 3)
-
-
-def open_envelope(parts: int) -> bytes:
-    """The beginning of an envelope in MessagePack, as a map of so many further entries."""
-    head = {"version": 1, "node": NODE, "run": RUN, "boot_id": BOOT}
-    return bytes([0x80 | (len(head) + parts)]) + msgspec.msgpack.encode(head)[1:]
-
-
 @attack
 def frames_far_apart() -> Bodies:
     """10,000 frames of 256 GPUs, each a span of its own."""
     schema = gpu_schema(256)
     yield sealed((schema,), batch(schema, 10_000, apart=31))
-
-
-@attack
-def frames_far_apart_in_many_batches() -> Bodies:
-    """The same, row by row and from the newest to the oldest."""
-    schema = gpu_schema(256)
-    rows = [
-        batch(schema, 1, first=n + 1, wall_ns=(START_WALL_NS + at,), boot_ns=(START_BOOT_NS + at,))
-        for n in range(900)
-        if (at := (900 - n) * 31 * SECOND)
-    ]
-    yield sealed((schema,), *rows)
-
-
-@attack
-def frames_far_apart_within_bounds() -> Bodies:
-    """As many spans as are accepted, again and again between those before."""
-    schema = gpu_schema(16)
-    for turn in range(8):
-        moments = [(row * 64 + turn * 8) * SECOND for row in range(1200)]
-        yield sealed(
-            (schema,),
-            batch(
-                schema,
-                1200,
-                first=1 + 1200 * turn,
-                wall_ns=tuple(START_WALL_NS + moment for moment in moments),
-                boot_ns=tuple(START_BOOT_NS + moment for moment in moments),
-            ),
-        )
-
-
-@attack
-def gpus_that_flicker() -> Bodies:
-    """Every GPU absent in every other frame, with a reason a row and column."""
-    schema = gpu_schema(256)
-    reasons = bytes([row % 2 for row in range(10_000) for _ in range(256)])
-    yield sealed((schema,), batch(schema, 10_000, reasons=reasons))
-
-
-@attack
-def many_counters() -> Bodies:
-    """20,000 counters that are kept for metering, in thousands of cells of time."""
-    group = WireGroup("railscope_gpu_energy_joules_total", (1, 1000), (0,) * 20_000)
-    schema = WireSchema("gpu", (group,), (WireEntity("gpu", ("GPU-0",)),))
-    yield sealed((schema,), batch(schema, 10_000, apart=30))
-
-
-@attack
-def changing_counters() -> Bodies:
-    """Steps of many counters over thousands of frames, one cell each."""
-    schema = gpu_schema(200)
-    yield sealed(
-        (schema,),
-        batch(schema, 9_000, apart=30, changed=b"\xff" * 25, steps=bytes(8 * 200 * 8_999)),
-    )
-
-
-@attack
-def quarters_without_end() -> Bodies:
-    """A stream without GPUs whose frames are each in a quarter of an hour of their own."""
-    schema = WireSchema("host", (), (WireEntity("node", ()),))
-    for number in range(3):
-        yield sealed(
-            (schema,), batch(schema, 400, apart=900, first=1 + 400 * number), run=f"r{number}"
-        )
 
 
 def _event(facts: dict[str, str], row: int = 0) -> WireEvent:
@@ -168,14 +91,6 @@ def giant_events() -> Bodies:
     for number in range(8):
         events = (_event({"message": "x" * 8_000_000}),)
         yield sealed((schema,), batch(schema, 1, first=number + 1, events=events))
-
-
-@attack
-def events_of_many_facts() -> Bodies:
-    """Events with far more facts than any event has."""
-    schema = gpu_schema(1)
-    facts = {str(number): "" for number in range(100_000)}
-    yield sealed((schema,), batch(schema, 1, events=(_event(facts),)))
 
 
 @attack
@@ -208,45 +123,6 @@ def large_schemas() -> Bodies:
         groups = (WireGroup("railscope_gpu_energy_joules_total", (1, 1000), tuple(range(20_000))),)
         schema = WireSchema(f"s{number}", groups, entities)
         yield sealed((schema,), batch(schema, 1))
-
-
-@attack
-def schemas_of_empty_entities() -> Bodies:
-    """The smallest entities there are, as many as a megabyte holds."""
-    entities = [["gpu", [""], {}]] * 110_000
-    schema = {"stream": "gpu", "groups": [], "entities": entities}
-    yield raw(
-        open_envelope(1) + msgspec.msgpack.encode("schemas") + msgspec.msgpack.encode([schema] * 16)
-    )
-
-
-@attack
-def numbers_without_a_reader() -> Bodies:
-    """A field that is skipped: 16 million numbers of one byte."""
-    content = (
-        open_envelope(1) + msgspec.msgpack.encode("x") + b"\xdd" + (15 << 20).to_bytes(4, "big")
-    )
-    yield raw(content + bytes(15 << 20))
-
-
-@attack
-def nested_lists() -> Bodies:
-    """Lists in lists, a million deep."""
-    yield raw(open_envelope(1) + msgspec.msgpack.encode("x") + b"\x91" * 1_000_000)
-
-
-@attack
-def rows_of_nothing() -> Bodies:
-    """Frames without columns, a byte for each clock."""
-    schema = WireSchema("host", (), (WireEntity("node", ()),))
-    few = batch(schema, 1, wall_ns=(1,) * 10_000, boot_ns=(1,) * 10_000)
-    yield sealed((schema,), *([few] * 800))
-
-
-@attack
-def a_bomb() -> Bodies:
-    """Zeros without end."""
-    yield MAGIC + zstd.compress(bytes(256 << 20), 3)
 
 
 @attack
@@ -286,6 +162,14 @@ def huge_numbers() -> Bodies:
         WireEntity("mig", ("GPU-0", "1"), mig),
     )
     yield sealed((WireSchema("mig", (), entities),))
+
+
+@attack
+def nested_lists() -> Bodies:
+    """Lists in lists, a million deep."""
+    head = msgspec.msgpack.encode({"version": 1, "node": NODE, "run": RUN, "boot_id": BOOT})
+    content = b"\x85" + head[1:] + msgspec.msgpack.encode("x") + b"\x91" * 1_000_000
+    yield MAGIC + zstd.compress(content, 3)
 
 
 @attack

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -15,29 +14,10 @@ from railscope_collector.files.inventory_file import (
     ExpectedDevices,
     parse_inventory,
 )
-from railscope_collector.files.watched_file import FileError, WatchedFile
+from railscope_collector.files.watched_file import FileError
 
 HEAD = ",".join(INVENTORY_HEADER) + "\n"
 START = 1_767_225_600 * 10**9
-DAY = 86_400 * 10**9
-
-
-def test_what_a_node_must_show_and_from_when_to_when():
-    inventory = parse_inventory(
-        HEAD + "n1,8,8,2026-01-01T00:00:00Z,\n"
-        "n1,4,,2026-01-02T00:00:00Z,2026-01-03T01:00:00+01:00\n"
-        "n2,0,2,2026-01-02T00:00:00Z,2026-01-03T00:00:00Z\n"
-    )
-    assert inventory.expected_devices(START - 1) == {}
-    assert inventory.expected_devices(START) == {
-        "n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)
-    }
-    later = inventory.expected_devices(START + DAY)
-    assert (later["n1"].gpus, later["n1"].rdma_ports) == (4, None), "the one that began later"
-    assert (later["n2"].gpus, later["n2"].rdma_ports) == (0, 2)
-    assert inventory.expected_devices(START + 2 * DAY) == {
-        "n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)
-    }
 
 
 @pytest.mark.parametrize(
@@ -75,17 +55,6 @@ def test_what_a_node_must_show_and_from_when_to_when():
 def test_a_wrong_line_and_column_is_named(text: str, problem: str):
     with pytest.raises(FileError, match=problem):
         parse_inventory(text)
-
-
-def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
-    path = tmp_path / "inventory.csv"
-    path.write_text(HEAD + "n1,8,8,2026-01-01T00:00:00Z,\n")
-    watched = WatchedFile("inventory", path, parse_inventory, DeviceInventory())
-    watched.refresh()
-    path.write_text(HEAD + "n1,many,8,2026-01-01T00:00:00Z,\n")
-    watched.refresh()
-    assert not watched.is_valid
-    assert watched.content.expected_devices(START)["n1"].gpus == 8
 
 
 def spelled(timestamp_ns: int) -> str:

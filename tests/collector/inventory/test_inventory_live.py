@@ -12,7 +12,7 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import verified_records
 
 from railscope_collector.access.credentials import digest_token
-from railscope_collector.config import LedgerSettings, MeteringSettings
+from railscope_collector.config import MeteringSettings
 
 INVENTORY = "node,gpus,rdma_ports,from,to\n"
 RETIRED = "gpu,from,to,reason\n"
@@ -49,92 +49,6 @@ async def report(one: RunningCollector, node: str = "n1", *, at: int = 0) -> Non
     frames += sender.frames(rdma_schema(), [[1, 2, 3, 4]] * 3, at=at)
     status, reply = await one.post(sender.body(frames, schemas=True), node=node, at=at + 2)
     assert status == 200, reply
-
-
-async def test_without_an_inventory_nothing_is_reported_of_it(tmp_path: Path):
-    async with run_collector(settings_in(tmp_path)) as running:
-        await report(running)
-        found = await once(
-            lambda: running.json("/api/v1/inventory"), lambda found: found["timestamp_ns"]
-        )
-        assert (found["nodes"], found["gone_gpus"], found["retired_gpus"]) == (None, [], [])
-        assert set(await page(running)) == {'railscope_collector_file_valid{file="tokens"}'}
-
-
-async def test_the_inventory_is_read_again_when_it_changes_and_kept_while_it_is_broken(
-    tmp_path: Path,
-):
-    path = tmp_path / "inventory.csv"
-    path.write_text(f"{INVENTORY}n1,2,3,{ALWAYS}\nn9,8,,{ALWAYS}\n")
-    async with run_collector(settings_in(tmp_path, inventory_file=str(path))) as running:
-        await report(running)
-        await report(running, "n2")
-        series = 'railscope_inventory_node{node="n2",state="unexpected"}'
-        found = await once(lambda: page(running), lambda found: found.get(series) == 1)
-        assert found['railscope_inventory_gpus{node="n1",state="present"}'] == 2
-        assert found['railscope_inventory_gpus{node="n1",state="missing"}'] == 0
-        assert found['railscope_inventory_rdma_ports{node="n1",state="missing"}'] == 1
-        assert found['railscope_inventory_gpus{node="n9",state="missing"}'] == 8
-        assert found['railscope_inventory_node{node="n9",state="missing"}'] == 1
-        assert found['railscope_inventory_nodes{state="missing"}'] == 1
-        path.write_text(f"{INVENTORY}n1,4,2,{ALWAYS}\nn2,2,2,{ALWAYS}\n")
-        series = 'railscope_inventory_gpus{node="n1",state="missing"}'
-        found = await once(lambda: page(running), lambda found: found.get(series) == 2)
-        assert found['railscope_inventory_node{node="n2",state="unexpected"}'] == 0
-        assert not any('node="n9"' in name for name in found)
-        path.write_text(f"{INVENTORY}n1,all,2,{ALWAYS}\n")
-        valid = 'railscope_collector_file_valid{file="inventory"}'
-        found = await once(lambda: page(running), lambda found: found.get(valid) == 0)
-        assert found[series] == 2, "the last valid version stays in force"
-
-
-async def test_an_inventory_that_was_never_valid_reports_nothing(tmp_path: Path):
-    path = tmp_path / "inventory.csv"
-    path.write_text("which,how many\n")
-    away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.sqlite'}")
-    async with run_collector(
-        settings_in(tmp_path, inventory_file=str(path), ledger=away)
-    ) as running:
-        await report(running)
-        found = await once(
-            lambda: running.json("/api/v1/inventory"), lambda found: found["timestamp_ns"]
-        )
-        assert found["nodes"] is None
-        (tmp_path / "away").mkdir()
-        assert await running.collector.finalizer.attempt()
-        account = await once(lambda: running.get("/api/v1/account"), lambda found: found[0] == 200)
-        assert '"gpus":1' in account[1] or '"gpus":2' in account[1], "who holds what is known"
-
-
-async def test_a_stale_node_that_was_removed_is_not_listed_and_still_found_by_name(
-    tmp_path: Path,
-):
-    path = tmp_path / "inventory.csv"
-    path.write_text(f"{INVENTORY}n1,2,2,{ALWAYS}\n")
-    settings = settings_in(tmp_path, inventory_file=str(path), stale_seconds=0.5)
-    async with run_collector(settings) as running:
-
-        async def reported() -> dict[str, float]:
-            _, text = await running.get("/metrics")
-            lines = [line.split('"') for line in text.splitlines()]
-            reported = [line for line in lines if line[0] == "railscope_node_reporting{node="]
-            return {node: float(rest.removeprefix("}")) for _, node, rest in reported}
-
-        async def listed() -> dict[str, float]:
-            rows = (await running.json("/api/v1/nodes"))["rows"]
-            return {row["node"]: row["railscope_node_reporting"] for row in rows}
-
-        await report(running)
-        await report(running, "n2")
-        await once(reported, lambda found: found == {"n1": 0.0, "n2": 0.0})
-        assert await listed() == {"n1": 0.0, "n2": 0.0}
-        path.write_text(f"{INVENTORY}n1,2,2,2020-01-01T00:00:00Z,2020-02-01T00:00:00Z\n")
-        await once(reported, lambda found: found == {"n2": 0.0})
-        assert await listed() == {"n2": 0.0}
-        page = await running.json("/api/v1/nodes/n1")
-        assert (page["node"], page["rollups"]) == ("n1", [])
-        assert page["streams"]["gpu"]["age_seconds"] > 0.5
-        assert page["streams"]["gpu"]["readings"]
 
 
 async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
