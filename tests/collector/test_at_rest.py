@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from railscope.wire import SentAt
-from railscope_collector import clock
 from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.framelog.segment_files import (
     FrameRecord,
@@ -133,20 +132,3 @@ async def test_the_account_itself_is_never_read_as_a_default(
         (tmp_path / name).write_bytes(content)
     problem = lost(tmp_path)[name]
     assert (problem == "missing file") == (content is None)
-
-
-@pytest.mark.parametrize("how", [remove, damage_last])
-async def test_a_lost_clock_file_is_named_until_it_is_put_back_or_accepted(
-    tmp_path: Path, how: Callable[[Path], None]
-) -> None:
-    path = tmp_path / clock.FILE
-    path.write_bytes(clock.encode_state(clock.ClockState("boot", 5)))
-    await written(tmp_path)
-    assert lost(tmp_path) == {}
-    content = path.read_bytes()
-    how(path)
-    for _ in range(2):
-        async with running(tmp_path) as log:
-            assert log.files is not None
-            assert (list(log.files.damage), log.files.is_incomplete) == ([clock.FILE], True)
-    await put_back_and_accept(tmp_path, path, content, how)

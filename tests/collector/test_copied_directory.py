@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
-import sqlalchemy as sa
 from running_collector import run_collector, settings_in
 from support.postgresql import PostgreSQL
 
 from railscope_collector.config import CollectorSettings, LedgerSettings
-from railscope_collector.ledger import database as databases, directory_holder, leases
-from railscope_collector.tables import metadata
+from railscope_collector.ledger import directory_holder
 
 IN_USE = (
     r"state_directory .*copy is a copy of that of the running collector \S+: expected one collector for each; "
@@ -51,37 +48,3 @@ async def test_a_collector_with_a_copy_of_a_state_directory_in_use_does_not_star
         assert (await first.get("/-/healthy"))[0] == 200
     async with run_collector(settings):
         pass
-
-
-@dataclass
-class CopiedDirectories:
-    """Holders of directories with the same log, each by its own connections."""
-
-    path: Path
-    database: databases.SharedDatabase
-    is_away: bool = False
-
-    def open(self) -> databases.Database:
-        if self.is_away:
-            message = "the database is away"
-            raise databases.UnusableLedgerError(message)
-        return self.database.open()
-
-    async def start(self, name: str) -> directory_holder.DirectoryHolder:
-        """A process that starts in a directory."""
-        (self.path / name).mkdir(exist_ok=True)
-        holder = directory_holder.DirectoryHolder(self.path / name, self.open, "boot-1")
-        await holder.begin("log-1")
-        return holder
-
-    def expire(self) -> None:
-        """Let the lease end now, by the clock of the database."""
-        with self.database.open().transaction(writes=True) as connection:
-            connection.execute(sa.update(leases.rows).values(expires_at=sa.func.clock_timestamp()))
-
-
-@pytest.fixture
-def copies(tmp_path: Path, url: str):
-    shared = databases.SharedDatabase(url, metadata)
-    yield CopiedDirectories(tmp_path, shared)
-    shared.close()

@@ -20,7 +20,6 @@ from railscope.catalog.entities import (
     XID,
 )
 from railscope.frame import Entity, Event, Schema
-from railscope.service import run_in_thread
 
 FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}
 NIC_NAMES = {"kind": "nic", "interface": "ens1np0", "device": "mlx5_0", "rail": "2",
@@ -67,31 +66,3 @@ async def test_readings_and_events_name_their_device_in_every_way(tmp_path: Path
         assert found == {"gpu": [FIRST, FIRST], "nic": [NIC_NAMES], "rdma": [PORT]}
         reported = (await running.json("/api/v1/events"))["events"]
         assert [event["device"] for event in reported] == [FIRST, NIC_NAMES, None]
-
-
-async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
-    inventory = tmp_path / "inventory.csv"
-    inventory.write_text("node,gpus,rdma_ports,from,to\nn1,1,1,2020-01-01T00:00:00Z,\n")
-    retired = tmp_path / "retired.csv"
-    retired.write_text("gpu,from,to,reason\nGPU-a,2020-01-01T00:00:00Z,,sold\n")
-    sender = FrameSender()
-    frames = [
-        frame
-        for schema in (OF_GPU, OF_PORT)
-        for frame in sender.frames(schema, [[1] * len(schema.columns)], at=0)
-    ]
-    settings = settings_in(
-        tmp_path,
-        inventory_file=str(inventory),
-        retired_file=str(retired),
-    )
-    async with run_collector(settings) as running:
-        assert (await running.post(sender.body(frames, schemas=True), at=1))[0] == 200
-        await run_in_thread(running.collector.files.refresh)
-        await running.collector.refresher.refresh()
-        found = await running.json("/api/v1/inventory")
-    (node,) = found["nodes"]
-    assert node["gpus"]["devices"] == {"present": [FIRST], "gone": [], "unknown": []}
-    assert node["rdma_ports"]["devices"]["present"] == [PORT]
-    (gpu_row,) = found["retired_gpus"]
-    assert (gpu_row["index"], gpu_row["pci_address"]) == ("3", "0000:1b:00.0")

@@ -5,7 +5,6 @@ import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,28 +56,6 @@ async def test_what_append_returned_for_is_there_after_reopening(tmp_path: Path)
     async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
         await log.append(record(100), taken)
     assert content(tmp_path) == [record(n) for n in range(101)]
-
-
-async def test_segments_rotate_and_the_oldest_go(tmp_path: Path):
-    rotated: list[int] = []
-    state: list[int] = []
-
-    def on_rotate(number: int) -> None:
-        rotated.append(number)
-        before = [
-            r for n in segment_numbers(tmp_path) if n < number for r in content_of(tmp_path, n)
-        ]
-        assert [r.received_wall_ns for r in before] == state, "all before the new segment is taken"
-
-    log = FrameLog(tmp_path, 500, 1500, on_rotate=[on_rotate])
-    async with running(log):
-        for n in range(30):
-            await log.append(record(n, 100), partial(state.append, n))
-        assert rotated == list(range(2, log.number + 1))
-        log.delete_before(log.number)
-        assert log.size <= 1500
-        assert log.size == sum(p.stat().st_size for p in tmp_path.glob("*.log"))
-    assert content(tmp_path)[-1] == record(29, 100)
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from railscope.catalog import collector as catalog
 from railscope_collector.config import RemoteWriteSettings
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.sinks import MAX_PROBLEM_LENGTH
 from railscope_collector.sinks.remote_write import RemoteWriteSink
 
 Decoded = list[tuple[tuple[tuple[str, str], ...], int, int]]
@@ -145,23 +144,6 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - a counter without an event
             await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("status", [400])
-async def test_rejected_samples_are_dropped_with_a_bounded_reason(status: int):
-    reason = "out of order sample\x07\n" + "x" * 5000
-    with capture_logs() as logs:
-        async with serving(web.Response(status=status, text=reason)) as server:
-            settings = RemoteWriteSettings(url=server.url, period_seconds=0.1)
-            async with writing(settings, [up("a")], [up("a"), up("b")]) as sink:
-                await until(lambda: sink.writer.written == 2)
-    assert (sink.writer.rejected, sink.writer.overflowed, sink.writer.waiting) == (1, 0, 0)
-    assert [timestamp for _, _, timestamp in server.series] == [2000, 2000]
-    (line,) = [each for each in logs if each["event"] == "sink_batch_rejected"]
-    assert line["problem"].startswith(f"{status} out of order sample")
-    assert len(line["problem"]) <= MAX_PROBLEM_LENGTH
-    assert line["problem"].isprintable()
-    assert line["entries"] == 1
 
 
 @pytest.mark.parametrize("after", ["1"])

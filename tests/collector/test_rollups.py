@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.batches import batch_of
 
-from railscope.catalog import KINDS, METRICS, rollups
+from railscope.catalog import METRICS, rollups
 from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL
 from railscope.frame import Entity, Schema
@@ -70,9 +70,3 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     assert {cell.metric.name for cell in cells} == wanted
     if scope == "rail":
         assert {cell.labels[0] for cell in cells} == {str(rail) for rail in range(RAILS)}
-
-
-def test_only_what_is_on_a_rail_rolls_up_over_rails() -> None:
-    over_rails = {d.source.about.outermost for d in rollups().values() if d.scope == "rail"}
-    assert over_rails <= set(ON_A_RAIL)
-    assert KINDS["interface"] not in over_rails

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
 from railscope.wire import WireEntity, WireGroup, WireSchema
 from railscope_collector.config import FrameLogSettings, IngestLimits
-from railscope_collector.fleet.schema_templates import EncodedSchema
 from railscope_collector.fleet.schemas import (
     MAX_SCHEMA_BYTES_PER_NODE,
     MAX_SCHEMAS_PER_NODE,
-    KnownSchema,
     StoredSchemas,
 )
 
@@ -22,32 +19,6 @@ from railscope_collector.fleet.schemas import (
 def schema(number: int) -> WireSchema:
     group = WireGroup("railscope_gpu_energy_joules_total", (1, 1000), (0,))
     return WireSchema("gpu", (group,), (WireEntity("gpu", (f"GPU-{number}",)),))
-
-
-def put_all(schemas: StoredSchemas, *numbers: int) -> list[KnownSchema]:
-    wires = [schema(number) for number in numbers]
-    return schemas.put_all([EncodedSchema.from_wire(wire) for wire in wires])
-
-
-def reopened(directory: Path) -> StoredSchemas:
-    schemas = StoredSchemas(directory)
-    assert schemas.open() == 0
-    return schemas
-
-
-def test_damaged_and_lost_files_of_schemas_are_counted_and_replaced(tmp_path: Path):
-    schemas = reopened(tmp_path)
-    known = put_all(schemas, 1, 2)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:-1])
-    damaged = StoredSchemas(tmp_path)
-    assert (damaged.open(), len(damaged)) == (1, 0)
-    path.unlink()
-    with pytest.raises(OSError, match="does not contain it"):
-        schemas.read(known[0].digest)
-    schemas.delete(schemas.release_unused(9, {known[0].digest}))
-    assert schemas.get(known[0].digest) is not None, "the collector still has it"
-    assert schemas.file_names == {f"{known[0].digest.hex()}.schema"}, "which is missing"
 
 
 def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):

@@ -3,7 +3,7 @@
 The first story of a file is its cluster; each other story begins with it, as if it had just been reported.
 
     node n1 verdicts=1,3 reasons=xid link=0     report a node with a GPU per verdict: 1 healthy, 2 degraded, 3 failed
-    events n1 xid:0000:01:00.0:79               report events of a node
+    events n1 xid:0000:01:00.0/79|name=~        report events of a node with facts; ~ is a space
     inventory n1,2,,2020-01-01T00:00:00Z,       rows of the inventory; `node n1 absent=1:gone` for a lost GPU
     wait 60                                     move the clock
     incident I1 nic:n1:3 severity=critical      add an incident
@@ -171,10 +171,11 @@ class Site:
             self.has_claims = await collector.finalizer.attempt()
         await collector.refresher.refresh()
 
-    def _event(self, name: str, key: str) -> Event:
+    def _event(self, name: str, text: str) -> Event:
+        key, *facts = text.replace("~", " ").split("|")
         entity = Entity(EVENTS[name].about, tuple(key.split("/")))
-        at = self.seconds * SECOND
-        return Event(EVENTS[name], entity, START_WALL_NS + at, START_BOOT_NS + at, {})
+        at, known = self.seconds * SECOND, dict(fact.split("=", 1) for fact in facts)
+        return Event(EVENTS[name], entity, START_WALL_NS + at, START_BOOT_NS + at, known)
 
     async def _ask(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
         url = aiohttp.client.URL(self.one.url + path, encoded=True)
@@ -213,7 +214,7 @@ class Site:
 
     def _field(self, value: Any, path: str) -> Any:
         for name in path.split("."):
-            if isinstance(value, list) and name.isdigit():
+            if isinstance(value, list) and name.lstrip("-").isdigit():
                 value = value[int(name)]
             elif isinstance(value, list):
                 value = [each[name] for each in value]

@@ -24,7 +24,6 @@ from railscope_collector.access.credentials import Role
 from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.billing import (
     billing_demo,
-    reconciliation,
     reconciliation_check,
     statement_text,
 )
@@ -105,29 +104,6 @@ async def test_a_statement_is_that_of_the_command(tmp_path: Path, demo_months: P
                 assert all(text in written for text in line.values()), line
             page = await text_of(running, f"/statements/vision/{period}", Role.TENANT)
             assert model["total"] in page
-
-
-async def test_periods_have_the_totals_of_their_valid_invoices(
-    tmp_path: Path, demo_months: Path
-) -> None:
-    async with booked(tmp_path, demo_months) as (running, books):
-        model = await twin(running, "/billing", FINANCE)
-        assert [row["period"] for row in model["rows"]] == ["2026-10", "2026-09"]
-        for row in model["rows"]:
-            period = parse_period(row["period"])
-            valid = books.store.valid_invoices(period.start_ns)
-            payable = sum(each.payable for each in valid if each.period == period)
-            (total,) = row["totals"]
-            assert total == f"{format_decimal(payable, 2)} EUR"
-            one = await twin(running, f"/billing/{row['period']}", AUDITOR)
-            assert one["totals"] == [total]
-            assert [each["tenant"] for each in one["invoices"]] == [
-                head.tenant for head in books.store.heads(period) if head.period == period
-            ]
-            checks = reconciliation.reconcile_period(books, period, billing_demo.SELLER)
-            again = await twin(running, f"/billing/{row['period']}/reconciliation", FINANCE)
-            assert [each["title"] for each in again["rows"]] == [each.title for each in checks]
-            assert again["failed"] == sum(not check.passes for check in checks) == 0
 
 
 def test_a_difference_is_shown_exactly() -> None:

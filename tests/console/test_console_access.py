@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from railscope_collector.access.authentication import (
     BrowserSessions,
 )
 from railscope_collector.access.credentials import CredentialKey, Role, digest_token
-from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
+from railscope_collector.config import CollectorTlsSettings
 from railscope_collector.console.page_shell import SECURITY_HEADERS
 from railscope_collector.console.page_table import local_target
 
@@ -60,26 +59,6 @@ async def test_every_page_states_that_a_trial_is_in_force(tmp_path: Path) -> Non
             page = await reader.get(path)
             assert page.text.count(banner) == 1, path
         assert banner not in (await reader.get("/nodes?fragment=1")).text
-
-
-async def test_with_anonymous_reading_the_overview_needs_no_sign_in(tmp_path: Path) -> None:
-    async with (
-        console(
-            tmp_path, allow_anonymous_read=True, diagnosis=DiagnosisSettings(enabled=False)
-        ) as running,
-        browser(running.url) as reader,
-    ):
-        page = await reader.get("/")
-        assert page.status == 200
-        assert "UNKNOWN: 1 node: 1 unknown" in page.text
-        assert "Unknown: incidents: nothing has been diagnosed yet" in page.text
-        assert "Incidents are unknown" in page.text
-        assert "all ok" not in page.text
-        assert "Sign in" in page.text
-        assert "Trial" not in page.text
-        missing = await reader.get("/nothing")
-        assert (missing.status, "<h1>Not Found</h1>" in missing.text) == (404, True)
-        check_headers(missing.headers)
 
 
 async def test_a_session_reads_and_never_reports(tmp_path: Path) -> None:
@@ -134,17 +113,6 @@ async def test_with_tls_the_cookie_is_secure_and_a_certificate_needs_no_sign_in(
             assert (page.status, "certified (operator)" in page.text) == (200, True)
 
 
-async def test_a_session_ends_with_its_token(tmp_path: Path) -> None:
-    async with console(tmp_path) as running, browser(running.url) as reader:
-        await reader.sign_in(TOKENS[Role.OPERATOR])
-        assert (await reader.get("/nodes")).status == 200
-        (tmp_path / "tokens.toml").write_text(tokens_text(without=Role.OPERATOR))
-        async with asyncio.timeout(60):
-            while (await reader.get("/nodes")).status == 200:  # noqa: ASYNC110 - the file has no event
-                await asyncio.sleep(0.05)
-        assert (await reader.get("/nodes")).headers["Location"].startswith("/sign-in")
-
-
 DENIED = {
     "wrong": ({"token": "wrong"}, {"Sec-Fetch-Site": "same-origin"}, 403, "unknown token"),
     "empty": ({}, {"Sec-Fetch-Site": "same-origin"}, 403, "unknown token"),
@@ -192,13 +160,6 @@ async def test_a_denied_sign_in_states_the_reason_and_is_recorded(tmp_path: Path
         "unknown token", "role", "sign-in from another site", "sign-in without TLS",
     }  # fmt: skip
     assert TOKENS[Role.OPERATOR] not in str(denied)
-
-
-async def test_sign_ins_of_one_credential_are_limited(tmp_path: Path) -> None:
-    async with console(tmp_path) as running, browser(running.url) as reader:
-        statuses = [(await reader.sign_in(TOKENS[Role.AUDITOR])).status for _ in range(40)]
-        assert set(statuses) == {303, 429}
-        assert statuses[:20] == [303] * 20
 
 
 async def test_the_first_page_after_the_sign_in_is_one_that_the_role_may_read(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -20,19 +20,12 @@ from running_collector import RunningCollector
 from support.browser import visiting
 
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope_collector.access.credentials import ANYONE, Credential, Role
-from railscope_collector.console import PageProblemError, page_rendering
+from railscope_collector.access.credentials import ANYONE, Role
+from railscope_collector.console import PageProblemError
 from railscope_collector.console.curves import HistoryCurve, TimeRange
-from railscope_collector.console.group_curves import (
-    GroupKey,
-    GroupMembers,
-)
 from railscope_collector.console.history_pages import (
-    SERVER_FAILED,
     GpuPageModel,
-    GroupPageModel,
     HistoryPages,
-    ServerHistory,
     shown_period,
 )
 from railscope_collector.console.history_server import SOURCE, CurveQuery
@@ -43,10 +36,7 @@ from railscope_collector.console.page_table import (
     PageRequest,
     parse_query,
 )
-from railscope_collector.console.stored_frames import StoredFrames
-from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.http.read_pool import ReadPool
-from railscope_collector.state.collector_state import CollectorState
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -148,64 +138,6 @@ class ServerOfTest:
         self.texts += [query.text for query in queries]
         times, values = np.array([shown.from_ns]), np.array([self._value])
         return {query.name: HistoryCurve(*query[:3], times, values, ()) for query in queries}
-
-
-@pytest.mark.parametrize(("name", "parts", "labels"), [
-    ("rail_history", {"rail": "3"}, 'rail="3"}'),
-    ("job_history", {"tenant": "red", "source": "slurm", "workload": 'a"b'}, 'tenant="red",source="slurm",workload="a\\"b"}'),
-])  # fmt: skip
-@pytest.mark.parametrize("value", [5.0, np.nan])
-async def test_curves_are_those_of_the_server(
-    tmp_path: Path, name: str, parts: dict[str, str], labels: str, value: float
-) -> None:
-    server = ServerOfTest(value)
-    pages = pages_of_groups(tmp_path, server.read)
-    page = PAGES_BY_NAME[name]
-    week = {"from": milliseconds(NOW_NS - 7 * 24 * HOUR_NS), "to": milliseconds(NOW_NS)}
-    asked = PageRequest(page, ANYONE, parts, parse_query(page, week))
-    if np.isnan(value):
-        with pytest.raises(PageProblemError, match="no history of"):
-            await pages.models()[name](asked)
-    else:
-        model = await pages.models()[name](asked)
-        assert isinstance(model, GroupPageModel)
-        assert model.history.source == SOURCE
-        assert "6 hours" in page_rendering.render(f"{name}.html", model=model, request=asked)
-        traffic = next(each for each in model.history.figures if each.name == "traffic")
-        assert 5.0 in traffic.curves[0].values
-    assert server.texts
-    assert all(text.count(labels) == text.count("{") for text in server.texts)
-
-
-RED = Credential("red", Role.TENANT, "red")
-JOB_PARTS = {"tenant": "red", "source": "slurm", "workload": "17"}
-
-
-def pages_of_groups(
-    directory: Path,
-    server: ServerHistory | None,
-    find_members: Callable[[GroupKey], GroupMembers] = lambda _: {},
-) -> HistoryPages:
-    core = CollectorState(StoredSchemas(directory))
-    frames = StoredFrames.from_directory(directory, core.schemas.read)
-    return HistoryPages(core, frames, ReadPool(), lambda: NOW_NS, find_members, server=server)
-
-
-def job_request(credential: Credential, **query: str) -> PageRequest:
-    page = PAGES_BY_NAME["job_history"]
-    return PageRequest(page, credential, JOB_PARTS, parse_query(page, query))
-
-
-async def test_a_server_that_fails_has_an_address_for_operators_only(tmp_path: Path) -> None:
-    async def fail(_: Sequence[CurveQuery], __: TimeRange) -> dict[str, HistoryCurve]:
-        raise PageProblemError(HTTPStatus.BAD_GATEWAY, "cannot connect to host 10.0.0.9")
-
-    show = pages_of_groups(tmp_path, fail).models()["job_history"]
-    for credential, text in ((ANYONE, "10.0.0.9"), (RED, SERVER_FAILED)):
-        with pytest.raises(PageProblemError) as raised:
-            await show(job_request(credential, at=milliseconds(NOW_NS - 24 * HOUR_NS)))
-        assert raised.value.status is HTTPStatus.BAD_GATEWAY
-        assert text in raised.value.text
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, strategies as st
-from running_collector import settings_in
-from support.agent_events import AgentEvents
 from support.audit import KEY, NOON_NS, audit_log, running_log
 from support.examples import fewer_examples
 
@@ -20,16 +18,13 @@ from railscope.api.audit import AuditEntries
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
-from railscope_collector.audit.claims_in_force import ClaimsInForce
 from railscope_collector.audit.entry_proof import check_proof
-from railscope_collector.audit.event_records import make_drafts
 from railscope_collector.http.signed_entries import (
     EntrySelection,
     SignedEntries,
     sole_tenant,
 )
 from railscope_collector.ledger.record_draft import RecordDraft, build_record
-from railscope_collector.service import Collector
 
 SCHEDULER = RecordActor("scheduler", "slurm")
 names = st.sampled_from(["vision", "speech", "a/b", "a", "b"])
@@ -178,27 +173,3 @@ def test_consistency_proofs_cover_the_growth_of_a_log(tmp_path: Path) -> None:
         proof = [base64.b64decode(one) for one in found.proof]
         assert consistent(tree, now, proof)
     assert entries.make_consistency_proof(signed[-1].size + 1) is None
-
-
-def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) -> None:
-    (tmp_path / "tenants.csv").write_text(
-        "tenant,source,owner,from,to\n"
-        "vision,slurm,ann,2020-01-01T00:00:00Z,\nspeech,*,bob,2020-01-01T00:00:00Z,\n"
-    )
-    settings = settings_in(tmp_path, tenants_file=str(tmp_path / "tenants.csv"))
-    collector = Collector(settings)
-    collector.files.refresh()
-    teller, tenant_of = AgentEvents(), collector.audit.observed.tenant_of
-    commitments = "commitment of {}".format
-    found = {}
-    for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):
-        seen = teller.claimed(f"claim-{len(found)}", owner=owner, tenant=tenant)
-        (made,) = make_drafts(seen, ClaimsInForce(), commitments, tenant_of)
-        one = build_record(made, RecordSource("agent", "n1", "run-1", 0), 0)
-        assert one.data.get("owner", "") == ""
-        found[owner, tenant] = sole_tenant(one)
-    assert found == {
-        ("ann", ""): "vision", ("bob", ""): "speech", ("eve", ""): "",
-        ("ann", "red"): "red", ("", "red"): "red",
-    }  # fmt: skip
-    collector.trail.log.close()

@@ -6,11 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from hypothesis import given, settings as hypothesis_settings, strategies as st
-from support.command_line import run
 
-from railscope.settings import read_named_file
 from railscope_collector.access import credentials, tokens_format
 from railscope_collector.access.node_tokens import (
     NodeTokenOptions,
@@ -24,28 +21,6 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.nodes, self.output = directory / "nodes.txt", directory / "tokens"
         self.file = directory / "tokens.toml"
-
-    def create(self, *nodes: str, options: tuple[str, ...] = ()) -> Result:
-        self.nodes.write_text("# nodes\n\n" + "".join(f"{name}\n" for name in nodes))
-        places = ("--output", str(self.output), "--tokens-file", str(self.file))
-        return run("collector", "token", "--nodes", str(self.nodes), *places, *options)
-
-    def contents(self) -> dict[str, tuple[bytes, int]]:
-        paths = [*self.output.glob("*"), self.file]
-        return {
-            path.name: (path.read_bytes(), path.stat().st_mtime_ns)
-            for path in paths
-            if path.exists()
-        }
-
-    def holders(self) -> dict[str, str]:
-        """Node of each token file, as the collector authenticates it."""
-        entries = tokens_format.load_credentials(self.file).entries
-        found = {}
-        for path in self.output.glob("*"):
-            digest = credentials.digest_token(read_named_file("token_file", str(path)))
-            found[path.name] = entries[credentials.CredentialKey("token", digest)].credential.name
-        return found
 
 
 STEPS = st.one_of(

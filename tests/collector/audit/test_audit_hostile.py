@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from support.agent_events import AgentEvents
@@ -84,21 +81,6 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
         verify_log(Path(directory) / "log", KEY.public)
 
 
-@pytest.mark.parametrize("number", [0, -1, (1 << 53) + 1, 1 << 62])
-def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, number: int) -> None:
-    reported = AgentEvents("mallory").claimed("a")
-    wrong = replace(reported, event=msgspec.structs.replace(reported.event, number=number))
-
-    async def listened() -> tuple[list[AuditRecord], int]:
-        async with run_observers(tmp_path) as observed, asyncio.timeout(60):
-            return await recorded_events(
-                observed, [wrong, AgentEvents().claimed("b")]
-            ), observed.unnumbered
-
-    (found,), unnumbered = asyncio.run(listened())
-    assert (found.data["claim"], unnumbered) == ("b", 1)
-
-
 def test_a_node_neither_ends_nor_takes_over_claims_of_another(tmp_path: Path) -> None:
     honest, other = AgentEvents("n1"), AgentEvents("mallory")
     reported = [
@@ -143,21 +125,3 @@ def test_text_of_an_agent_cannot_pass_for_a_line_of_the_check(tmp_path: Path) ->
         line.split(":")[0] in {"consistent", "not signed yet", "to explain"}
         for line in found.output.splitlines()
     )
-
-
-def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_path: Path) -> None:
-    one, again = AgentEvents(), AgentEvents(run="run-2")
-    reported = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
-
-    async def listened() -> list[AuditRecord]:
-        async with run_observers(tmp_path) as observed:
-            return await recorded_events(observed, reported)
-
-    found = asyncio.run(listened())
-    pairs = [
-        (str(r.data["claim"]), str(r.data["claim_before"]))
-        for r in found
-        if r.type == "tenancy.conflict"
-    ]
-    wanted = [(str(n), str(before)) for n in range(150) for before in range(min(n, 8))]
-    assert pairs == wanted

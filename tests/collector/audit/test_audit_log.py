@@ -15,9 +15,8 @@ from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash
 from railscope.audit.record import RecordError, decode_audit_record
-from railscope_collector.audit import LogWriteError, SigningPostponedError
+from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.audit_trail import AuditTrail
-from railscope_collector.audit.signing_guard import SigningGuard
 from railscope_collector.audit.tiles import (
     Tiles,
     tile_name,
@@ -70,18 +69,6 @@ async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
         assert answers[0::2] == [0, 1]
         assert isinstance(answers[1], RecordError)
     assert not verify_log(tmp_path, KEY.public).findings
-
-
-async def test_the_log_is_signed_as_soon_as_the_agents_have_submitted(tmp_path: Path) -> None:
-    async with running_log(audit_log(tmp_path)) as log:
-        guard = SigningGuard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
-        guard.open()
-        await append_drafts(log, range(3))
-        with pytest.raises(SigningPostponedError, match="0 of 1 agents"):
-            await log.sign()
-        await asyncio.gather(guard.run(), guard.submit_checkpoint("n1", ""))
-        while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
-            await asyncio.sleep(0)
 
 
 async def test_a_second_writer_is_rejected(tmp_path: Path) -> None:

@@ -159,34 +159,6 @@ def _dying(step: str, moment: str) -> type[OutboxDrain]:
     )
 
 
-async def test_an_unavailable_database_is_reported_and_retried(
-    tmp_path: Path, database: Database
-) -> None:
-    put_all(database, range(3))
-    answers: list[UnusableLedgerError | Database] = [
-        UnusableLedgerError("not there"),
-        UnusableLedgerError("not there"),
-    ]
-    problems = []
-
-    def opened() -> Database:
-        problems.append(drain.problem)
-        answer = answers.pop(0) if answers else database
-        if isinstance(answer, UnusableLedgerError):
-            raise answer
-        return answer
-
-    async with begun(tmp_path / "log") as log:
-        drain = OutboxDrain(opened, log, poll_seconds=0.01, retry_seconds=0.01)
-        task = asyncio.create_task(drain.run())
-        while drain.problem or len(facts(log)) < 3:  # noqa: ASYNC110 - no event for tests
-            await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert numbers(log) == [0, 1, 2]
-        assert problems[:3] == ["", "not there", "not there"]
-
-
 def test_the_same_again_changes_nothing_and_another_is_rejected(database: Database) -> None:
     for _ in range(2):
         put_all(database, range(1))

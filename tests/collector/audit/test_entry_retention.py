@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from entry_archives import (
     KEEP_DAYS,
     STEPS,
@@ -27,21 +25,17 @@ from entry_archives import (
     write_archived,
 )
 from hypothesis import given, strategies as st
-from support import s3_server
 from support.audit import KEY, NOON_NS, append_drafts, running_log
 from support.examples import fewer_examples
 
 from railscope.audit.merkle import leaf_hash
-from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
-from railscope_collector.archive_stores import open_archive_store
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.audit.entry_retention import open_entry_archive
 from railscope_collector.audit.tiles import Tiles
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.audit.verify_outcome import LogVerificationError
 from railscope_collector.config import ArchiveSettings, AuditSettings, CollectorSettings
 
 
@@ -154,63 +148,6 @@ def test_a_setting_without_an_archive_is_invalid(tmp_path: Path) -> None:
     settings = CollectorSettings(audit=kept, archive=ArchiveSettings(url=str(tmp_path)))
     assert open_entry_archive(settings) is not None
     assert open_entry_archive(CollectorSettings()) is None
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with s3_server.running() as url:
-        s3_server.create_bucket(url, "entries")
-        yield url
-
-
-def test_entries_are_archived_in_a_bucket(server: str, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(s3_server.CREDENTIALS)
-    settings = ArchiveSettings(
-        url="s3://entries/site",
-        endpoint=server,
-        region="us-east-1",
-        credentials_file=str(keys),
-    )
-    store = open_archive_store(settings)
-    assert store is not None
-
-    async def write() -> None:
-        async with archiving(tmp_path, 300, store=store) as retention:
-            await retention.attempt()
-            assert (retention.problem, retention.archived) == ("", 256)
-
-    asyncio.run(write())
-    assert full_tiles(tmp_path) == []
-    assert verify_log(tmp_path / "log", KEY.public, archive=store).unchecked == 0
-    identifier, secret = s3_server.CREDENTIALS.split()
-    result = CliRunner().invoke(
-        root,
-        [
-            *("audit", "verify", str(tmp_path / "log"), "--key", str(KEY.public)),
-            *("--archive", "s3://entries/site"),
-        ],
-        env={
-            "AWS_ENDPOINT_URL": server,
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": identifier,
-            "AWS_SECRET_ACCESS_KEY": secret,
-        },
-    )
-    assert (result.exit_code, result.output[:23]) == (0, "consistent: 301 records")
-    name, _ = Tiles(tmp_path / "log", 301).archive_name(0)
-    obstore, stores = pytest.importorskip("obstore"), pytest.importorskip("obstore.store")
-    bucket = stores.S3Store(
-        "entries",
-        endpoint=server,
-        region="us-east-1",
-        access_key_id=identifier,
-        secret_access_key=secret,
-        client_options={"allow_http": True},
-    )
-    obstore.put(bucket, f"site/{name}", b"altered")
-    with pytest.raises(LogVerificationError, match="altered file s3://entries/site/audit/"):
-        verify_log(tmp_path / "log", KEY.public, archive=store)
 
 
 class ArchivedLog:

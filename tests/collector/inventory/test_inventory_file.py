@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
-from hypothesis import given, strategies as st
 
-from railscope.timestamps import FOREVER_NS
 from railscope_collector.files.inventory_file import (
     INVENTORY_HEADER,
-    DeviceInventory,
-    ExpectedDevices,
     parse_inventory,
 )
 from railscope_collector.files.watched_file import FileError
 
 HEAD = ",".join(INVENTORY_HEADER) + "\n"
-START = 1_767_225_600 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -55,48 +48,3 @@ START = 1_767_225_600 * 10**9
 def test_a_wrong_line_and_column_is_named(text: str, problem: str):
     with pytest.raises(FileError, match=problem):
         parse_inventory(text)
-
-
-def spelled(timestamp_ns: int) -> str:
-    if timestamp_ns == FOREVER_NS:
-        return ""
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_ns // 1000)
-    return moment.isoformat()
-
-
-def as_text(inventory: DeviceInventory) -> str:
-    """The inventory as an administrator would write it."""
-    lines = [
-        ",".join([
-            row.node,
-            "" if row.gpus is None else str(row.gpus),
-            "" if row.rdma_ports is None else str(row.rdma_ports),
-            spelled(row.start_ns),
-            spelled(row.end_ns),
-        ])
-        for row in inventory
-    ]  # fmt: skip
-    return HEAD + "\n".join(lines)
-
-
-counts = st.none() | st.integers(0, 64)
-micros = st.integers(0, 10**9).map(lambda n: START + n * 1000)
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> ExpectedDevices:
-    start = draw(micros)
-    end = draw(st.just(FOREVER_NS) | st.integers(1, 10**9).map(lambda n: start + n * 1000))
-    return ExpectedDevices(
-        start, end, draw(st.sampled_from(["n1", "n2", "gpu-3"])), draw(counts), draw(counts)
-    )
-
-
-@given(st.lists(rows(), max_size=8, unique_by=lambda row: (row.node, row.start_ns)), micros)
-def test_what_is_written_is_what_is_read(found: list[ExpectedDevices], timestamp_ns: int):
-    inventory = DeviceInventory.from_rows(found)
-    assert parse_inventory(as_text(inventory)) == inventory
-    at = inventory.expected_devices(timestamp_ns)
-    for node in ("n1", "n2", "gpu-3"):
-        in_force = [r for r in found if r.node == node and r.start_ns <= timestamp_ns < r.end_ns]
-        assert at.get(node) == max(in_force, key=lambda row: row.start_ns, default=None)
