@@ -72,7 +72,7 @@ AREAS = {
             "tests/vocabulary", "tests/agent/test_capture_replay.py", "tests/agent/test_record_replay.py", "tests/agent/test_shipping.py", "tests/agent/test_spool.py",
             *_collector(
                 "evidence/test_waiting_evidence.py", "test_framelog.py", "test_decode.py", "test_ingest.py", "test_copied_frames.py",
-                "test_delivered_frames.py", "test_quarantine.py", "test_restart.py", "test_sequences.py",
+                "test_quarantine.py", "test_restart.py", "test_sequences.py",
                 "test_at_rest.py", "test_log_limit.py",
             ),
         ),

@@ -12,9 +12,6 @@ from support.audit import draft
 from support.metered import record_number
 
 from railscope.audit.record import AuditRecord, decode_audit_record
-from railscope.audit.signed_note import PublicKey
-from railscope_collector.audit.verification import verify_log
-from railscope_collector.config import FrameLogSettings
 from railscope_collector.ledger.audit_outbox import put_record
 from railscope_collector.ledger.database import Database
 from railscope_collector.tables import metadata
@@ -44,25 +41,6 @@ async def sign_all(one: RunningCollector) -> None:
         while observed.waiting_items:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
         await log.sign()
-
-
-async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Path) -> None:
-    agent, bodies = ClaimingAgent(), []
-    small = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
-    for _ in range(3):
-        async with run_collector(settings_in(tmp_path, frame_log=small)) as running:
-            bodies.append(agent.body())
-            for body in (*bodies, bodies[-1]):
-                assert (await running.post(body, at=agent.at))[0] == 200
-            await until_recorded(running, 3 * len(bodies))
-    names = assigned(running)
-    assert names == [("n1", n, f"slurm/n1/{n + 1}") for n in range(9)]
-    joined = [record.type for record in records(running) if record.type.startswith("node.")]
-    assert joined == ["node.join"]
-    directory = tmp_path / "state" / "audit"
-    found = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
-    assert found.findings == ()
-    assert not any(b"zoe" in path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
 async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(

@@ -10,7 +10,6 @@ from makers import FrameSender, gpu_schema
 from running_collector import run_collector, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
 from support.audit_keys import load_or_create_key
-from support.disk import small_file_system
 
 from railscope.audit.record import AuditRecord
 from railscope.settings import SettingsError
@@ -101,19 +100,3 @@ def test_a_collector_does_not_continue_a_log_that_was_changed(tmp_path: Path) ->
     with pytest.raises(SettingsError, match=r"move .* away and keep it"):
         trail.open()
     assert not (tmp_path / "key.pub").exists()
-
-
-@pytest.mark.thorough
-def test_a_full_disk_is_one_clear_line_at_the_start(tmp_path: Path) -> None:
-    with small_file_system(tmp_path / "disk", 64) as disk:
-        with pytest.raises(OSError, match="space"):
-            (disk / "much").write_bytes(bytes(1 << 20))
-        trail = AuditTrail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
-        with pytest.raises(SettingsError, match=r"cannot write the audit log .*: No space left"):
-            trail.open()
-        trail.log.close()
-        (disk / "much").unlink()
-        again = AuditTrail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
-        again.open()
-        assert again.log.size == 2
-        again.log.close()

@@ -60,25 +60,6 @@ async def test_a_node_is_shown_with_its_rates_when_the_primary_collector_fails(t
     assert logged_envelopes(tmp_path) == 2
 
 
-@pytest.mark.parametrize(
-    ("node", "body", "status"),
-    [
-        ("n2", FrameSender("n1").body(gpu_frames(FrameSender("n1"))), 403),
-        ("n1", b"RSF1", 400),
-        ("n1", FrameSender().body(gpu_frames(FrameSender(), rows=101), schemas=True), 400),
-        ("unknown", b"", 401),
-    ],
-)
-async def test_an_invalid_copy_is_rejected_as_a_frame_is(
-    tmp_path: Path, node: str, body: bytes, status: int
-):
-    async with run_collector(settings_in(tmp_path)) as running:
-        found, reply = await running.post(body, node=node, path=COPIES_PATH, headers=FAILING)
-        assert found == status, reply
-        assert not running.collector.core.fleet.nodes
-        assert not running.collector.core.fleet.standby
-
-
 # Interleavings ------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from array import array
 
-import numpy as np
 import pytest
 from fleet_updates import (
     LAYOUT,
@@ -15,29 +13,12 @@ from fleet_updates import (
     make_row,
     update,
 )
-from hypothesis import given, strategies as st
 from makers import rdma_schema
 
 from railscope.catalog import gpu
-from railscope.reading import to_stored
 from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import Fleet
 from railscope_collector.fleet.schemas import SchemaLayout, make_layout
-from railscope_collector.fleet.sheets import increase
-
-counter = st.integers(0, 2**64 - 1)
-
-
-@given(counter, counter)
-def test_a_wide_counter_goes_on_or_starts_from_zero(before: int, after: int):
-    step = (after - before) % 2**64
-    expected = step if step < 2**63 else after
-    got = increase(
-        np.array(array("q", [to_stored(before)]), np.int64),
-        np.array(array("q", [to_stored(after)]), np.int64),
-        np.array([False]),
-    )
-    assert got[0] == pytest.approx(expected)
 
 
 def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,17 +21,11 @@ from fleet_updates import (
 )
 from hypothesis import given, settings, strategies as st
 
-from railscope.catalog import agent, gpu
+from railscope.catalog import gpu
 from railscope.catalog.declare import Metric, MetricKind, Rollup
-from railscope.catalog.entities import NODE
 from railscope.catalog.rollup import derived_name, scopes_of
-from railscope.frame import Entity, Schema
 from railscope.reading import Absent
-from railscope.wire import (
-    to_wire_schema,
-)
 from railscope_collector.fleet.fleet import Fleet
-from railscope_collector.fleet.schemas import SchemaLayout, make_layout
 from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.rollups import NO_TENANT, Rollups
 
@@ -116,63 +109,6 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
     assert cells.keys() == expected.keys()
     for key, number in expected.items():
         assert math.isclose(cells[key], number, rel_tol=1e-6, abs_tol=1e-9), key
-
-
-def test_the_costs_of_simulated_agents_are_in_no_rollup():
-    """Of three agents, those of a capture and of a simulated node are counted, and the real one is the most expensive."""
-    fleet, costs = Fleet(), (agent.AGENT_MEMORY, agent.AGENT_CPU_USE)
-    replayed = (agent.REPLAY_MEMORY, *costs)
-    for number, metrics in enumerate((replayed, costs, replayed)):
-        columns = [(metric, Entity(NODE)) for metric in metrics]
-        schema = Schema("agent", tuple(columns[i] for i in Schema.ordered(columns)))
-        layout = make_layout(to_wire_schema(schema))
-        values = [100 - number] * len(metrics)
-        fleet.apply(update(f"n{number}", layout, values, values))
-    total = Rollups(None, [])
-    for block in fleet.blocks():
-        total.add(find_fresh_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND)))
-    assert {cell.metric.name: cell.value for cell in total.cells("cluster") if cell} == {
-        "railscope_cluster_max_agent_resident_memory_bytes": 99,
-        "railscope_cluster_max_agent_cpu_use_ratio": 99e-6,
-        "railscope_cluster_count_agent_replay_resident_memory": 2,
-    }
-
-
-STALE = 30
-
-
-def fresh_streams(fleet, now):
-    """The streams that count, a number of seconds after the start."""
-    return {
-        block.layout.stream
-        for block in fleet.blocks()
-        if len(fleet.fresh_rows(block, (now - STALE) * SECOND, now * SECOND))
-    }
-
-
-def reported(fleet: Fleet, layout: SchemaLayout, *seconds: int, run: str = "run") -> None:
-    for second in seconds:
-        fleet.apply(
-            update(
-                "n1",
-                layout,
-                [0] * layout.columns,
-                [0] * layout.columns,
-                timestamp_ns=second * SECOND,
-                last_boot_ns=second * SECOND,
-                run=run,
-            )
-        )
-
-
-def test_a_slow_stream_counts_between_its_frames_while_its_node_reports():
-    fleet = Fleet()
-    slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
-    reported(fleet, slow, 100, 160)
-    reported(fleet, fast, *range(100, 300, 10))
-    assert fresh_streams(fleet, 215) == {"settings", "gpu"}
-    assert fresh_streams(fleet, 280) == {"settings", "gpu"}, "not before two of its periods"
-    assert fresh_streams(fleet, 281) == {"gpu"}
 
 
 IMPOSSIBLE = 100_000_001

@@ -13,10 +13,7 @@ from running_collector import run_collector, settings_in
 from railscope.settings import SettingsError
 from railscope_collector.access import tokens_format
 from railscope_collector.administrator_files import AdministratorFiles
-from railscope_collector.billing import price_book_file
-from railscope_collector.billing.price_book import PriceBookError
 from railscope_collector.config import CollectorSettings
-from railscope_collector.files.seller_file import find_seller
 
 START = "2026-01-01T00:00:00Z"
 NINES, DEEP = "9" * 5000, "[" * 5000
@@ -122,13 +119,3 @@ async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
             assert (await running.get("/-/healthy"))[0] == 200
             file.write_bytes(good)
             await until(valid)
-
-
-@pytest.mark.parametrize("text", TOMLS, ids=range(len(TOMLS)))
-def test_hostile_price_and_seller_files_are_rejected(text: str, tmp_path: Path) -> None:
-    with pytest.raises(PriceBookError):
-        price_book_file.parse_price_book(text, "prices.toml")
-    file = tmp_path / "seller.toml"
-    file.write_text(text)
-    with pytest.raises(SettingsError):
-        find_seller(str(file), ())

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from railscope.catalog import collector as catalog
 from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.sinks.influx import LINES_PER_WRITE, InfluxSink, format_lines
+from railscope_collector.sinks.influx import InfluxSink, format_lines
 from railscope_collector.view_refresh import CollectorViews
 
 
@@ -95,22 +95,6 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def counted(sink: InfluxSink, lines_: int) -> None:
     await until(lambda: sink.writer.written + sink.writer.dropped >= lines_)
-
-
-@pytest.mark.parametrize("status", [400])
-async def test_lines_that_will_never_be_accepted_make_way(status: int):
-    text = '{"code": "invalid", "message": "unable to parse\\nline 1"}'
-    cells = LINES_PER_WRITE + 3
-    with capture_logs() as logs:
-        async with (
-            serving(web.Response(status=status, text=text)) as server,
-            writing(server, cells) as sink,
-        ):
-            await counted(sink, cells)
-    assert (sink.writer.dropped, sink.writer.written) == (LINES_PER_WRITE, 3)
-    assert len(server.taken) == 3
-    refused = [line for line in logs if line["event"] == "sink_batch_rejected"]
-    assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
 
 
 @pytest.mark.parametrize(

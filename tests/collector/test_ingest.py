@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from makers import SECOND, FrameSender, gpu_schema
+from makers import SECOND, FrameSender
 from running_collector import (
     RunningCollector,
     gpu_frames,
@@ -25,9 +25,6 @@ from railscope_collector.config import (
     IngestLimits,
     MeteringSettings,
 )
-from railscope_collector.framelog.segment_files import segment_numbers
-
-PATIENCE_SECONDS = 60
 
 
 async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_path: Path):
@@ -93,32 +90,6 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
         assert (status, reply["accepted_frames"]) == (200, 0), (
             "a retry after the crash is no new frame"
         )
-
-
-@pytest.mark.thorough
-async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Path):
-    sender = FrameSender()
-    log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
-    settings = settings_in(tmp_path, frame_log=log, limits=IngestLimits(requests_per_second=10_000))
-    rows = [[n * 7919 % 1009, 60, n * 104729, 2000, n, 20] for n in range(2000)]
-    async with run_collector(settings) as running:
-        bodies = [
-            sender.body(sender.frames(gpu_schema("n1"), rows, at=2000 * n), schemas=n == 0)
-            for n in range(60)
-        ]
-        for body in bodies:
-            assert (await running.post(body, at=2_000_000))[0] == 200
-        running.collector.log.max_bytes = 1
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while segment_numbers(tmp_path / "state" / "frames")[0] == 1:
-                frames = sender.frames(gpu_schema("n1"), rows, at=2000 * len(bodies))
-                bodies.append(sender.body(frames))
-                assert (await running.post(bodies[-1], at=2_000_000))[0] == 200
-        before = running.collector.core
-    async with run_collector(settings) as running:
-        assert running.collector.core.received == before.received
-        assert facts_of(running.collector.core) == facts_of(before)
-        assert (await running.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
 
 
 async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence(tmp_path: Path):

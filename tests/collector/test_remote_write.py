@@ -7,14 +7,11 @@ import contextlib
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from pathlib import Path
 from time import time
 
 import pyarrow as pa
-import pytest
 from aiohttp import web
-from structlog.testing import capture_logs
 
 from railscope.catalog import collector as catalog
 from railscope_collector.config import RemoteWriteSettings
@@ -144,23 +141,6 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - a counter without an event
             await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("after", ["1"])
-@pytest.mark.parametrize("status", [503])
-async def test_samples_wait_for_a_server_that_may_accept_them_later(status: int, after: str):
-    after = formatdate(usegmt=True) if after == "date" else after
-    answer = web.Response(status=status, headers={"Retry-After": after} if after else {})
-    with capture_logs() as logs:
-        async with serving(answer) as server:
-            settings = RemoteWriteSettings(url=f"{server.url}?key=hunter2", period_seconds=0.1)
-            async with writing(settings, [up("a")], [up("a", 2.0)]) as sink:
-                await until(lambda: sink.writer.written == 2)
-    assert sink.writer.dropped == 0
-    assert {each["url"] for each in logs} == {server.url}, "a query may contain a credential"
-    assert [timestamp for _, _, timestamp in server.series] == [1000, 2000]
-    events = [each["event"] for each in logs]
-    assert events == ["sink_connection_failed", "sink_connected"]
 
 
 async def test_requests_have_the_headers_of_the_protocol_and_of_the_settings(tmp_path: Path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -160,31 +160,6 @@ async def test_a_node_that_is_not_available_stays_as_it_is(tmp_path: Path, state
         slurm.fail("n1")
         await slurm.pass_time(300)
     assert slurm.commands == []
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-async def test_a_node_that_an_operator_resumes_is_not_drained_before_it_has_recovered(
-    tmp_path: Path, *, restarts: bool
-):
-    slurm = cluster(tmp_path)
-    async with running_log(slurm.trail.log):
-        slurm.fail("n1")
-        await slurm.pass_time(75)
-        assert slurm.drained == ["n1"]
-        slurm.nodes["n1"] = ("idle", "none")
-        for state, seconds in (("unknown", 1200), ("degraded", 600), ("healthy", 600)):
-            slurm.rows[1] = row("n1", state)
-            await slurm.pass_time(seconds)
-            if restarts:
-                slurm.drainer = replace(slurm.drainer)
-            slurm.fail("n1")
-            await slurm.pass_time(1200)
-            assert slurm.drained == [], state
-        slurm.heal()
-        await slurm.pass_time(615)
-        slurm.fail("n1")
-        await slurm.pass_time(75)
-        assert slurm.drained == ["n1"]
 
 
 async def test_a_defect_of_the_check_drains_few_nodes_per_hour_and_never_most(tmp_path: Path):

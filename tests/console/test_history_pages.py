@@ -19,19 +19,16 @@ from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector
 from support.browser import visiting
 
-from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.access.credentials import ANYONE, Role
 from railscope_collector.console import PageProblemError
 from railscope_collector.console.curves import HistoryCurve, TimeRange
 from railscope_collector.console.history_pages import (
     GpuPageModel,
     HistoryPages,
-    shown_period,
 )
 from railscope_collector.console.history_server import SOURCE, CurveQuery
 from railscope_collector.console.page_table import (
     PAGES_BY_NAME,
-    HistoryQuery,
     PageContent,
     PageRequest,
     parse_query,
@@ -41,20 +38,7 @@ from railscope_collector.http.read_pool import ReadPool
 if TYPE_CHECKING:
     from playwright.async_api import Browser
 
-NOW_NS = 1_790_000_005 * SECOND_NS
-MAX_NS = 6 * HOUR_NS
 SECONDS = 300
-
-
-def milliseconds(timestamp_ns: int) -> str:
-    return str(timestamp_ns // 1_000_000)
-
-
-def period(**query: str) -> tuple[int, int, bool]:
-    asked = parse_query(PAGES_BY_NAME["gpu"], {name.rstrip("_"): v for name, v in query.items()})
-    assert isinstance(asked, HistoryQuery)
-    found = shown_period(asked, NOW_NS, MAX_NS)
-    return found.from_ns, found.to_ns, found.is_live
 
 
 async def fill(running: RunningCollector) -> None:
@@ -91,7 +75,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
 def whole(*, twin: bool = True) -> str:
     """The page over the last ten minutes up to the present."""
     prefix = "/api/v1/pages" if twin else ""
-    return f"{prefix}/nodes/n1/gpus/1?from={milliseconds(time.time_ns() - 600 * SECOND_NS)}"
+    return f"{prefix}/nodes/n1/gpus/1?from={time.time_ns() // 1_000_000 - 600_000}"
 
 
 def curve(document: dict[str, Any], name: str) -> dict[str, Any]:

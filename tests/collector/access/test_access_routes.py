@@ -229,23 +229,6 @@ async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> Non
     assert denied >= {"/api/v1/statements/speech/2026-01", "/api/v1/statements/nobody/2026-01"}
 
 
-async def test_a_node_reports_for_itself_only(tmp_path: Path) -> None:
-    async with site(tmp_path) as running:
-        sender = FrameSender("n2")
-        frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
-        connector = aiohttp.TCPConnector(ssl=running.certificates["node"].context(running.ca_file))
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            session.post(
-                running.one.url + "/v1/frames",
-                data=sender.body(frames, schemas=True),
-                headers=sender.sent(2).to_headers(),
-            ) as response,
-        ):
-            assert response.status == 403
-            assert "expected 'n1', as in the credential" in await response.text()
-
-
 async def test_with_open_reading_an_anonymous_request_is_an_operator_and_no_more(
     tmp_path: Path,
 ) -> None:

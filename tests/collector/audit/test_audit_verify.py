@@ -93,31 +93,6 @@ def test_a_record_is_proven_at_its_own_index_only(good: Path, tmp_path: Path) ->
         check_proof(make_proof(tiles, 2, note), KEY.public)
 
 
-def test_a_record_of_a_later_release_is_proven(good: Path, tmp_path: Path) -> None:
-    """A type and a field that this release does not have; a second number makes no proof."""
-    first = Tiles(good, SIZE).record(0)
-    later = first.replace(b'"src":', b'"site":"west","src":').replace(b"log.genesis", b"log.moved")
-    doubled = first.replace(b'"seq":0', b'"seq":7,"seq":0')
-    assert len({first, later, doubled}) == 3
-    for number, record in enumerate((later, doubled)):
-        (tmp_path / str(number)).mkdir()
-        tiles = Tiles(tmp_path / str(number))
-        tiles.grow([record])
-        note = Checkpoint(KEY.name, TreeHead(1, root_of(tiles.node, 1))).sign(KEY)
-        (tmp_path / f"proof{number}").write_text(make_proof(tiles, 0, note))
-    code, output, stated = railscope("check-proof", tmp_path / "proof0", "--key", str(KEY.public))
-    assert (code, output.strip().encode()) == (0, later)
-    assert stated.startswith("proven: record 0 of 1")
-    code, _, stated = railscope("check-proof", tmp_path / "proof1", "--key", str(KEY.public))
-    assert (code, stated.strip()) == (
-        1,
-        (
-            "not proven: invalid proof: invalid encoding of an audit record: expected sorted keys, "
-            "no spaces and each field once"
-        ),
-    )
-
-
 def test_an_unreadable_value_is_not_a_verdict(good: Path, tmp_path: Path) -> None:
     key = str(KEY.public)
     for name in ("checkpoint", "tile/0/000", "tile/entries/000", "journal"):
