@@ -2,66 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-
 import aiohttp
+import pytest
 from click.testing import CliRunner
 from support.cases import CASES
+from support.health_agents import ReadCapture
 from support.metric_samples import Sample, samples
 
-from railscope.capture import read_capture
+from railscope.http_server import HttpServer
 from railscope_agent.commands import agent
-from railscope_agent.config import AgentSettings
-from railscope_agent.host.live_clock import LiveClock
-from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.service import Agent
-
-PATIENCE_SECONDS = 60
-
 
 CAPTURE = CASES / "hgx-h100-load"
 
 
-@asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
-    """Session with the metrics endpoint of an agent that has replayed a whole capture."""
-    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    clock = LiveClock()
-    started_ns = clock.now().boot_ns
-    host = RecordedHost(read_capture(directory), clock, lambda: clock.now().boot_ns - started_ns)
-    agent = Agent(
-        AgentSettings(listen="127.0.0.1:0"),
-        host,
-        "node-1",
-        on_listening=lambda _, port: listening.set_result(port),
-    )
-    task = asyncio.create_task(agent.run())
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            url = f"http://127.0.0.1:{await listening}"
-            async with aiohttp.ClientSession(url) as session:
-                while not await ready(session):  # noqa: ASYNC110 - a metrics endpoint has no event
-                    await asyncio.sleep(0.02)
-                yield session
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.result()
+@pytest.fixture(scope="module")
+def agent_of_gpus(tmp_path_factory: pytest.TempPathFactory) -> Agent:
+    """An agent at the end of the capture."""
+    return ReadCapture("hgx-h100-load", tmp_path_factory.mktemp("agent")).agent
 
 
-async def ready(session: aiohttp.ClientSession) -> bool:
-    async with session.get("/-/ready") as answer:
-        return answer.status == 200
-
-
-async def page(session: aiohttp.ClientSession, path: str) -> dict[Sample, float]:
+async def page(session: aiohttp.ClientSession, path: str) -> str:
     async with session.get(path) as answer:
-        assert answer.status == 200
-        return samples(await answer.text())
+        return await answer.text()
 
 
 def by_gpu(found: dict[Sample, float], name: str, label: str) -> dict[str, float]:
@@ -73,14 +36,16 @@ def by_gpu(found: dict[Sample, float], name: str, label: str) -> dict[str, float
     }
 
 
-async def test_a_running_agent_serves_both_names_of_one_reading() -> None:
-    async with running(CAPTURE) as session:
-        ours = await page(session, "/metrics")
-        theirs = await page(session, "/metrics/dcgm")
-        async with session.get("/nowhere") as answer:
-            assert "/metrics/dcgm" in await answer.text()
-        async with session.get("/") as answer:
-            assert 'href="/metrics/dcgm"' in await answer.text()
+async def test_an_agent_serves_both_names_of_one_reading(agent_of_gpus: Agent) -> None:
+    server = HttpServer(agent_of_gpus.endpoint.respond)
+    _, port = await server.start("127.0.0.1:0", None)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        ours, theirs = [
+            samples(await page(session, path)) for path in ("/metrics", "/metrics/dcgm")
+        ]
+        assert "/metrics/dcgm" in await page(session, "/nowhere")
+        assert 'href="/metrics/dcgm"' in await page(session, "/")
+    await server.close()
     sizes = by_gpu(ours, "railscope_gpu_memory_size_bytes", "gpu")
     assert sizes
     mebibytes = {gpu: size / 2**20 for gpu, size in sizes.items()}

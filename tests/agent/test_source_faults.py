@@ -319,7 +319,7 @@ def test_a_fault_gives_absent_readings_and_is_over_when_it_ends(
     root = tmp_path_factory.getbasetemp()
     asked = answers_of(name, root, mode, nic)
 
-    @few_examples(15)
+    @few_examples(10)
     @given(faults(asked), DURATIONS)
     def holds(fault: Fault, seconds: int) -> None:
         asyncio.run(fails_and_comes_back(name, failing_host(root, mode, nic), fault, seconds))
