@@ -2,6 +2,7 @@
 
     set SECTION.NAME=TEXT       a setting of the agent
     host mainline | ofed        a ConnectX NIC with the kernel's driver, or with the vendor's
+    many N COMMAND              a command N times, with numbers from 000 on in place of #
     dump DRIVER                 the statistics of a captured `ethtool -S`
     tree ARCHIVE PATTERN        the host is a copied tree from now on
     read SOURCE [PATTERN ...]   metrics that differ from the read before, events, and findings that are not in order;
@@ -60,7 +61,7 @@ class NodeStory:
         self._shown: dict[str, Shown] = {}
         self._findings: dict[str, list[str]] = {}
 
-    def run(self, line: str) -> list[str]:
+    def run(self, line: str) -> list[str]:  # noqa: C901 - one case each
         command, *words = line.split()
         match command, words:
             case "read", [source, *patterns]:
@@ -78,6 +79,9 @@ class NodeStory:
                 part[key] = msgspec.json.decode(text)
             case "host", [kind]:
                 self._host.__dict__ |= getattr(nics, kind)().__dict__
+            case "many", [times, *command_words]:
+                for number in range(int(times)):
+                    self.run(" ".join(command_words).replace("#", f"{number:03}"))
             case "dump", [driver]:
                 self._dump(driver)
             case "tree", [archive, pattern]:

@@ -189,6 +189,8 @@ class TopologyStory:
         for role in roles:
             members = [each.names[0] for each in network.devices if each.role == role]
             lines.append(f"{role or 'no role'} {' '.join(members)}")
+        if parts := [f"{'+'.join(each.names[:-1])}: {each.role}" for each in network.subfunctions]:
+            lines.append(f"parts of functions {', '.join(parts)}")
         lines += [f"problem {each}" for each in network.problems]
         lines += [f"unused {' '.join(network.unused)}"] if network.unused else []
         changed = [line for line in lines if line not in self._shown]
