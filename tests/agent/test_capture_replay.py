@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.cases import CASES, capture_of
 from support.clock import NS
-from support.reading import ORIGIN, readings
+from support.reading import readings
 
 from railscope import envelopes, wire
 from railscope.capture import (
@@ -29,10 +29,6 @@ from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings, BurstSettings
 from railscope_agent.host.recorded_calls import call_key
-from railscope_agent.host.recorded_clock import RecordedClock
-from railscope_agent.host.recorded_host import RecordedHost
-from railscope_agent.machine_sources import machine_sources
-from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
 
@@ -103,27 +99,6 @@ def test_a_call_without_a_result_is_a_timeout_of_its_device_until_it_returns(
     hung = [[isinstance(reading, Absent) for reading in of_sample] for of_sample in power]
     assert hung == [[False, at in {2, 3, 4}] for at in range(13)]
     assert all(of_sample[1] is Absent.TIMEOUT for of_sample in power[2:5])
-
-
-@pytest.mark.parametrize("scenario", ["pcie_degraded", "row_remap", "settings_drift", "nic_lost"])
-def test_a_repeated_frame_has_the_readings_of_a_read(scenario: str, tmp_path: Path) -> None:
-    capture = simulate(NodeSpec("n1", gpus=2, scenario=scenario), 120, 10)
-    names = ("pcie", "gpu_pcie", "gpu_health", "nic_settings", "neighbour")
-    found = replayed(written(capture, tmp_path / "c"), *names)
-    clock = RecordedClock(capture.about)
-    host = RecordedHost(capture, clock, lambda: clock.offset_ns)
-    readers = {
-        source.name: SourceReader(source, host, ORIGIN)
-        for source in machine_sources(SETTINGS)
-        if source.name in names
-    }
-    for frame in found:
-        clock.go_to(frame.timestamp.boot_ns - capture.about.started_boot_ns)
-        expected = readers[frame.schema.stream].run().frame
-        assert expected is not None
-        assert readings(frame) == readings(expected)
-        assert [e.event_class for e in frame.events] == [e.event_class for e in expected.events]
-    assert len(found) > 3 * 12
 
 
 def test_each_source_is_read_at_every_sample_or_at_its_longer_period(tmp_path: Path) -> None:
@@ -211,18 +186,6 @@ def test_a_damaged_capture_is_used_up_to_the_damage_and_the_others_completely(
     assert second.endswith("; the capture is left out")
     rows = [sum(b.rows for b in found.batches) for found in records(outcome.stdout_bytes)]
     assert rows == [2, 3]
-
-
-def test_a_cut_last_line_is_a_warning(tmp_path: Path) -> None:
-    cut = written(moments_at(0, 1, 2), tmp_path / "cut")
-    timeline = cut / "timeline.jsonl"
-    timeline.write_text(timeline.read_text()[:-9])
-    outcome = replay_command("--source", "kernel", cut)
-    assert outcome.exit_code == 0
-    assert outcome.stderr.startswith("Warning: ")
-    assert f"{timeline}: incomplete last line 3: " in outcome.stderr
-    assert outcome.stderr.endswith("; the samples before it are used\n")
-    assert [b.rows for found in records(outcome.stdout_bytes) for b in found.batches] == [2]
 
 
 @pytest.mark.parametrize(

@@ -65,20 +65,6 @@ def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
             CollectorClient(CollectorLink(url="http://collector", token_file=str(file)))
 
 
-async def test_a_server_without_http_is_distinguished() -> None:
-    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 mail.example ESMTP\r\n")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(babble, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        answer = await greet(CollectorLink(url=f"http://127.0.0.1:{port}"))
-    assert answer.verdict is EnvelopeDecision.LATER
-    assert f":{port}/v1/frames: " in answer.problem
-
-
 async def test_an_endless_answer_is_cut_off() -> None:
     async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -112,15 +112,6 @@ def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None
 
 
 SCHEMA = WireSchema("gpu", (), ())
-DIGEST = b"\1" * 16
-
-
-@pytest.mark.parametrize("content", [b"", b"\x82", b"\x83\xa6stream\xa2\xff\xfe"])
-def test_a_damaged_schema_is_none(tmp_path: Path, content: bytes) -> None:
-    SchemaStore(tmp_path).put(DIGEST, lambda: SCHEMA)
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(content)
-    assert SchemaStore(tmp_path).get(DIGEST) is None
 
 
 def test_schemas_are_bounded(tmp_path: Path) -> None:

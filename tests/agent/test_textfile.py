@@ -11,26 +11,21 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.clock import NS, ManualClock
 from support.reading import readings
 from support.textfiles import (
     TextfileDirectory,
     exact_value,
-    own_series,
     page_of,
     states_of,
     values_of,
 )
 
 from railscope.catalog.textfile import DIRECTORY_STATES, TextfileState
-from railscope.exposition import TextFormat
 from railscope.frame import Frame
-from railscope.textfile_series import decode_value, encode_value
 from railscope.untrusted_text import parse_toml
-from railscope_agent.host.textfiles import MAX_FILES, TextfileCalls
+from railscope_agent.host.textfiles import TextfileCalls
 from railscope_agent.sampling.probe_result import ProbeVerdict
-from railscope_agent.sources import textfile
 from railscope_agent.sources.textfile_parser import (
     MAX_LINE_CHARACTERS,
     TextfileError,
@@ -75,28 +70,8 @@ def test_promtool_accepts_the_page(case: Path) -> None:
     assert outcome.returncode != 1, outcome.stderr  # 3 means advice on names and help texts
 
 
-@EACH_CASE
-def test_openmetrics_has_the_same_series(case: Path) -> None:
-    frame = TextfileDirectory(case).read()
-    page = page_of(frame, TextFormat.OPENMETRICS)
-    families = {f.name: f for f in text_string_to_metric_families(page)}
-    assert values_of(own_series(page)) == values_of(own_series(page_of(frame)))
-    if case.name == "two_files":
-        assert families["site_errors"].type == "gauge"
-        assert families["site_errors_total"].type == "unknown", "OpenMetrics: both are site_errors"
-
-
 floats = st.floats().map(repr)
 integers = st.integers(-(1 << 63), (1 << 64) - 1).map(str)
-
-
-@given(st.text(max_size=30))
-def test_a_value_is_a_number_or_rejected(text: str) -> None:
-    try:
-        encoded = encode_value(text)
-    except ValueError:
-        return
-    assert exact_value(decode_value(*encoded)) == exact_value(text)
 
 
 names = st.from_regex(r"site_[a-z_:]{1,8}", fullmatch=True)
@@ -263,17 +238,6 @@ def test_a_file_that_is_not_written_again_becomes_too_old(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user_displaces_none_of_root(files: TextfileDirectory) -> None:
-    files.write({"a.prom": "site 1\n", "b.prom": "site 2\n"})
-    os.chown(files.directory / "a.prom", TENANT, TENANT)
-    assert files.states() == {"a.prom": "duplicate", "b.prom": "ok"}
-    files.write({f"{n:03}.prom": "" for n in range(MAX_FILES)} | {"root.prom": "root 1\n"})
-    for n in range(MAX_FILES):
-        os.chown(files.directory / f"{n:03}.prom", TENANT, TENANT)
-    assert files.states()["root.prom"] == "ok"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @given(st.lists(fragments, max_size=40).map("".join) | st.sampled_from(["root", "root_sum", "x"]))
 def test_no_content_of_a_file_of_another_user_removes_a_series_of_root(
     tmp_path_factory: pytest.TempPathFactory, content: str
@@ -292,22 +256,3 @@ def test_a_problem_does_not_quote_the_file(files: TextfileDirectory) -> None:
     files.write({"a.prom": "root:secret:19000:0:99999:7:::\n"})
     (event,) = files.read().events
     assert "secret" not in str(event.facts)
-
-
-def test_labels_that_change_in_every_read_do_not_make_schemas_without_limit(
-    files: TextfileDirectory,
-) -> None:
-    schemas = set()
-    for second in range(3600 // 15):
-        files.write({"a.prom": f's{{pid="{second}"}} 1\n', "good.prom": f"good {second}\n"})
-        frame = files.read()
-        schemas.add(frame.schema)
-        assert f"good {second}\n" in page_of(frame)
-        files.clock.advance(15)
-    assert directory_state(frame) == "changing"
-    assert 50 < len(schemas) <= textfile.MAX_WAITING_SCHEMAS + 30
-    files.clock.advance(textfile.SCHEMA_NS / NS)
-    files.write({"good.prom": "good 1\n"})
-    frame = files.read()
-    assert directory_state(frame) == "ok"
-    assert own_series(page_of(frame)) == "# TYPE good untyped\ngood 1\n"

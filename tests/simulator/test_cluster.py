@@ -189,15 +189,6 @@ def _cells(line: str) -> list[str]:
     return line.split(",")
 
 
-def test_a_lost_gpu_stops_the_job_and_the_others_spin(tmp_path: Path):
-    model = model_of(tmp_path, fault("gpu_lost", begin_seconds=10, nodes=[1], indices=[2]))
-    assert model.steps[0].progress.iterations == 0
-    assert model.nodes[1].gpus[2].lost
-    spinning = model.nodes[0].gpus[0]
-    assert spinning.silicon.occupied_percent > 90
-    assert spinning.activity.sm < 0.25
-
-
 def test_a_directory_with_content_is_left_as_it_is(tmp_path: Path):
     path, directory = tmp_path / "scenario.toml", tmp_path / "out"
     path.write_text(CLUSTER)

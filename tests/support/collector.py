@@ -70,11 +70,6 @@ class ScriptedCollector:
         """Answer whether it is ready."""
         return web.Response(status=200 if self.is_ready else 503)
 
-    async def asked(self, count: int) -> None:
-        """Wait until a number of requests have been answered."""
-        async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
-            await self._progress.wait_for(lambda: len(self.requests) >= count)
-
     async def has_copied(self, count: int) -> None:
         """Wait until a number of frames of live copies have been accepted."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._progress:

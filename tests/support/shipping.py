@@ -36,15 +36,6 @@ def link_to(collector: ScriptedCollector, **changes: object) -> CollectorLink:
     return CollectorLink(**(given | changes))  # type: ignore[arg-type]  # as in a settings file
 
 
-class PassingClock(ManualClock):
-    """A manual clock that counts as one of a node: the shipper waits for frames first."""
-
-    @property
-    def is_running(self) -> bool:
-        """True: threads may wait for the time."""
-        return True
-
-
 class WatchedStats(ShippingStats):
     """Counters that signal each change, on any thread."""
 
@@ -113,12 +104,7 @@ async def run_shipper(
     clock, stats, events = clock or ManualClock(), WatchedStats(), list[Event]()
     shipper = Shipper(link, origin, clock, directory, stats, events)
     task = asyncio.create_task(shipper.run())
-    if clock.is_running:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not shipper._flush_ns:  # noqa: SLF001, ASYNC110 - it waits for frames, not on the clock
-                await asyncio.sleep(0)
-    else:
-        await clock.asleep(FLUSHING)
+    await clock.asleep(FLUSHING)
     try:
         yield RunningShipper(shipper, clock, stats, events, origin)
     finally:

@@ -11,7 +11,6 @@ from railscope.capture import Capture, Json
 from railscope_simulator import MODES, SHORT_NAMES, NodeSpec, simulate
 from railscope_simulator.device_models import GpuModel
 
-NOT_SUPPORTED = {"error": ["nvml", 3]}
 SECONDS, STEP = 40, 10
 HEATING_SECONDS = 60
 """Of the scenario "thermal": a GPU takes half a minute to become hot."""
@@ -49,13 +48,6 @@ class CapturedNvml:
         code, value = self.call("GpmMetricsGet", device, number)
         assert code == 0
         return float(value)
-
-    def has(self, name: str, *arguments: int | str) -> bool:
-        """True if there is an answer other than "not supported"."""
-        try:
-            return bool(self.call(name, *arguments) != NOT_SUPPORTED)
-        except KeyError:
-            return False
 
 
 @cache

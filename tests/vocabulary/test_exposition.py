@@ -167,14 +167,6 @@ def test_zeros_of_a_sparse_metric_are_omitted_until_they_change() -> None:
     assert errors(0, Absent.GONE) == {}
 
 
-@given(st.lists(runs(), min_size=1, max_size=3))
-def test_a_page_does_not_depend_on_earlier_ones(parts: list[list[Frame]]) -> None:
-    exposition = Exposition()
-    for frame in (frame for run in parts for frame in run):
-        fresh = Exposition().render([frame], TextFormat.PROMETHEUS)
-        assert exposition.render([frame], TextFormat.PROMETHEUS) == fresh
-
-
 @given(frames=runs(), detail=st.sampled_from(MetricDetail))
 def test_a_detail_contains_the_samples_of_its_metrics(
     frames: list[Frame], detail: MetricDetail

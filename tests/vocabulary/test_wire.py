@@ -115,21 +115,6 @@ def test_counters_keep_all_64_bits(counts: list[int]) -> None:
     assert arrived == counts
 
 
-def test_a_gap_in_the_sequence_starts_a_new_batch() -> None:
-    frames = frames_of(ENERGY, 1, 2) + frames_of(ENERGY, 3, first=4)
-    assert [(b.first_sequence, b.rows) for b in batch_encoding.encode_batches(frames)] == [
-        (1, 2),
-        (4, 1),
-    ]
-
-
-def test_a_new_schema_starts_a_new_batch() -> None:
-    other = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-2",))),))
-    batches = batch_encoding.encode_batches(frames_of(ENERGY, 1, 2) + frames_of(other, 3, first=3))
-    assert [(b.first_sequence, b.rows) for b in batches] == [(1, 2), (3, 1)]
-    assert batches[0].schema != batches[1].schema
-
-
 def test_columns_that_stand_still_cost_one_bit() -> None:
     disks = tuple((host.DISK_READS, Entity(DISK, (str(number),))) for number in range(100))
     schema, still = Schema("host", disks), array("q", range(100))
