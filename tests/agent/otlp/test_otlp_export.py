@@ -164,6 +164,7 @@ async def test_the_check_sends_an_empty_request_of_each_signal(tmp_path: Path) -
         assert not await check(agent, lines.append, read)
         encodings = {request.headers.get("content-encoding") for request in server.requests}
         assert encodings == {"gzip"}
+        assert "0" not in [request.headers["content-length"] for request in server.requests]
     assert [line for line in lines if "OTLP" in line] == [
         f"BROKEN  OTLP: {server.url}/v1/metrics does not accept metrics: status 401 no token",
         f"ok      OTLP: {server.url}/v1/logs accepts logs",
