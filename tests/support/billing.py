@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -65,10 +64,6 @@ def rows_of_prices(draw: st.DrawFn, **more: object) -> list[Price]:
     edges = sorted(draw(st.sets(instants, max_size=4)))
     spans = pairwise([-FOREVER_NS, *edges, FOREVER_NS])
     return [price(draw(nanos), start, end, **more) for start, end in spans]
-
-
-def without_minimum(prices: Sequence[Price]) -> list[Price]:
-    return [replace(price, minimum_ns=0, granularity_ns=1) for price in prices]
 
 
 @st.composite

@@ -28,7 +28,6 @@ from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
-    CounterIncrements,
     CounterReadings,
     compute_increments,
 )
@@ -111,12 +110,6 @@ def gpu(
     }
     evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]
     return AssembledGpu(evidence, {CountedQuantity.ENERGY: counted}, [(0, SKU)])
-
-
-def without_counter(known: AssembledGpu) -> AssembledGpu:
-    """Return the same GPU without an energy counter."""
-    nothing: dict[CountedQuantity, CounterIncrements] = {}
-    return AssembledGpu(known.evidence, nothing, known.skus)
 
 
 def released_gpu(known: AssembledGpu, claim_id: str, at: float) -> AssembledGpu:

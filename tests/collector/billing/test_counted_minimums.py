@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings, strategies as st
 from support.billing import book, price
 from support.examples import fewer_examples
 
-from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
-from railscope_collector.billing.charges import Charge, ChargeKind
+from railscope_collector.billing.charges import Charge
 from railscope_collector.billing.claim_minimums import target_ns
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
@@ -79,39 +79,8 @@ def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
     ]
 
 
-def minimum_hours(charges: Iterable[Charge]) -> Fraction:
-    found = (charge.quantity for charge in charges if charge.kind is ChargeKind.MINIMUM_TOPUP)
-    return sum(found, Fraction(0)) / (GPU_CAPACITY * HOUR_NS)
-
-
 def total(charges: Iterable[Charge]) -> Fraction:
     return sum((charge.amount for charge in charges), Fraction(0))
-
-
-def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where_it_ends():
-    """It has GPU-0 for 15 minutes and GPU-1 for 20; then other jobs have both, one after the other."""
-    count = job(1, 1, 96.05)
-    shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
-    also = [
-        other("t", 0, 1.25),
-        *(other(f"u{at}", 1.5834 + at * 12, 13.5834 + at * 12) for at in range(9)),
-    ]
-    ledger = metered([shorter, also], [count])
-    first, second = billed(ledger, 0, 3, 5)
-    assert minimum_hours(first) == 0
-    (topup,) = second
-    assert topup.kind is ChargeKind.MINIMUM_TOPUP
-    assert topup.service_t1_ns == count.end_ns
-    assert total([*first, *second]) == 2, "an hour, as in one period"
-    ((one,),) = [
-        [c for c in some if c.kind is ChargeKind.MINIMUM_TOPUP] for some in billed(ledger, 0, 5)
-    ]
-    assert one.amount == topup.amount
-    assert billed(ledger, 3, 4, 5)[0] == [], "not where it does not end"
-    is_current = rate_period(
-        ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), newest_revisions(ledger)
-    )
-    assert {key.day for key in is_current.sources} >= {0}
 
 
 instants = st.integers(0, DAYS * 24 * 4).map(lambda quarter: quarter / 4)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,25 +12,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
-from fleet_history import fleet_histories, spelled_files
-from hypothesis import given, strategies as st
 from ledger_days import LATER, a_day
 from support.audit import draft, without_triggers
 from support.books import ALL, ONE, TWO, books_with, manager_after
-from support.examples import fewer_examples
-from support.finalizing import FinalizingCollector, content
+from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
-from support.story import DAY, NodeReporter, accept
+from support.story import NodeReporter, accept
 
 from railscope.cli import root
 from railscope.service import lock_state_directory
 from railscope_collector.billing import tables
-from railscope_collector.ledger import audit_outbox, database_copy
+from railscope_collector.ledger import audit_outbox
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
-
-DAYS = range(DAY, DAY + 1)
 
 
 @pytest.fixture
@@ -141,18 +134,6 @@ def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
     assert (state / "ledger.sqlite").read_bytes() == content, "opening it adds the table"
 
 
-def test_it_needs_a_file_and_a_server(state: Path, target: str) -> None:
-    result = copied(state, f"sqlite:///{state / 'other.sqlite'}")
-    assert (result.exit_code, "expected postgresql://" in result.output) == (1, True)
-    result = copied(state, target, "--from", str(state / "missing.sqlite"))
-    assert (result.exit_code, "no ledger in" in result.output) == (1, True)
-    assert tables_in(target) == []
-    damage(state, sa.text("UPDATE ledger_schema SET version = 5"))
-    result = copied(state, target)
-    assert (result.exit_code, "has schema version 5: expected" in result.output) == (1, True)
-    assert tables_in(target) == []
-
-
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [
@@ -168,41 +149,3 @@ def test_a_damaged_ledger_is_not_copied(
     result = copied(state, target)
     assert (result.exit_code, problem in result.output) == (1, True), result.output
     assert tables_in(target) == []
-
-
-@pytest.mark.thorough
-@fewer_examples(20)
-@given(
-    fleet_histories(),
-    spelled_files(),
-    st.lists(st.integers(5, 60), min_size=1, max_size=3),
-    st.data(),
-)
-async def test_days_are_those_of_a_ledger_that_never_moved(
-    server: PostgreSQL, story, texts, sizes, data
-) -> None:
-    directory = Path(tempfile.mkdtemp())
-    file = f"sqlite:///{directory / 'moved.db'}"
-    alone = FinalizingCollector(directory / "alone", f"sqlite:///{directory / 'alone.db'}")
-    moved = FinalizingCollector(directory / "moved", file)
-    alone.texts = moved.texts = dict(texts)
-    envelopes = story.envelopes(sizes)
-    cut = data.draw(st.integers(0, len(envelopes)))
-    accept(alone.core, envelopes)
-    accept(moved.core, envelopes[:cut])
-    await moved.round(data.draw(st.sampled_from([0, 4000, 8000, LATER])))
-    checkpoint = moved.checkpoint()
-    moved.finalizer.close()
-    source, moved.url = Database(file, metadata), server.database()
-    database_copy.copy_database(source, moved.url, metadata, lambda _: None).close()
-    source.close()
-    moved.restart(checkpoint)
-    accept(moved.core, envelopes[cut:])
-    for each in (alone, moved):
-        for turn in range(2):
-            await each.round(LATER + 400 * turn)
-    assert content(moved.stores.ledger, DAYS) == content(alone.stores.ledger, DAYS)
-    for each in (alone, moved):
-        each.finalizer.close()
-    server.drop(moved.url)
-    shutil.rmtree(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -132,15 +131,6 @@ async def test_a_round_that_ends_after_any_step_loses_nothing_and_is_completed(
     assert len({file.name for file in archiving.files()}) == len(archiving.files())
 
 
-def changed_files(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.rglob("*.parquet")):
-        content_ = bytearray(path.read_bytes())
-        content_[len(content_) // 2] ^= 1
-        path.chmod(0o640)
-        path.write_bytes(content_)
-        yield path
-
-
 class DamagedStore:
     """A store that fails for files of one day."""
 
@@ -190,26 +180,6 @@ async def test_a_file_that_cannot_be_written_stops_no_other_one_and_is_tried_aga
     archiving.restore_all()
     assert archiving.facts() == before
     archiving.check_audit()
-
-
-async def test_a_changed_file_keeps_the_evidence_of_no_other_day_from_being_deleted(
-    archiving: ArchivingCollector,
-):
-    before = archiving.facts()
-    keeping = ArchivingCollector(archiving.site, archiving.directory, delete_after_days=0)
-    assert await keeping.retention.attempt()
-    keeping.retention.close()
-    of_day = archiving.directory / "day=2026-09-04"
-    contents = {path: path.read_bytes() for path in of_day.rglob("*.parquet")}
-    assert list(changed_files(of_day)) == sorted(contents)
-    with capture_logs() as lines:
-        assert not await archiving.retention.attempt()
-    assert "was changed: SHA-256" in lines[-1]["problem"]
-    assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY + 1}  # type: ignore[operator]
-    for path, content_ in contents.items():
-        path.write_bytes(content_)
-    assert await archiving.retention.attempt()
-    assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY, DAY + 1}  # type: ignore[operator]
 
 
 async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missing(

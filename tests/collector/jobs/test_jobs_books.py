@@ -68,22 +68,6 @@ def books(directory: Path, text: str = SACCT, scheduler: str = "slurm") -> Sched
     return SchedulerRecords.read({scheduler: [file]})
 
 
-def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger, tmp_path):
-    written(
-        ledger,
-        reported("slurm/n1/7/GPU-0", "7", 100, 200),
-        reported("slurm/n1/8/GPU-0", "8", 300, 400),
-        reported("docker/n1/abc/GPU-0", "abc", 500, 600, "docker:anna"),
-        reported("kubernetes/n1/lab/p/GPU-0", "lab/p", 700, 800, "kubernetes:lab"),
-    )
-    found = books(tmp_path).compare_with(ledger, DAY, 0)
-    assert found.agrees
-    assert (found.jobs, found.unended) == (1, ("8",))
-    assert [(check.tenant, check.found) for check in found.tenants] == [("physics", 100 * S)]
-    pods = books(tmp_path, '{"items": []}', "kubernetes").compare_with(ledger, DAY, 0)
-    assert [difference.job for difference in pods.differences] == ["lab/p"]
-
-
 def test_the_ended_runs_of_a_job_that_runs_again_are_compared(ledger, tmp_path):
     written(
         ledger,

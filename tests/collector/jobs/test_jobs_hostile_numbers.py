@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from railscope.kubernetes_pods import pod_entry
 from railscope.pod_shares import requests_of
-from railscope.settings import SettingsError, load
-from railscope_agent.config import PREFIX, AgentSettings
 from railscope_collector.jobs.job_list_reader import read_jobs
 from railscope_collector.jobs.kubernetes import NodeGpuLabels
-from railscope_simulator.live import LiveNodeFileError, read_live_node
 
 NINES = "9" * 5000
 HEADER = "name,num_gpu,gpu_milli,pod_phase,deletion_time,scheduled_time\n"
@@ -52,16 +47,3 @@ def test_an_annotation_that_is_not_a_share_is_a_problem_of_its_pod(
     found = requests_of(pod, lambda _place: 80_000)
     assert not found.shares
     assert len(found.problems) == 1
-
-
-HOSTILE = [f"x = {NINES}", "x = " + "[" * 5000, 'listen = "\\u0000"', "\0", "x = 1e999999999"]
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_files_of_a_node_are_rejected(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "node.toml"
-    file.write_text(text)
-    with pytest.raises(SettingsError):
-        load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    with pytest.raises(LiveNodeFileError):
-        read_live_node(file)

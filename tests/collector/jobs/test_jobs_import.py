@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.job_lists import GPU_1, GPU_2, HOUR, S, tenant_hours
+from support.job_lists import GPU_1, GPU_2, tenant_hours
 from support.shared import capture_path
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
-from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
-from railscope_collector.jobs import imported_lists
+from railscope.timestamps import FOREVER_NS
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.units import Period, Tiling, period_name
+from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
 
 
@@ -66,67 +64,6 @@ def place(tmp_path: Path) -> ImportDirectory:
 
 
 OCTOBER = ("--period", "2026-10", "--as-of", "2026-11-01T00:00:00Z")
-
-
-@pytest.mark.parametrize("form", ["lines", "array", "documents", "api"])
-def test_clustercockpit_json_is_read_in_all_its_forms(place, form):
-    jobs_ = [clustercockpit(1, 0, "n1", GPU_1), clustercockpit(2, 5, "n1", GPU_1)]
-    text = {
-        "lines": "\n".join(map(json.dumps, jobs_)),
-        "array": json.dumps(jobs_, indent=1),
-        "documents": "\n".join(json.dumps(one, indent=2) for one in jobs_),
-        "api": json.dumps({"items": 50, "page": 1, "jobs": jobs_}),
-    }[form]
-    found = place.run(text, *OCTOBER)
-    assert found.exit_code == 0, found.output
-    assert place.held() == {"p": 2}
-    (one,) = imported_lists.newest_lists(Ledger.open(place.url, metadata).database)
-    assert one.source == "slurm:alex"
-
-
-def days_of(place: ImportDirectory) -> tuple[int, int]:
-    """First and last day with entries in a ledger."""
-    ledger = Ledger.open(place.url, metadata)
-    found = [day for _, day in contents_until(ledger, 1 << 20)]
-    ledger.close()
-    return min(found), max(found)
-
-
-def contents_until(ledger: Ledger, day: int) -> list[tuple[str, int]]:
-    newest = ledger.newest(0, day)
-    return [
-        (one.tiling.gpu, one.tiling.day) for one in ledger.revisions(newest) if one.tiling.entries
-    ]
-
-
-def month_of(day: int) -> tuple[Period, str]:
-    """The days from ten before a day to ten after it, as a period and its name."""
-    span = Period((day - 10) * DAY_NS, (day + 10) * DAY_NS)
-    return span, period_name(span)
-
-
-def test_no_line_of_a_list_lies_in_the_future(place):
-    today = time.time_ns() // DAY_NS
-    span, period = month_of(today)
-    now = today * DAY_NS // S
-    jobs_ = [
-        clustercockpit(1, 0, "n1", GPU_1, startTime=now - 86_400),
-        clustercockpit(2, 0, "n1", GPU_2, startTime=now + 5 * 86_400),
-        clustercockpit(3, 0, "n1", GPU_2, startTime=now - 86_400, duration=5 * 86_400),
-        clustercockpit(4, 0, "n2", GPU_2, startTime=now - 86_400, jobState="running"),
-    ]
-    text = "\n".join(map(json.dumps, jobs_))
-    as_of = format_timestamp(span.end_ns)
-    found = place.run(text, "--period", period, "--as-of", as_of)
-    assert found.exit_code == 0, found.output
-    assert "NOT COMPLETE, not imported: 2 lines" in found.output
-    assert "  line 2: startTime: " in found.output
-    assert "  line 3: duration: end: " in found.output
-    assert "expected a time not after now, " in found.output
-    last_day = days_of(place)[1]
-    assert today <= last_day <= time.time_ns() // DAY_NS
-    held_ = place.held()["p"]
-    assert 1 + 24 <= held_ <= 1 + 24 + (time.time_ns() - today * DAY_NS) // HOUR + 1
 
 
 def test_models_of_a_cluster_are_read_from_an_inventory(place):

@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hypothesis import given, strategies as st
@@ -16,7 +16,7 @@ from support.shared import capture_path
 from railscope.claim_terms import GPU_CAPACITY
 from railscope_collector.billing.ledger_usage import usages_of_days
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
-from railscope_collector.jobs.job_list import JobList, ListedGpu, ListedJob
+from railscope_collector.jobs.job_list import ListedGpu, ListedJob
 from railscope_collector.jobs.job_metering import meter_jobs
 
 S = 1_000_000_000
@@ -119,36 +119,6 @@ def test_what_would_be_rated_is_what_tenants_have(jobs):
             time = usage.capacity_units * (usage.end_ns - usage.start_ns)
             rated[usage.tenant] += time // GPU_CAPACITY
     assert rated == Counter(meter_jobs(jobs).tenants)
-
-
-@given(job_lists())
-def test_a_list_of_clustercockpit_equals_its_jobs(jobs):
-    lines = starmap(as_line, enumerate(jobs))
-    read = read_clustercockpit(lines)
-    with_gpus = [job for job in jobs if job.gpus]
-    assert read == JobList(tuple(sorted(with_gpus)), without_gpus=len(jobs) - len(with_gpus))
-
-
-def as_line(index: int, job: ListedJob) -> str:
-    resources = [
-        {
-            "hostname": node,
-            "accelerators": [gpu.address for gpu in job.gpus if gpu.node == node],
-        }
-        for node in dict.fromkeys(gpu.node for gpu in job.gpus)
-    ]
-    return json.dumps(
-        {
-            "id": index,
-            "job_id": int(job.id),
-            "start_time": job.start_ns // S,
-            "duration": job.duration_ns // S,
-            "project": job.tenant,
-            "hpc_user": job.user,
-            "num_acc": len(job.gpus),
-            "resources": resources,
-        }
-    )
 
 
 CAPTURE = "jobs/clustercockpit-alex-60pct.jsonl"

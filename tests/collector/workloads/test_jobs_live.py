@@ -14,16 +14,14 @@ from railscope.catalog import account as catalog, gpu as gpu_catalog
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
-from railscope.settings import SettingsError
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import claims_file, tenants_file
 from railscope_collector.fleet.fleet import NamesOfGpu
 from railscope_collector.view_refresh import ViewRefresher
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_collector.workloads.job_view import RunningJobs
-from railscope_collector.workloads.pod_jobs import compile_pattern, job_of_pod
+from railscope_collector.workloads.pod_jobs import job_of_pod
 
 POD_JOBS = re.compile(CollectorSettings().pod_job_pattern)
 
@@ -233,25 +231,6 @@ async def test_what_a_job_is_called(
     assert [job.key for job in (await site.jobs(11)).jobs] == [("t", *job)]
 
 
-async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(tmp_path: Path):
-    lines = (
-        "tenant,holds,from,to\nspeech,n1,2020-01-01T00:00:00Z,\nspeech,n2,2020-01-01T00:00:00Z,\n"
-    )
-    owners = "tenant,source,owner,from,to\nvision,slurm,vision,2020-01-01T00:00:00Z,\n"
-    files = AdministratorInputs(claims_file.parse_claims(lines), tenants_file.parse_tenants(owners))
-    site = ReportingNodes(tmp_path, files)
-    site.report("n1", 10, (90, 80), *claims("4711", "n1-0", tenant=""))
-    site.report("n2", 10, (90, 80))
-    site.report("n3", 10, (90, 80), *claims("4712", "n3-0", tenant=""))
-    found = {(*job.key, len(job.places)) for job in (await site.jobs(11)).jobs}
-    assert found == {
-        ("speech", "slurm", "4711", 1),
-        ("speech", "file", "n1", 1),
-        ("speech", "file", "n2", 2),
-        ("vision", "slurm", "4712", 1),
-    }
-
-
 async def test_use_without_a_claim_and_health_checks_are_not_jobs(tmp_path: Path):
     site = ReportingNodes(tmp_path)
     unclaimed = claim_started(
@@ -259,12 +238,6 @@ async def test_use_without_a_claim_and_health_checks_are_not_jobs(tmp_path: Path
     )
     site.report("n1", 10, (90, 80), unclaimed, *claims("check", "n1-1", system="true"))
     assert (await site.jobs(11)).jobs == ()
-
-
-@pytest.mark.parametrize("setting", ["(", "no-group", "(?P<name>.+)-worker"])
-def test_a_pattern_that_cannot_work_is_rejected(setting: str):
-    with pytest.raises(SettingsError, match="pod_job_pattern"):
-        compile_pattern(setting)
 
 
 @pytest.mark.parametrize(

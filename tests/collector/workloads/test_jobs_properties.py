@@ -19,7 +19,6 @@ from railscope.catalog import METRICS, account as catalog, gpu
 from railscope.catalog.declare import MetricKind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
 from railscope.catalog.rollup import derived_name, is_averaged
-from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import NodeUpdate
@@ -32,7 +31,6 @@ from railscope_collector.workloads.fleet_positions import FleetPositions
 from railscope_collector.workloads.job_holdings import find_holdings
 from railscope_collector.workloads.job_readings import GatheredReadings, GpuReadings, GpuValues
 from railscope_collector.workloads.job_roster import (
-    NO_JOB,
     JobGpu,
     JobHolding,
     JobKey,
@@ -74,39 +72,7 @@ def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
 
 # The roster --------------------------------------------------------------------------------------
 
-GPUS = tuple(f"GPU-{number}" for number in range(6))
 keys = st.builds(JobKey, st.sampled_from(["red", "blue"]), st.just("slurm"), st.sampled_from("123"))
-parts = st.lists(keys, max_size=3, unique=True).flatmap(
-    lambda jobs: st.sampled_from(["n1", "n2"]).map(
-        lambda node: [JobHolding(job, node, GPU_CAPACITY // len(jobs), 1) for job in jobs]
-    )
-)
-
-
-@given(st.lists(st.tuples(st.sampled_from(GPUS), parts), max_size=40))
-def test_the_roster_is_what_was_put_last(puts):
-    roster, model = JobRoster(), {}
-    for name, held in puts:
-        roster.set_holdings(name, held)
-        model[name] = held
-        for node in {holding.node for holding in held}:
-            assert node in roster.touched
-        expected: dict[JobKey, dict[str, JobHolding]] = defaultdict(dict)
-        for gpu_name, holding in ((g, h) for g, found in model.items() for h in found):
-            expected[holding.job][gpu_name] = holding
-        jobs = roster.jobs()
-        assert {j.key: {p.gpu: p.holding for p in j.places} for j in jobs} == expected
-        numbers = [job.number for job in jobs]
-        assert len(set(numbers)) == len(numbers)
-        assert all(number < roster.numbers for number in numbers)
-        positions = {p.gpu: p.position for job in jobs for p in job.places}
-        assert len(set(positions.values())) == len(positions)
-        for gpu_name, position in positions.items():
-            (first, *others) = model[gpu_name]
-            number = next(job.number for job in jobs if job.key == first.job)
-            assert roster.job_of_position[position] == (NO_JOB if others else number)
-            assert roster.positions[first.node][gpu_name] == position
-        assert sum(map(len, roster.positions.values())) == len(positions)
 
 
 # Roll-ups ----------------------------------------------------------------------------------------
