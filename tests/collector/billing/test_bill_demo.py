@@ -156,23 +156,6 @@ version = 2
 """
 
 
-def test_a_price_book_is_checked_and_printed(tmp_path: Path) -> None:
-    first, second = tmp_path / "1.toml", tmp_path / "2.toml"
-    first.write_text(PRICES)
-    second.write_text(PRICES.replace("2_290_000_000", "1_990_000_000"))
-    printed = run("prices", str(first))
-    assert printed.exit_code == 0
-    assert printed.output.startswith("version 1, published 2026-08-20T09:00:00Z, EUR\n")
-    assert "tenant language" in printed.output
-    for arguments in (
-        ("prices", str(second), "--before"),
-        ("prices", "check", str(second), "--before"),
-    ):
-        changed = run(*arguments, str(first))
-        assert changed.exit_code == 1
-        assert str(second) in changed.output
-
-
 def test_a_published_price_book_is_printed_edited_and_published_again(tmp_path: Path) -> None:
     place = ("--ledger", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     Ledger.open(place[1], metadata).close()
@@ -191,13 +174,3 @@ def test_a_published_price_book_is_printed_edited_and_published_again(tmp_path: 
     assert run("prices", "publish", str(file), *place).output == "version 2 is published\n"
     assert run("prices", "show", *place).output == edited
     assert run("prices", "show", "--version", "1", *place).output == shown
-
-
-@pytest.mark.parametrize("text", ["version = 1", "nonsense", "\xff"])
-def test_a_file_that_is_not_a_price_book_is_one_clear_line(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "prices.toml"
-    file.write_bytes(text.encode("latin-1"))
-    result = run("prices", str(file))
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: ")
-    assert len(result.output.splitlines()) == 1

@@ -154,7 +154,9 @@ class Played:
                 found = read_sacct(text, zone)
             else:
                 shards = {"shards_per_gpu": int(fields["shards"])} if "shards" in fields else {}
-                found = read_jobs(text, *[form] * (form != "any"), strict="collect" not in fields, **shards)
+                found = read_jobs(
+                    text, *[form] * (form != "any"), strict="collect" not in fields, **shards
+                )
         except JobListError as error:
             return [str(error)]
         assert meter_jobs(found.jobs).balances

@@ -69,18 +69,6 @@ def test_a_person_reads_tenants_conflicts_and_what_is_not_placed(jobs):
     ]
 
 
-@pytest.mark.parametrize("form", ["clustercockpit", "sacct"])
-@pytest.mark.parametrize("content", [b"", b"\n", b"hello\n", b"\xff\xfe\x00", b"[1]", b"{}"])
-def test_a_file_that_is_not_a_job_list_is_one_clear_line(tmp_path, form, content):
-    found = tmp_path / "file"
-    found.write_bytes(content)
-    outcome = run(found, "--format", form)
-    assert outcome.exit_code == 1
-    assert outcome.stdout == ""
-    (line,) = outcome.stderr.splitlines()
-    assert line.startswith(f"Error: cannot read {found}: ")
-
-
 def test_the_list_of_a_real_cluster_adds_up():
     reported = json.loads(
         run(capture_path("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout

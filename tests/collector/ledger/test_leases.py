@@ -159,42 +159,6 @@ def wait_for(database: Database, condition: str, **values: int) -> None:
         time.sleep(0.01)
 
 
-def test_of_many_that_take_it_at_once_one_has_each_epoch(
-    database: Database, open_another: Callable[[], Database]
-):
-    """Each adds its epoch to a number in a transaction under the lease: none is lost or done twice."""
-    number = sa.Table("number", sa.MetaData(), sa.Column("value", sa.BigInteger))
-    with database.transaction(writes=True) as connection:
-        number.create(connection)
-        connection.execute(number.insert().values(value=0))
-
-    def work(own: Database) -> list[int]:
-        epochs = []
-        for _ in range(15):
-            lease = leases.Lease(NAME)
-            term = lease.take(own)
-            if term is None:
-                continue
-            try:
-                with own.transaction(writes=True) as connection:
-                    term.check(connection)
-                    value = connection.execute(sa.select(number.c.value)).scalar_one()
-                    connection.execute(sa.update(number).values(value=value + term.epoch))
-                epochs.append(term.epoch)
-            except leases.LostLeaseError:
-                pass
-            expire(own)
-        return epochs
-
-    with ThreadPoolExecutor(3) as pool:
-        found = [
-            epoch for mine in pool.map(work, [open_another() for _ in range(3)]) for epoch in mine
-        ]
-    assert len(found) == len(set(found)) > 0
-    with database.transaction() as connection:
-        assert connection.execute(sa.select(number.c.value)).scalar_one() == sum(found)
-
-
 def test_released_it_is_free_at_once(database: Database):
     first, second = leases.Lease(NAME), leases.Lease(NAME)
     term = taken(first, database)

@@ -1,4 +1,4 @@
-"""Properties of metering that hold for every implementation: claims and their shares."""
+"""Properties of metering: claims and their shares."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from itertools import combinations, pairwise
 import model
 import msgspec
 from histories import LAST, MeteringCase, S
-from properties import MeteringImplementation, by_claim
+from properties import by_claim
+from support.metered import tile
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from railscope_collector.metering.overlaps import Overlap, OverlapKind
+from railscope_collector.metering.overlaps import Overlap, OverlapKind, find_overlaps
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 from railscope_collector.metering.units import WHOLE, CapacityRange, Tiling
 
@@ -38,31 +39,25 @@ def without_claim(evidence: Evidence, name: str) -> Evidence:
     return msgspec.structs.replace(evidence, claims=left)
 
 
-def p19_a_claim_changes_no_holder_outside_its_span(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p19_a_claim_changes_no_holder_outside_its_span(case: MeteringCase) -> None:
     both = with_claims(case.evidence, case.extra)
     for one in {claim.id: claim for claim in model.ended(both)}.values():
         alone = without_claim(both, one.id)
         for start, end in ((case.start, one.start_ns), (one.end_ns, case.end)):
             window = max(start, case.start), min(end, case.end)
             if window[0] < window[1]:
-                assert by_claim(metering.tile(both, *window)) == by_claim(
-                    metering.tile(alone, *window)
-                )
+                assert by_claim(tile(both, *window)) == by_claim(tile(alone, *window))
 
 
-def p19_a_claim_frees_nothing_that_was_held(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p19_a_claim_frees_nothing_that_was_held(case: MeteringCase) -> None:
     """Shares of a GPU and of its instances alike; only devices that lie across one another do not exist."""
     both = with_claims(case.evidence, case.extra)
     shared = [claim for claim in both.claims if not claim.exclusive]
     for one, other in combinations(shared, 2):
         if any(_lie_across(one.slots(t), other.slots(t)) for t in Tiling):
             return
-    before = metering.tile(case.evidence, case.start, case.end)
-    after = metering.tile(both, case.start, case.end)
+    before = tile(case.evidence, case.start, case.end)
+    after = tile(both, case.start, case.end)
     for entry in before:
         if not entry.claim or entry.state is SlotState.RESERVED:
             continue
@@ -87,7 +82,7 @@ def _lie_across(one: CapacityRange, other: CapacityRange) -> bool:
     return model.meet(one, other) and not within
 
 
-def p20_requested_is_held_and_moved(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p20_requested_is_held_and_moved(case: MeteringCase) -> None:
     evidence = with_claims(case.evidence, case.extra)
     asked: Counter = Counter()
     edges = {edge for edge in model.instants(evidence) if case.start < edge < case.end}
@@ -97,8 +92,8 @@ def p20_requested_is_held_and_moved(metering: MeteringImplementation, case: Mete
                 size = model.requested(claim, each)
                 asked[claim.id, each] += (size or 0) * (end - start)
     bare = {claim.id for claim in evidence.claims if not claim.exclusive and claim.share is None}
-    found = claim_time(metering.tile(evidence, case.start, case.end))
-    for overlap in metering.overlaps(evidence):
+    found = claim_time(tile(evidence, case.start, case.end))
+    for overlap in find_overlaps(evidence):
         assert overlap.units > 0
         length = min(overlap.end_ns, case.end) - max(overlap.start_ns, case.start)
         found[overlap.claim, overlap.tiling] += overlap.units * max(0, length)
@@ -119,7 +114,7 @@ def _names_both_claims(evidence: Evidence, one: Overlap) -> None:
         assert levels[one.other] >= levels[one.claim]
 
 
-def p21_only_the_order_of_ids_matters(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p21_only_the_order_of_ids_matters(case: MeteringCase) -> None:
     lowest_first: list[str] = []
     for name in {claim.id for claim in case.evidence.claims}:
         later = (at for at, o in enumerate(lowest_first) if model.id_before(name, o))
@@ -136,17 +131,17 @@ def p21_only_the_order_of_ids_matters(metering: MeteringImplementation, case: Me
     evidence = msgspec.structs.replace(case.evidence, claims=claims, releases=releases)
     found = [
         msgspec.structs.replace(entry, claim=back.get(entry.claim, entry.claim))
-        for entry in metering.tile(evidence, case.start, case.end)
+        for entry in tile(evidence, case.start, case.end)
     ]
-    assert found == metering.tile(case.evidence, case.start, case.end)
+    assert found == tile(case.evidence, case.start, case.end)
     moved = {
         msgspec.structs.replace(overlap, claim=back[overlap.claim], other=back[overlap.other])
-        for overlap in metering.overlaps(evidence)
+        for overlap in find_overlaps(evidence)
     }
-    assert moved == set(metering.overlaps(case.evidence))
+    assert moved == set(find_overlaps(case.evidence))
 
 
-def p22_shares_are_exact_in_any_order(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p22_shares_are_exact_in_any_order(case: MeteringCase) -> None:
     """Claims of one rank on a GPU, a part of which a claim of a higher rank may hold."""
     usual = {"authority": ClaimAuthority.SCHEDULER, "review": "", "exclusive": False, "node": "",
              "compute": WHOLE, "memory": WHOLE, "end_ns": FOREVER_NS}  # fmt: skip
@@ -175,7 +170,7 @@ def p22_shares_are_exact_in_any_order(metering: MeteringImplementation, case: Me
     for higher in ((), (above,)):
         for claims in (members, mixed):
             evidence = Evidence("GPU-1", (NodeStay(0, "n1"),), (*claims, *higher))
-            found = claim_time(metering.tile(evidence, *window))
+            found = claim_time(tile(evidence, *window))
             for each in Tiling:
                 left = GPU_CAPACITY - sum(c.slots(each).high - c.slots(each).low for c in higher)
                 asked = sum((Fraction(GPU_CAPACITY) * (c.share or 0) for c in members), Fraction(0))
@@ -185,9 +180,7 @@ def p22_shares_are_exact_in_any_order(metering: MeteringImplementation, case: Me
                     assert found[claim.id, each] == size * S
 
 
-def p23_no_envelope_changes_what_an_administrator_gave(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p23_no_envelope_changes_what_an_administrator_gave(case: MeteringCase) -> None:
     level = min(case.extra.authority, ClaimAuthority.SCHEDULER)
     extra = msgspec.structs.replace(case.extra, authority=level)
     high = {
@@ -196,22 +189,20 @@ def p23_no_envelope_changes_what_an_administrator_gave(
         if claim.authority is ClaimAuthority.ADMINISTRATOR
     }
     before, after = (
-        claim_time(metering.tile(evidence, case.start, case.end))
+        claim_time(tile(evidence, case.start, case.end))
         for evidence in (case.evidence, with_claims(case.evidence, extra))
     )
     for key in before.keys() | after.keys():
         assert key[0] not in high or before[key] == after[key]
 
 
-def p24_a_claim_under_review_moves_no_other_claims_time(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p24_a_claim_under_review_moves_no_other_claims_time(case: MeteringCase) -> None:
     extra = msgspec.structs.replace(case.extra, authority=ClaimAuthority.REVIEW, review="late")
     waiting = {
         claim.id for claim in case.evidence.claims if claim.authority is ClaimAuthority.REVIEW
     }
-    entries = metering.tile(with_claims(case.evidence, extra), case.start, case.end)
-    before = claim_time(metering.tile(case.evidence, case.start, case.end))
+    entries = tile(with_claims(case.evidence, extra), case.start, case.end)
+    before = claim_time(tile(case.evidence, case.start, case.end))
     after = claim_time(entries)
     for key in before.keys() | after.keys():
         assert key[0] in {*waiting, "extra"} or before[key] == after[key]

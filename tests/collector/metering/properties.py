@@ -1,48 +1,32 @@
-"""Properties of metering that hold for every implementation: quantities, windows, samples and counters."""
+"""Properties of metering: quantities, windows, samples and counters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import pairwise
 
 import model
 import msgspec
 from histories import MeteringCase, S
-from support import metered
+from support.metered import tile
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope_collector.metering import amount_shares, counter_increments, overlaps, slot_owners
-from railscope_collector.metering.amount_shares import AmountShare
-from railscope_collector.metering.counter_increments import CounterIncrements, CounterReadings
+from railscope_collector.metering.amount_shares import AmountShare, attribute_shares
+from railscope_collector.metering.counter_increments import CounterIncrements, compute_increments
 from railscope_collector.metering.evidence import Evidence
 from railscope_collector.metering.observation import GAP_NS
-from railscope_collector.metering.overlaps import Overlap
-from railscope_collector.metering.slot_owners import SlotOwners
+from railscope_collector.metering.overlaps import find_overlaps
+from railscope_collector.metering.slot_owners import find_owners
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 from railscope_collector.metering.units import Tiling, Units
 
 
-@dataclass(frozen=True)
-class MeteringImplementation:
-    """An implementation of metering; ours by default."""
-
-    tile: Callable[[Evidence, int, int], list[TilingEntry]] = metered.tile
-    overlaps: Callable[[Evidence], list[Overlap]] = overlaps.find_overlaps
-    increments: Callable[[Iterable[CounterReadings]], CounterIncrements] = (
-        counter_increments.compute_increments
-    )
-    owners: Callable[[Evidence], SlotOwners] = slot_owners.find_owners
-    divide: Callable[[SlotOwners, CounterIncrements, int, int], list[AmountShare]] = (
-        amount_shares.attribute_shares
-    )
-
-    def shares(
-        self, evidence: Evidence, counted: CounterIncrements, start: int, end: int
-    ) -> list[AmountShare]:
-        """Amounts counted in one window."""
-        return self.divide(self.owners(evidence), counted, start, end)
+def shares(
+    evidence: Evidence, counted: CounterIncrements, start: int, end: int
+) -> list[AmountShare]:
+    """Amounts counted in one window."""
+    return attribute_shares(find_owners(evidence), counted, start, end)
 
 
 KIND = {
@@ -82,9 +66,9 @@ def present_ns(case: MeteringCase) -> int:
     return sum(b - a for a, b in pairwise(inside) if model.present(case.evidence, a))
 
 
-def p1_quantities_add_up_to_capacity(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p1_quantities_add_up_to_capacity(case: MeteringCase) -> None:
     total: Counter = Counter()
-    for entry in metering.tile(case.evidence, case.start, case.end):
+    for entry in tile(case.evidence, case.start, case.end):
         assert entry.quantity > 0
         assert case.start <= entry.t0_ns < entry.t1_ns <= case.end
         total[entry.tiling] += entry.quantity
@@ -92,25 +76,19 @@ def p1_quantities_add_up_to_capacity(metering: MeteringImplementation, case: Met
         assert total[each] == GPU_CAPACITY * present_ns(case)
 
 
-def p2_order_and_repetition_change_nothing(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p2_order_and_repetition_change_nothing(case: MeteringCase) -> None:
     again = case.shuffled()
-    assert metering.tile(again, case.start, case.end) == metering.tile(
-        case.evidence, case.start, case.end
-    )
-    assert metering.overlaps(again) == metering.overlaps(case.evidence)
-    counted = metering.increments(case.readings)
-    repeated = metering.increments(case.mixed(case.readings))
+    assert tile(again, case.start, case.end) == tile(case.evidence, case.start, case.end)
+    assert find_overlaps(again) == find_overlaps(case.evidence)
+    counted = compute_increments(case.readings)
+    repeated = compute_increments(case.mixed(case.readings))
     window = (case.start, case.end)
-    assert metering.shares(again, repeated, *window) == metering.shares(
-        case.evidence, counted, *window
-    )
+    assert shares(again, repeated, *window) == shares(case.evidence, counted, *window)
 
 
-def p3_pointwise_oracle(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p3_pointwise_oracle(case: MeteringCase) -> None:
     evidence = case.evidence
-    entries = metering.tile(evidence, case.start, case.end)
+    entries = tile(evidence, case.start, case.end)
     for instant, slot in case.points:
         for each in Tiling:
             if case.start <= instant < case.end and model.present(evidence, instant):
@@ -158,15 +136,14 @@ def _equals_the_model(evidence: Evidence, entry: TilingEntry, slot: Units, insta
     )
 
 
-def p4_windows_add_up(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p4_windows_add_up(case: MeteringCase) -> None:
     whole, one, other = (
-        everything(metering.tile(case.evidence, start, end)) for start, end in _windows(case)
+        everything(tile(case.evidence, start, end)) for start, end in _windows(case)
     )
     assert whole == one + other
-    counted = metering.increments(case.readings)
+    counted = compute_increments(case.readings)
     whole, one, other = (
-        _by_use(metering.shares(case.evidence, counted, start, end))
-        for start, end in _windows(case)
+        _by_use(shares(case.evidence, counted, start, end)) for start, end in _windows(case)
     )
     assert whole == one + other
 
@@ -182,17 +159,15 @@ def _by_use(found: Iterable[AmountShare]) -> Counter:
     return total
 
 
-def p5_samples_never_move_time_between_tenants(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p5_samples_never_move_time_between_tenants(case: MeteringCase) -> None:
     for sample_spans in (case.other_sample_spans, ()):
         evidence = msgspec.structs.replace(case.evidence, sample_spans=sample_spans)
-        assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
-            metering.tile(case.evidence, case.start, case.end)
+        assert by_claim(tile(evidence, case.start, case.end)) == by_claim(
+            tile(case.evidence, case.start, case.end)
         )
 
 
-def p6_nothing_is_seen_within_a_gap(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p6_nothing_is_seen_within_a_gap(case: MeteringCase) -> None:
     """For clocks that are uncertain, as far as they are certain."""
     samples = sorted({(s.boot, s.first_ns) for s in case.evidence.sample_spans})
     slack = max((span.uncertainty_ns for span in case.evidence.sample_spans), default=0)
@@ -205,26 +180,26 @@ def p6_nothing_is_seen_within_a_gap(metering: MeteringImplementation, case: Mete
         joins = spans and start <= spans[-1][1]
         first, last = spans.pop() if joins else (start, end)
         spans.append((first, max(last, end)))
-    for entry in metering.tile(case.evidence, case.start, case.end):
+    for entry in tile(case.evidence, case.start, case.end):
         if entry.state in {SlotState.OBSERVED, SlotState.IDLE}:
             assert any(start <= entry.t0_ns and entry.t1_ns <= end for start, end in spans)
 
 
-def p7_slots_have_one_tenant(metering: MeteringImplementation, case: MeteringCase) -> None:
-    entries = metering.tile(case.evidence, case.start, case.end)
+def p7_slots_have_one_tenant(case: MeteringCase) -> None:
+    entries = tile(case.evidence, case.start, case.end)
     for each in Tiling:
         tiles = sorted(
             (e.t0_ns, e.t1_ns, e.slot_lo, e.slot_hi) for e in entries if e.tiling is each
         )
-        for low in {tile[2] for tile in tiles}:
-            over = [tile for tile in tiles if tile[2] <= low < tile[3]]
+        for low in {part[2] for part in tiles}:
+            over = [part for part in tiles if part[2] <= low < part[3]]
             assert all(before[1] <= after[0] for before, after in pairwise(over))
 
 
-def p12_amounts_add_up_to_the_counter(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p12_amounts_add_up_to_the_counter(case: MeteringCase) -> None:
     evidence = case.evidence
-    counted = metering.increments(case.readings)
-    found = metering.shares(evidence, counted, case.start, case.end)
+    counted = compute_increments(case.readings)
+    found = shares(evidence, counted, case.start, case.end)
     assert all(share.amount > 0 for share in found)
     increments = model.counted(case.readings)
     assert int(counted.amounts.sum()) == sum(amount for _, _, amount, _ in increments)
@@ -237,11 +212,9 @@ def p12_amounts_add_up_to_the_counter(metering: MeteringImplementation, case: Me
     assert _by_use(found) == model.shares(evidence, case.readings, case.start, case.end)
 
 
-def p13_handover_has_one_holder_at_every_instant(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
+def p13_handover_has_one_holder_at_every_instant(case: MeteringCase) -> None:
     evidence = case.evidence
-    entries = metering.tile(evidence, case.start, case.end)
+    entries = tile(evidence, case.start, case.end)
     instants = {instant for change in model.instants(evidence) for instant in (change - 1, change)}
     for instant in instants:
         if not (case.start <= instant < case.end and model.present(evidence, instant)):
@@ -252,10 +225,8 @@ def p13_handover_has_one_holder_at_every_instant(
                 _equals_the_model(evidence, entry, slot, instant)
 
 
-def p14_both_tilings_are_complete_in_every_layout(
-    metering: MeteringImplementation, case: MeteringCase
-) -> None:
-    entries = metering.tile(case.evidence, case.start, case.end)
+def p14_both_tilings_are_complete_in_every_layout(case: MeteringCase) -> None:
+    entries = tile(case.evidence, case.start, case.end)
     for change in {case.start, *(layout.start_ns for layout in case.evidence.layouts)}:
         if not (case.start <= change < case.end and model.present(case.evidence, change)):
             continue
@@ -267,15 +238,15 @@ def p14_both_tilings_are_complete_in_every_layout(
             assert {entry.layout for entry in now} == {layout.id if layout else ""}
 
 
-def p15_a_wrong_clock_moves_no_claim(metering: MeteringImplementation, case: MeteringCase) -> None:
+def p15_a_wrong_clock_moves_no_claim(case: MeteringCase) -> None:
     shift = case.random.randrange(-300, 300) * S
     moved = tuple(
         msgspec.structs.replace(s, first_ns=s.first_ns + shift, last_ns=s.last_ns + shift)
         for s in case.evidence.sample_spans
     )
     evidence = msgspec.structs.replace(case.evidence, sample_spans=moved)
-    assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
-        metering.tile(case.evidence, case.start, case.end)
+    assert by_claim(tile(evidence, case.start, case.end)) == by_claim(
+        tile(case.evidence, case.start, case.end)
     )
 
 

@@ -8,7 +8,6 @@ import properties
 import pytest
 from histories import S, metering_cases
 from hypothesis import given, strategies as st
-from properties import MeteringImplementation
 
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.metering import counter_increments
@@ -19,7 +18,7 @@ PROPERTIES = [*properties.PROPERTIES, *claim_properties.PROPERTIES]
 @pytest.mark.parametrize("has_property", PROPERTIES, ids=lambda has_property: has_property.__name__)
 @given(case=metering_cases())
 def test_metering(has_property, case):
-    has_property(MeteringImplementation(), case)
+    has_property(case)
 
 
 quarters = st.integers(0, 3 * 96).map(lambda quarter: 900 * S * quarter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 from hypothesis import given, strategies as st
-from msgspec.structs import replace
 
 from railscope.claim_terms import ClaimAuthority
 from railscope_collector.metering.evidence import MeteredClaim
@@ -103,99 +102,6 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
                 o is not claim and o.begins_ns < claim.ceases_ns and claim.begins_ns < o.ceases_ns
                 for o in claims
             ), "a whole GPU has one of them"
-
-
-R = ClaimAuthority.REVIEW
-shares = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(3, 4)])
-workloads = st.sampled_from(["", "w"])
-
-
-@st.composite
-def counts_of(draw: st.DrawFn, *levels: ClaimAuthority) -> UnplacedClaim:
-    start, end = draw(spans)
-    level, number = draw(st.sampled_from(levels)), draw(st.integers(1, 3))
-    name = draw(st.sampled_from(["j", "j5", "j#7"])) + draw(st.sampled_from(["", "a", "b"]))
-    return count(
-        number,
-        start,
-        end,
-        name,
-        authority=level,
-        share=draw(shares),
-        workload=draw(workloads),
-        source=draw(st.sampled_from(["slurm", "file"])),
-        review="late" if level is R else "",
-    )
-
-
-@st.composite
-def named_claims(draw: st.DrawFn, *levels: ClaimAuthority) -> MeteredClaim:
-    level, share = draw(st.sampled_from(levels)), draw(shares)
-    name, review = f"c{draw(st.integers(0, 99))}", "late" if level is R else ""
-    return claim(
-        level,
-        *draw(spans),
-        name,
-        workload=draw(workloads),
-        source="cgroup",
-        review=review,
-        exclusive=share == 1,
-        share=None if share == 1 else share,
-    )
-
-
-def parted(one: UnplacedClaim | MeteredClaim, at: int) -> list[UnplacedClaim | MeteredClaim]:
-    """A claim whose end was reported late, and now waits from an instant on."""
-    if not one.start_ns < at < one.end_ns:
-        return [one]
-    more = {"reported_id": one.id} if isinstance(one, UnplacedClaim) else {}
-    late = replace(
-        one, id=f"{one.id}#{at}", from_ns=at, review="end of a claim reported late", **more
-    )
-    if isinstance(one, MeteredClaim):
-        late = replace(late, start_ns=at)
-    return [replace(one, end_ns=at, **more), late]
-
-
-def where(found: Placement, names: set[str]) -> set[tuple[str, int, str, str, bool]]:
-    """GPU, instant, claim, share of it and whether it is assumed."""
-    return {
-        (gpu_, now, name, str(claim.share), claim.assumed)
-        for gpu_, claims in found.claims.items()
-        for claim in claims
-        if (name := claim.tenant) in names
-        for now in range(claim.begins_ns, claim.ceases_ns, 5)
-    }
-
-
-@given(
-    st.lists(
-        st.lists(named_claims(N, S), max_size=2, unique_by=lambda one: one.id),
-        min_size=1,
-        max_size=3,
-    ),
-    st.lists(counts_of(N, S), min_size=1, max_size=4, unique_by=lambda one: one.id),
-    st.lists(st.tuples(st.integers(0, 2), named_claims(R)), max_size=2),
-    st.lists(counts_of(R), max_size=2, unique_by=lambda one: one.id),
-    st.lists(st.integers(1, 19), min_size=1),
-)
-def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, late, cuts):
-    """Nor does the instant at which a part of a claim that waits begins."""
-    names = {count.tenant for count in counts}
-    before = place_counts([gpu(number, *claims) for number, claims in enumerate(held)], counts)
-    times_ = [5 * number for number in cuts]
-    also: list[list[MeteredClaim]] = [
-        [part for at, one in enumerate(some) for part in parted(one, times_[at % len(times_)])]
-        for some in held
-    ]
-    for place_, one in late_claims:
-        also[place_ % len(also)].append(one)
-    split = [
-        part for at, one in enumerate(counts) for part in parted(one, times_[-1 - at % len(times_)])
-    ]
-    waiting = [replace(one, tenant="mallory", id=f"late-{one.id}") for one in late]
-    gpus = [gpu(number, *claims) for number, claims in enumerate(also)]
-    assert where(place_counts(gpus, [*split, *waiting]), names) == where(before, names)
 
 
 @given(

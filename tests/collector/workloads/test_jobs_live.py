@@ -190,21 +190,6 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
     assert named == set()
 
 
-async def test_jobs_beyond_the_maximum_are_counted_and_not_reported(tmp_path: Path):
-    site = ReportingNodes(tmp_path, max_jobs=1)
-    site.report("n1", 10, (90, 80), *claims("first", "n1-0"))
-    await site.jobs(11)
-    site.report("n1", 12, (90, 80), *claims("second", "n1-1"))
-    jobs = await site.jobs(13)
-    assert [job["workload"] for job in reported(jobs)] == ["first"]
-    cells = {cell.metric: cell.value for cell in site.refresher.views.cluster.cells}
-    assert (cells[catalog.CLUSTER_JOBS], cells[catalog.SUPPRESSED_JOBS]) == (2, 1)
-    holders = [cell.labels for cell in jobs.cells() if cell.metric is catalog.HOLDER_INFO]
-    assert [labels[1] for labels in holders] == ["n1-0"]
-    site.report("n1", 14, (90, 80), claim_ended("n1-0", "first on n1-0", 14))
-    assert [job["workload"] for job in reported(await site.jobs(15))] == ["second"]
-
-
 @pytest.mark.parametrize(
     ("source", "workload", "job"),
     [

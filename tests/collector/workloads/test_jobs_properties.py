@@ -70,8 +70,6 @@ def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
     assert len({holding.job for holding in found}) == len(found)
 
 
-# The roster --------------------------------------------------------------------------------------
-
 keys = st.builds(JobKey, st.sampled_from(["red", "blue"]), st.just("slurm"), st.sampled_from("123"))
 
 
