@@ -291,7 +291,7 @@ def follow(page: Path, tree: Path) -> None:
     text = page.read_text()
     for match in re.finditer(r"^(````*)(\w+)\n(.*?)^\1$", text, re.DOTALL | re.MULTILINE):
         first, _, body = match[3].partition("\n")
-        reported = re.search(r"(append to|new file|in) ([\w./]+\.\w+)", first)
+        reported = re.search(r"(append to|new file|in) ([\w./-]+\.\w+)", first)
         if reported is None:
             continue
         file = tree / reported[2]
