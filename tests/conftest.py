@@ -82,9 +82,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    """True for a story and for a property of Hypothesis, whose plugin marks it."""
+    """True for a story and for a property of Hypothesis, whose plugin marks it; not with a time limit of its own."""
     is_property = item.get_closest_marker("hypothesis") is not None
-    return is_property or "story" in getattr(item, "fixturenames", ())
+    is_story = "story" in getattr(item, "fixturenames", ())
+    return (is_property or is_story) and item.get_closest_marker("timeout") is None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -108,7 +107,7 @@ async def test_an_incident_is_sent_once_and_again_when_it_has_ended() -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["", "https://collector:9470", "https://collector:9470/"])
+@pytest.mark.parametrize("url", ["", "https://collector:9470/"])
 async def test_a_notification_links_to_runbook_incident_and_collector(url: str) -> None:
     async with connected(advertised_url=url) as pair:
         await pair.send(incident("a"))
@@ -147,7 +146,7 @@ async def test_what_was_never_sent_is_not_resolved() -> None:
     assert pair.receiver.states == [("a", "firing")]
 
 
-@pytest.mark.parametrize("status", [302, 404, 500, 503])
+@pytest.mark.parametrize("status", [302, 503])
 async def test_a_notification_that_was_not_accepted_is_sent_again(status: int) -> None:
     async with connected() as pair:
         pair.receiver.status = status
@@ -168,74 +167,16 @@ async def test_a_failure_is_logged_without_the_query_of_the_url() -> None:
     assert (pair.receiver.keys, "hunter2" in str(logs)) == (["hunter2"], False)
 
 
-async def test_an_answer_that_is_not_http_is_logged_without_the_url() -> None:
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"\x15\x03\x03\x00\x02\x02\x50")  # an alert of TLS
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook?key=hunter2"
-    settings = collector_settings(webhook_url=url)
-    webhook = IncidentWebhook(settings, lambda: IncidentTable(SECOND_NS, (incident("a"),)), dict)
-    async with server, aiohttp.ClientSession() as session:
-        with capture_logs() as logs:
-            assert not await webhook.deliver(session)
-    assert "ClientResponseError: 400" in logs[0]["problem"]
-    assert "hunter2" not in str(logs)
-
-
 async def test_critical_incidents_are_sent_first_and_older_ones_before_newer_ones() -> None:
     async with connected() as pair:
         await pair.send(incident("a"), incident("b"), incident("c", severity="critical"))
     assert [name for name, _ in pair.receiver.states] == ["c", "a", "b"]
 
 
-async def test_a_critical_incident_waits_for_one_attempt_of_another_one_at_most() -> None:
-    async with connected() as pair:
-        pair.receiver.status = 503
-        warnings = [incident(name) for name in "abc"]
-        requests: list[int] = []
-
-        def open_critical() -> None:
-            requests.append(pair.receiver.status)
-            both = (*warnings, incident("d", severity="critical"))
-            pair.table = replace(pair.table, incidents=both)
-            pair.receiver.status = 200 if len(requests) == 2 else 503
-
-        pair.receiver.on_request = open_critical
-        assert not await pair.send(*warnings)
-    assert pair.receiver.states == [("d", "firing")]
-
-
-async def test_a_new_incident_does_not_wait_for_the_repetition_of_failed_ones() -> None:
-    async with connected() as pair:
-        pair.webhook.period_seconds = 0.01
-        pair.table = replace(pair.table, incidents=(incident("a"),))
-        pair.receiver.status = 503
-        running = asyncio.create_task(pair.webhook.run())
-        async with asyncio.timeout(60):
-            while pair.webhook.failures < 8:  # noqa: ASYNC110 - a counter without an event
-                await asyncio.sleep(0.01)
-            pair.receiver.status = 200  # the next repetition follows after more than a second
-            pair.table = replace(pair.table, incidents=(incident("a"), incident("b")))
-            while len(pair.receiver.states) < 2:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)
-        running.cancel()
-    assert pair.receiver.states == [("b", "firing"), ("a", "firing")]
-
-
 async def test_what_is_no_longer_true_is_not_sent() -> None:
     async with connected() as pair:
         pair.receiver.on_request = lambda: setattr(pair, "table", IncidentTable(SECOND_NS))
         assert await pair.send(incident("a"), incident("b"))
-    assert pair.receiver.states == [("a", "firing")]
-
-
-async def test_an_incident_whose_line_is_invalid_is_not_resolved() -> None:
-    async with connected() as pair:
-        assert await pair.send(incident("a"))
-        pair.table = IncidentTable(2 * SECOND_NS, unread=frozenset({"a"}))
-        assert await pair.webhook.deliver(pair.session)
     assert pair.receiver.states == [("a", "firing")]
 
 
@@ -254,16 +195,6 @@ async def test_an_incident_whose_state_was_lost_is_resolved() -> None:
     assert first["fingerprint"] == last["fingerprint"] == "a"
     assert (last["status"], last["endsAt"]) == ("resolved", "1970-01-01T00:00:02Z")
     assert last["startsAt"] == "0001-01-01T00:00:00Z", "it is not known"
-
-
-async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
-    async with connected() as pair:
-        await pair.session.close()
-        async with aiohttp.ClientSession() as session:
-            absent = collector_settings(webhook_url="http://127.0.0.1:1/")
-            webhook = IncidentWebhook(absent, lambda: IncidentTable(1, (incident("a"),)), dict)
-            assert not await webhook.deliver(session)
-            assert webhook.failures == 1
 
 
 async def test_the_token_is_sent(tmp_path: Path) -> None:

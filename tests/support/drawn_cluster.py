@@ -50,6 +50,8 @@ class DrawnJob:
     name: str
     rate: float
     activity: float
+    gpus: range = range(GPUS)
+    """GPUs of each node that it holds."""
     kind: str = "training"
 
 
@@ -90,8 +92,8 @@ class DrawnCluster:
         self.benign = benign
         first = max(3, int(0.6 * self.nodes))
         self.jobs = [
-            self._job(list(range(first)), "101"),
-            self._job(list(range(first, self.nodes - 1)), "102"),
+            self.add_job(list(range(first)), "101"),
+            self.add_job(list(range(first, self.nodes - 1)), "102"),
         ]
         shape = self.nodes, RAILS
         self.marked = np.exp(self.rng.uniform(np.log(1e-5), np.log(1e-3), shape))
@@ -99,11 +101,13 @@ class DrawnCluster:
         self.frame_seconds = self.rng.uniform(2e-6, 6e-6, shape)
         self.bit_errors = 10 ** self.rng.normal(-8.3, 0.5, shape)
         self.offset_seconds = self.rng.normal(0, 4e-4, self.nodes)
+        self.filers: dict[int, str] = {}
+        """File servers of nodes, if they have not all the same."""
         self.slot = 0
         self._phases: dict[str, tuple[str, int]] = {}
         self._marked_until, self._marked_factor = 0, 1.0
 
-    def _job(self, nodes: list[int], name: str) -> DrawnJob:
+    def add_job(self, nodes: list[int], name: str) -> DrawnJob:
         return DrawnJob(
             nodes, name, self.python_rng.uniform(0.25, 0.45), self.python_rng.uniform(0.55, 0.85)
         )
@@ -260,18 +264,22 @@ class DrawnFeed:
             devices.position(
                 node,
                 DeviceKind.MOUNT,
-                WireEntity("nfs_operation", ("filer:/data", "/data", "tcp", "READ")),
+                WireEntity(
+                    "nfs_operation",
+                    (f"{cluster.filers.get(number, 'filer')}:/data", "/data", "tcp", "READ"),
+                ),
             )
         self._rows = defaultdict[tuple[DeviceKind, bool], list[_Readings]](list)
         self._add_claims()
 
     def _add_claims(self) -> None:
         for job in self.cluster.jobs:
-            self._add_claim_events(job, "claim_start", START_NS)
+            self.add_claim_events(job, "claim_start", START_NS)
 
-    def _add_claim_events(self, job: DrawnJob, kind: str, timestamp_ns: int) -> None:
+    def add_claim_events(self, job: DrawnJob, kind: str, timestamp_ns: int) -> None:
+        """Let a job hold its GPUs from a time on, or until then."""
         for number in job.nodes:
-            for index in range(GPUS):
+            for index in job.gpus:
                 entity = WireEntity(
                     "claim", (gpu_uuid(number, index), f"{job.name}/{number}/{index}")
                 )
@@ -282,7 +290,7 @@ class DrawnFeed:
     def end_job(self, job: DrawnJob, slot: int) -> None:
         """End a job at the start of a slot."""
         self.cluster.jobs.remove(job)
-        self._add_claim_events(job, "claim_end", START_NS + slot * SLOT_SECONDS * SECOND_NS)
+        self.add_claim_events(job, "claim_end", START_NS + slot * SLOT_SECONDS * SECOND_NS)
 
     def evaluate(self, slot: int, row: Row) -> None:
         """Store the readings of a slot, and evaluate it."""
@@ -381,6 +389,8 @@ class DrawnFeed:
             ("expected_speed", np.full_like(sent, LINE_BYTES)),
         ):
             self._add(DeviceKind.NIC, name, values.ravel(), seconds)
+        if "gone" in nic:
+            self._add(DeviceKind.NIC, "device_gone", nic["gone"].ravel(), nic["gone"].ravel())
 
     def _count(self, rates: Floats) -> Floats:
         return self.cluster.rng.poisson(rates * SLOT_SECONDS).astype(np.float64)

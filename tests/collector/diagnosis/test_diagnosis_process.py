@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from array import array
 from collections import Counter
@@ -14,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 import pytest
 from makers import FrameSender
 from running_collector import RunningCollector, logged_envelopes, run_collector, settings_in
@@ -121,6 +119,7 @@ async def metric(one: RunningCollector, name: str) -> float:
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
+@pytest.mark.journey
 async def test_a_killed_diagnosis_returns_and_no_acknowledgement_waits_for_it(
     tmp_path: Path,
 ) -> None:
@@ -154,47 +153,3 @@ async def test_a_killed_diagnosis_returns_and_no_acknowledgement_waits_for_it(
     assert set(changes.values()) == {1}, "each change is recorded once"
     assert logged_envelopes(tmp_path) >= nodes.acknowledged
     assert diagnosis.pid == 0
-
-
-async def test_a_stopped_diagnosis_is_shown_by_its_age_and_is_replaced(tmp_path: Path) -> None:
-    def prepare(one: RunningCollector) -> None:
-        one.collector.diagnosis.silence_seconds = 25.0
-
-    async with (
-        run_collector(settings_in(tmp_path, diagnosis=DiagnosisSettings()), prepare) as one,
-        sending(one) as nodes,
-    ):
-        diagnosis = one.collector.diagnosis
-        await until(lambda: diagnosis.table.timestamp_ns, "an evaluation")
-        stopped = diagnosis.pid
-        os.kill(stopped, signal.SIGSTOP)
-        evaluated_ns, count = diagnosis.table.timestamp_ns, nodes.acknowledged
-        await until(lambda: (diagnosis.progress.age_seconds or 0) > 25, "an old diagnosis")
-        assert await metric(one, "railscope_diagnosis_age_seconds") > 25
-        content = await one.json("/api/v1/incidents")
-        assert content["diagnosis"]["age_seconds"] > 25
-        assert nodes.acknowledged > count
-        await until(lambda: diagnosis.restarts, "the end of the silent process")
-        assert diagnosis.problem == "was silent for too long"
-        await until(lambda: diagnosis.table.timestamp_ns > evaluated_ns, "an evaluation")
-        assert not psutil.pid_exists(stopped)
-        assert nodes.failed == []
-        assert nodes.longest_seconds < MAX_ACKNOWLEDGEMENT_SECONDS
-
-
-async def test_a_program_that_is_missing_is_tried_again(tmp_path: Path) -> None:
-    def prepare(one: RunningCollector) -> None:
-        one.collector.diagnosis.program = (str(tmp_path / "missing"),)
-        one.collector.diagnosis.min_delay_seconds = 0.05
-
-    async with (
-        run_collector(settings_in(tmp_path, diagnosis=DiagnosisSettings()), prepare) as one,
-        sending(one) as nodes,
-    ):
-        diagnosis = one.collector.diagnosis
-        await until(lambda: diagnosis.restarts > 2, "three attempts")
-        assert "No such file" in diagnosis.problem
-        assert await metric(one, "railscope_diagnosis_running") == 0
-        diagnosis.program = (sys.executable, "-c", "print('nonsense')")
-        await until(lambda: diagnosis.invalid_lines, "an invalid line")
-        assert nodes.failed == []

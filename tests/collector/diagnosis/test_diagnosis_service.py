@@ -16,16 +16,11 @@ from support.incidents import incident as reported_incident
 from railscope.audit.record import decode_audit_record
 from railscope.wire import Envelope, SentAt
 from railscope_collector.audit.audit_trail import AuditTrail
-from railscope_collector.diagnosis import saved_state
-from railscope_collector.diagnosis.findings import Cause
-from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import (
     ChangeRecord,
     DiagnosisLine,
     DiagnosisState,
 )
-from railscope_collector.diagnosis.incidents import Incident
-from railscope_collector.diagnosis.ranking import Reach
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_service import (
@@ -102,16 +97,6 @@ async def test_a_change_that_is_sent_again_is_acknowledged_and_not_recorded_agai
     assert names == ["incident_opened"] * 2
 
 
-async def test_a_change_that_the_child_knows_as_recorded_is_an_event_only(tmp_path: Path) -> None:
-    service = service_in(tmp_path)
-    async with recording(service):
-        service.receive(line(state=DiagnosisState(timestamp_ns=5, acknowledged=1)))
-        service.receive(msgspec.json.encode(change(1)))
-        await service.record_changes()
-    assert recorded(service) == {}
-    assert len(list(service.core.events)) == 1
-
-
 def test_the_table_is_that_of_the_last_state(tmp_path: Path) -> None:
     service = service_in(tmp_path)
     first, second = reported_incident("a"), reported_incident("b")
@@ -155,17 +140,6 @@ async def test_records_that_wait_for_the_child_are_bounded(tmp_path: Path) -> No
     assert service.dropped == 2
 
 
-async def test_a_message_states_only_what_has_changed(tmp_path: Path) -> None:
-    service = service_in(tmp_path)
-    sent, first = await service.next_message(NOTHING_SENT)
-    assert (first.jobs, first.unknown_nodes, first.thresholds) == ([], [], service.thresholds)
-    service.unknown_nodes = lambda: {"n2", "n1"}
-    sent, second = await service.next_message(sent)
-    assert (second.jobs, second.unknown_nodes, second.thresholds) == (None, ["n1", "n2"], None)
-    _, third = await service.next_message(sent)
-    assert third.unknown_nodes is None
-
-
 def test_notifications_and_drains_survive_a_restart(tmp_path: Path) -> None:
     service = service_in(tmp_path)
     service.decisions.notified["a"] = "firing critical"
@@ -176,24 +150,6 @@ def test_notifications_and_drains_survive_a_restart(tmp_path: Path) -> None:
     again.decisions.drains["n1"] = NOW_NS + 5
     again.save_decisions()
     assert again.decisions.drains == {"n1": NOW_NS}, "the clock was set back"
-
-
-def test_notifications_and_drains_of_release_0_3_0_are_continued(tmp_path: Path) -> None:
-    reach = Reach(("node", -1, "n1"), frozenset({"n1"}), frozenset(), frozenset())
-    cause = Cause("node", name="n1")
-    incident = Incident("a", "clock_skew", cause, 1, 1, Severity.WARNING, (), reach, 1.0)
-    saved = saved_state.SavedDiagnosis(
-        first_ns=0, slot=1, nodes=["n1"], nics=[], gpus=[], mounts=[], leaf_names=[],
-        incidents=[saved_state.SavedIncident(incident, notified="firing warning")],
-        drains={"n1": 77},
-    )  # fmt: skip
-    (tmp_path / "diagnosis").mkdir()
-    (tmp_path / "diagnosis" / "incidents").write_bytes(msgspec.msgpack.encode(saved))
-    service = service_in(tmp_path)
-    assert service.decisions.notified == {"a": "firing warning"}
-    assert service.decisions.drains == {"n1": 77}
-    (tmp_path / "diagnosis" / "incidents").unlink()
-    assert service_in(tmp_path).decisions == service.decisions
 
 
 def test_damaged_decisions_are_set_aside(tmp_path: Path) -> None:

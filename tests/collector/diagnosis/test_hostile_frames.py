@@ -13,10 +13,8 @@ from support.incidents import incident as reported_incident
 
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
-from railscope_collector.diagnosis import incidents, jobs
-from railscope_collector.diagnosis.devices import ClusterDevices, ClusterNic
-from railscope_collector.diagnosis.findings import Cause, FindingEvidence
-from railscope_collector.diagnosis.incident_classes import ChangeKind, Severity
+from railscope_collector.diagnosis import incidents
+from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import (
     MAX_LISTED,
     GpuDocument,
@@ -27,7 +25,6 @@ from railscope_collector.diagnosis.incident_report import (
     StorageDocument,
 )
 from railscope_collector.diagnosis.incident_table import ReportedIncident
-from railscope_collector.diagnosis.incidents import Incident, IncidentTracker
 from railscope_collector.diagnosis.ranking import Reach
 from railscope_collector.live_diagnosis import diagnosis_engine
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, ReceivedBatches
@@ -195,121 +192,11 @@ def test_a_clock_that_is_set_wrong_is_found_from_its_first_receipt_on(
     assert found.onset == format_timestamp(since_ns)
 
 
-def test_the_clock_of_a_node_that_does_not_report_is_unknown(feed: HostileFeed) -> None:
-    for _ in range(6):
-        for number in range(4):
-            feed.send(f"n{number}", offset_ns=-5 * SECOND_NS if number == 3 else 0)
-        feed.evaluate()
-    changes = []
-    for _ in range(20):
-        for number in range(3):
-            feed.send(f"n{number}")
-        changes += feed.evaluate()
-    assert changes == [(ChangeKind.CLOSED, "clock_skew")]
-
-
-def test_a_fault_that_returns_with_the_same_onset_is_another_incident(feed: HostileFeed) -> None:
-    at_ns = feed.now_ns
-    for number in (1, 2):
-        feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), at_ns, number)])
-        for _ in range(incidents.REOPEN_SLOTS + 20):
-            feed.send("n1", [gpu("a")])
-            feed.evaluate()
-    first, second = feed.documents
-    assert first.onset == second.onset
-    assert first.id != second.id
-
-
 def test_old_events_and_those_without_use_are_left_out(feed: HostileFeed) -> None:
     old_ns = feed.now_ns - 2 * 3600 * SECOND_NS
     claim = WireEvent("claim_start", 0, WireEntity("claim", ("a", "c")), feed.now_ns, 1)
     feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), old_ns), claim])
     assert feed.evaluate(2) == []
-
-
-def test_many_devices_of_one_node_do_not_decide_what_is_usual(feed: HostileFeed) -> None:
-    for slot in range(16):
-        if slot == 0:
-            for node in ("n1", "n2"):
-                gpus = [gpu(f"{node}-{n}", index=str(n), driver="1", model="H") for n in range(8)]
-                feed.send(node, gpus)
-            feed.send(
-                "n3", [gpu(f"h{n}", index=str(n % 8), driver="2", model="H") for n in range(200)]
-            )
-        feed.evaluate()
-    assert feed.documents == []
-    assert feed.engine.failures == 0
-
-
-def test_long_facts_are_cut() -> None:
-    devices = ClusterDevices(4, 4)
-    devices.add_entities(devices.node("n1"), [gpu("a", model="x" * 4000)])
-    assert len(devices.gpus[0].model) == 128
-
-
-def rdma_port(device: str, interface: str, role: str) -> WireEntity:
-    return WireEntity("rdma_port", (device, "1"), {"interface": interface, "role": role})
-
-
-def test_an_adapter_without_an_interface_is_a_nic_named_by_its_rdma_device() -> None:
-    """EFA adapters have none; a pod may take the interface of another one, which the port then no longer states."""
-    devices = ClusterDevices(4, 4)
-    node = devices.node("n1")
-    devices.add_entities(node, [rdma_port("rdmap24s0", "", "compute"), rdma_port("x", "", "")])
-    devices.add_entities(node, [rdma_port("mlx5_0", "eth0", "compute")])
-    devices.add_entities(node, [rdma_port("mlx5_0", "", "compute")])
-    named = [(nic.interface, nic.device) for nic in devices.nics]
-    assert named == [("rdmap24s0", "rdmap24s0"), ("eth0", "mlx5_0")]
-
-
-def test_invented_names_of_leaves_do_not_exclude_later_ones() -> None:
-    devices = ClusterDevices(4, 4)
-    nic, other = (ClusterNic(name, "eth0", rail="0", switch="leaf0") for name in ("n1", "n2"))
-    devices.restore(["n1", "n2"], [nic, other], [], [])
-    groups = jobs.PeerGroups(devices)
-    for number in range(jobs.MIN_LEAVES + 10):
-        nic.switch = f"invented {number}"
-        groups = jobs.PeerGroups(devices, groups.leaf_names)
-    assert groups.leaf_names[groups.nic_leaf[1]] == "leaf0"
-    other.switch = "leaf1"
-    groups = jobs.PeerGroups(devices, groups.leaf_names)
-    assert groups.leaf_names[groups.nic_leaf[1]] == "leaf1"
-    assert len(groups.leaf_names) <= jobs.MIN_LEAVES + 2
-
-
-@pytest.mark.parametrize(("nodes", "usual"), [(2, (0.0, 0.4)), (3, (0.0, 0.0))])
-def test_nics_below_a_leaf_of_two_nodes_are_compared_with_the_other_node(
-    nodes: int, usual: tuple[float, float]
-) -> None:
-    """A fault of a node is in half of these NICs, and would hide in their median."""
-    devices = ClusterDevices(4, 4)
-    names = [f"n{number}" for number in range(nodes)]
-    nics = [ClusterNic(n, f"eth{i}", rail=str(i), switch="tor") for n in names for i in range(4)]
-    devices.restore(names, nics, [], [])
-    values = np.zeros(len(nics))
-    values[:4] = 0.4
-    medians, _ = jobs.PeerGroups(devices).leaf_peers(values, np.ones(len(nics), np.bool_))
-    assert (medians[0], medians[-1]) == usual
-
-
-def closed(number: int, node: str) -> Incident:
-    reach = Reach(("node", -1, node), frozenset({node}), frozenset(), frozenset())
-    evidence = (FindingEvidence("clock_offset", 1.0, 0.0, "limit", node),)
-    cause = Cause("node", name=node)
-    found = Incident(
-        str(number), "clock_skew", cause, START_NS, START_NS, Severity.WARNING, evidence, reach, 1.0
-    )
-    found.ended_ns = START_NS + 1
-    return found
-
-
-def test_closed_incidents_of_a_broken_node_do_not_displace_those_of_others() -> None:
-    tracker = IncidentTracker(START_NS, STEP_NS)
-    others = [closed(number, f"n{number}") for number in range(5)]
-    tracker.resume([*others, *(closed(number, "broken") for number in range(10, 30))], 0)
-    dropped = tracker.drop_closed(10, incidents.REOPEN_SLOTS + 1)
-    assert tracker.incidents[:5] == others
-    assert [each.incident_id for each in dropped] == [str(number) for number in range(10, 25)]
 
 
 def test_a_state_with_positions_of_nothing_is_set_aside(feed: HostileFeed) -> None:
@@ -352,20 +239,6 @@ def test_incidents_continue_after_the_clock_was_set_back(
     assert after.detected < before.detected
     assert changes == []
     assert feed.evaluate(incidents.STALE_SLOTS) == [(ChangeKind.CLOSED, "gpu_lost")]
-
-
-def test_idle_gpus_lose_the_time_that_passes_while_the_clock_is_set_back(feed: HostileFeed) -> None:
-    feed.running = {JobKey("vision", "slurm", "7"): ["a"]}
-    lost = list[int | None]()
-    for number in range(12):
-        feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns, number)])
-        if number == 4:
-            feed.running = {}
-        if number == 8:
-            feed.now_ns -= 3600 * SECOND_NS
-        feed.evaluate()
-        lost += (each.lost_gpu_time_seconds for each in feed.documents)
-    assert lost[3:] == [0, 10, 20, 30, 30, 30, 30, 40]
 
 
 def test_a_state_that_cannot_be_written_does_not_end_the_evaluation(feed: HostileFeed) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 from pathlib import Path, PurePath
@@ -148,15 +147,6 @@ def test_commands_name_the_device_and_the_incident() -> None:
     assert "ssh gpu-node-1 'sudo ethtool -m ens4f0np0'" in lines_of("link_down", NIC)
 
 
-@pytest.mark.parametrize("name", sorted(REMEDIES))
-def test_without_a_scheduler_the_steps_say_what_to_do(name: str) -> None:
-    steps = steps_of(name, "")
-    used = " ".join(line for step in steps.values() for line in step.commands)
-    assert not re.search("scontrol|squeue|kubectl", used)
-    for step in {"drain", "resume"} & steps.keys():
-        assert "in each of its schedulers" in steps[step].comment
-
-
 @pytest.mark.parametrize("cause", [NODE, LeafDocument("leaf-3", 0, 3), GpuDocument("", 4, "", "")])
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_without_the_names_of_its_remedy_no_node_returns_and_no_service_stays_stopped(
@@ -203,45 +193,6 @@ def test_a_node_is_recorded_before_its_remedy_and_verified_before_it_returns(
     if "drain" in steps:
         assert steps.keys() >= {"act", "verify", "resume"}
         assert steps["act"].commands or steps["act"].comment, "it would return with its fault"
-
-
-def test_a_record_has_a_directory_of_its_own_and_is_copied_off_the_node() -> None:
-    recorded = steps_of("ecc_uncorrectable", "slurm")["record"].commands
-    assert [line.split()[0] for line in recorded] == ["ssh", "scp", "ssh", "scp"]
-    script = f'ssh() {{ shift; bash -c "sudo() {{ echo \\$*; }}; $*"; }}\n{recorded[2]}'
-    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert re.fullmatch(
-        r"railscope agent record --redact railscope-gpu-node-1-[0-9-]{10}T[0-9]{4}\n", shown.stdout
-    )
-
-
-SPREADING = {"pfc_storm"}
-"""Classes whose fault costs other jobs more than those of its node."""
-
-
-@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
-@pytest.mark.parametrize("name", sorted(REMEDIES))
-def test_no_command_ends_jobs_of_a_node_that_still_compute(name: str, scheduler: str) -> None:
-    steps = steps_of(name, scheduler)
-    lines = [line for step in steps.values() for line in step.commands]
-    assert not any(line.startswith("scancel") for line in lines), (
-        "which to end is a decision by job"
-    )
-    evicts = any(line.startswith("kubectl drain") for line in lines)
-    if name in SPREADING:
-        assert "not wait" in steps["drain"].comment or "at once" in steps["drain"].comment
-    elif evicts:
-        assert "when no job is in the list" in steps["drain"].comment
-
-
-def test_a_job_of_several_pods_has_commands_that_list_them() -> None:
-    """Its name, which its pods share, is the name of none of them."""
-    steps = steps_of("nccl_hang", "kubernetes")
-    for step in ("check", "verify"):
-        assert steps[step].commands == ("kubectl --namespace research get pods",)
-    for step in ("check", "record", "act"):
-        assert re.search(r"\btrain\b", steps[step].comment)
-    assert 'whose description has "Controlled By"' in steps["act"].comment
 
 
 def test_dumps_are_copied_from_the_directory_of_the_agents() -> None:

@@ -12,10 +12,12 @@ import pytest
 from support.incidents import NIC, NO_REACH, incident
 
 from railscope.api import EvidenceDocument, GainDocument, JobDocument
+from railscope.catalog import incidents as catalog
 from railscope_collector.diagnosis.evidence_words import dated_text, evidence_text
 from railscope_collector.diagnosis.findings import Cause, Compared
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_report import describe, lost_time
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.diagnosis.incidents import IdleGpus, Incident
 from railscope_collector.sinks.incident_webhook import FIRING, notification
 from railscope_collector.workloads.job_roster import JobKey
@@ -172,3 +174,13 @@ def test_evidence_of_many_devices_has_the_first_four() -> None:
     assert [(each.device, each.value) for each in shown] == [
         (f"n{number} eth0", pytest.approx(0.1 + number / 10)) for number in range(2, 6)
     ]
+
+
+def test_a_job_that_an_incident_ended_has_a_metric() -> None:
+    """The notification of a GPU that killed a job names the job and its tenant."""
+    killed = {"kind": "job", "tenant": "language", "source": "slurm", "workload": "60937"}
+    other = {"kind": "job", "tenant": "vision", "source": "slurm", "workload": "8"}
+    jobs = [killed | {"ended": "2026-01-01T00:01:00Z"}, other | {"ended": "2026-01-01T00:01:00Z"}]
+    table = IncidentTable(1, (incident("I1", jobs=jobs, severity="critical"),))
+    found = [cell.labels[:3] for cell in table.cells() if cell.metric is catalog.JOB_INCIDENT]
+    assert found == [("language", "slurm", "60937"), ("vision", "slurm", "8")]

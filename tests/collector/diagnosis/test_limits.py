@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.drawn_cluster import DrawnCluster, Row
-from support.drawn_readings import incidents_of
+from support.drawn_cluster import DrawnCluster, DrawnFeed
 
 from railscope_collector.diagnosis.findings import Cause
+from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.quantities import (
     LIMITS,
     DeviceKind,
@@ -16,37 +16,40 @@ from railscope_collector.diagnosis.quantities import (
     QuantityKind,
 )
 
-POSITION = 21
+SLOTS, ONSET = 40, 20
+PLACES = {limit.quantity.name: 48 * number + 9 for number, limit in enumerate(LIMITS)}
+"""Position of the device that is above a limit: each in a pod of its own."""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[Cause, tuple[str, str, str]]:
+    """Class, severity and signal of the incidents of a cluster with a device above each limit."""
+    cluster = DrawnCluster(9, len(LIMITS), 6, benign=False)
+    feed = DrawnFeed(cluster, SLOTS)
+    for slot in range(SLOTS):
+        row = cluster.draw()
+        for limit in LIMITS:
+            values = np.full((cluster.nodes, 8), limit.above / 4)
+            if slot >= ONSET:
+                values.flat[PLACES[limit.quantity.name]] = 2 * limit.above + 1
+            row.limited[limit.quantity.name] = values
+        feed.evaluate(slot, row)
+    incidents = feed.diagnosis.tracker.incidents
+    assert len(incidents) == len(LIMITS)
+    return {
+        each.cause: (each.class_name, str(each.severity), each.evidence[0].signal)
+        for each in incidents
+    }
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.quantity.name)
-def test_a_device_above_a_limit_is_an_incident(limit: Limit) -> None:
-    def exceed(cluster: DrawnCluster, row: Row, since: int) -> None:
-        values = np.full((cluster.nodes, 8), limit.above / 4)
-        if since >= 0:
-            values.flat[POSITION] = 2 * limit.above + 1
-        row.limited[limit.quantity.name] = values
-
-    found = incidents_of(exceed)
-    cause = Cause(limit.quantity.device.value, POSITION)
-    assert [(each.class_name, each.cause) for each in found] == [(limit.incident, cause)]
-    assert [each.evidence[0].signal for each in found] == [limit.quantity.name]
-    assert {each.severity for each in found} == {found[0].incident_class.severity}
-
-
-@pytest.mark.parametrize(("second", "causes"), [(POSITION, 1), (POSITION + 1, 2)])
-def test_a_fault_that_returns_at_its_device_is_the_same_incident(second: int, causes: int) -> None:
-    """An uncorrectable error is counted once: the same memory fails again, or that of another GPU of the node."""
-
-    def fail(cluster: DrawnCluster, row: Row, since: int) -> None:
-        errors = np.zeros((cluster.nodes, 8))
-        if since in range(3):
-            errors.flat[POSITION] = 1
-        elif since in range(40, 43):
-            errors.flat[second] = 1
-        row.limited["uncorrected_errors"] = errors
-
-    assert len(incidents_of(fail, 100)) == causes
+def test_a_device_above_a_limit_is_an_incident(
+    limit: Limit, found: dict[Cause, tuple[str, str, str]]
+) -> None:
+    name = limit.quantity.name
+    severity = str(CLASSES[limit.incident].severity)
+    cause = Cause(limit.quantity.device.value, PLACES[name])
+    assert found[cause] == (limit.incident, severity, name)
 
 
 def test_a_limit_is_of_a_device_with_an_identity() -> None:

@@ -49,6 +49,7 @@ def every_ten_seconds(port: CapturedPort) -> CapturedPort:
     return port
 
 
+@pytest.mark.thorough
 def test_an_hour_of_a_production_cluster_has_no_incident(tmp_path: Path) -> None:
     """Two busy servers, one idle one, bursts up to the line rate, and a gap of the recording of four minutes."""
     for server in SERVERS:
@@ -97,7 +98,13 @@ def rdma_moment(second: int, counters: dict[str, str], statistics: dict[str, int
     return moment
 
 
-@pytest.mark.parametrize("file", ["RETRY_EXC_LINK_DOWN.csv", "ethtool_RETRY_EXC_QP_ERR.csv"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "RETRY_EXC_LINK_DOWN.csv",
+        pytest.param("ethtool_RETRY_EXC_QP_ERR.csv", marks=pytest.mark.thorough),
+    ],
+)
 def test_injected_errors_of_single_connections_raise_nothing(file: str, tmp_path: Path) -> None:
     """Each trial breaks one idle connection: a handful of packets, no pause, and the links stay up."""
     lines = capture_path(f"ethtool/rdma-fault/{file}").read_text().splitlines()
@@ -122,6 +129,7 @@ def test_injected_errors_of_single_connections_raise_nothing(file: str, tmp_path
     assert diagnose(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_timeouts_of_a_broken_connection_raise_nothing(tmp_path: Path) -> None:
     """Five trials with some ten retransmissions each: the connection ends after four seconds."""
     lines = capture_path("ethtool/rdma-fault/timeline_20260517_230941.csv").read_text().splitlines()
@@ -176,6 +184,7 @@ def test_kernel_logs_of_real_nodes(tmp_path: Path) -> None:
     assert found == LOGS
 
 
+@pytest.mark.thorough
 def test_quoted_xids_have_the_classes_of_their_errors(tmp_path: Path) -> None:
     table = capture_path("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
     head, *rows = (line.split("\t") for line in table)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.arriving_frames import ArrivingFrames, write_frame_log
 
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
-from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, ReceivedBatches
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_simulator.cluster import captures, collective_records, scenario
@@ -89,6 +87,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> HungJob:
     return HungJob(tmp_path_factory.mktemp("hung"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("interruption", [10, 60])
 def test_a_restart_keeps_the_ranks_that_did_not_arrive(
     job: HungJob, interruption: int, tmp_path: Path
@@ -102,46 +101,3 @@ def test_a_restart_keeps_the_ranks_that_did_not_arrive(
     assert named(after) == named(before)
     job.run(after, again, SECONDS)
     assert named(after) == named(before)
-
-
-@pytest.fixture(scope="module")
-def paused(tmp_path_factory: pytest.TempPathFactory) -> ArrivingFrames:
-    """Frames of a job whose ranks spin twice for 90 seconds, as behind a checkpoint."""
-    directory = tmp_path_factory.mktemp("paused")
-    pauses = [
-        scenario.PlannedClusterFault("missing_rank", begin, 90.0, nodes=[1], indices=[5])
-        for begin in (240.0, 440.0)
-    ]
-    job = scenario.JobPlan("alpha", [0, 1, 2], iteration_seconds=2.0, checkpoint_period_seconds=0.0)
-    size = scenario.SimulatedClusterSize(nodes_per_pod=3, filers=0)
-    plan = scenario.ClusterScenario(620, 10.0, seed=5, cluster=size, jobs=[job], faults=pauses)
-    captures.write_cluster(plan, directory / "captures")
-    write_frame_log(directory / "captures", directory, REPLAYED_SOURCES, REPLAYED_METRICS)
-    frames = ArrivingFrames()
-    frames.read(directory)
-    return frames
-
-
-@pytest.mark.parametrize(("restart", "cut"), [(400, 440), (460, 480)])
-def test_a_node_is_not_down_if_its_job_pauses_as_before_a_restart(
-    paused: ArrivingFrames, restart: int, cut: int, tmp_path: Path
-) -> None:
-    """A node is cut off in the second pause; running jobs are not known for 20 seconds after the restart."""
-    engine = DiagnosisEngine(tmp_path, paused.schemas.__getitem__)
-    engine.open(paused.start_ns)
-    for seconds in range(0, 620, 10):
-        begin_ns = paused.start_ns + seconds * SECOND_NS
-        if seconds == restart:
-            engine.save_all()
-            engine = DiagnosisEngine(tmp_path, paused.schemas.__getitem__)
-            engine.open(begin_ns)
-        items = [
-            each._replace(offset_ns=0)
-            for each in paused.between(begin_ns, begin_ns + STEP_NS)
-            if seconds < cut or each.node != "gpu-node-3"
-        ]
-        jobs = {} if restart <= seconds < restart + 20 else paused.jobs
-        engine.process(items, jobs, begin_ns + STEP_NS)
-        assert engine.table.incidents == () or seconds > 530
-    (found,) = engine.table.incidents
-    assert found.document.incident_class == "agent_partition"

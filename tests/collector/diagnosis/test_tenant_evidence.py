@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from support.drawn_cluster import DrawnCluster, Row, node_name
-from support.drawn_faults import hang
-from support.drawn_readings import ONSET, healthy_feed, run
 from support.incidents import NIC, incident
 
 from railscope.api import (
@@ -27,7 +22,6 @@ from railscope.api import (
 )
 from railscope.catalog.incidents import ONSET as ONSET_METRIC
 from railscope.timestamps import SECOND_NS
-from railscope.wire import WireSchema
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
 from railscope_collector.diagnosis.evidence_words import dated_text
@@ -35,7 +29,6 @@ from railscope_collector.diagnosis.findings import OTHER_JOBS
 from railscope_collector.diagnosis.incident_report import JobDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.http.incidents_api import IncidentsApi
-from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 from railscope_collector.workloads.job_roster import JobKey
 
 OWN, OTHER = JobKey("red", "slurm", "7"), JobKey("blue", "slurm", "secret")
@@ -231,53 +224,3 @@ async def test_a_tenant_reads_no_name_of_a_cause_on_a_node_of_another_tenant(
     again = found.of_tenant("red")
     assert again is not None
     assert again.of_tenant("red") == again
-
-
-def slow_input(cluster: DrawnCluster, row: Row, since: int) -> None:
-    if since >= 0:
-        row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
-        cluster.slow_job(row, cluster.jobs[0], 0.6)
-
-
-def hung(cluster: DrawnCluster, row: Row, since: int) -> None:
-    if since >= 0:
-        hang(cluster).effect(cluster, row, since)
-
-
-def late_host(cluster: DrawnCluster, row: Row, since: int) -> None:
-    if since >= 0:
-        row.gpu["utilization"][cluster.jobs[0].nodes[1]] *= 0.6
-        cluster.slow_job(row, cluster.jobs[0], 0.8)
-
-
-def no_schema(_: bytes) -> WireSchema:
-    raise KeyError
-
-
-@pytest.mark.parametrize(
-    ("change", "class_name"),
-    [(slow_input, "dataloader_stall"), (hung, "nccl_hang"), (late_host, "host_late")],
-)
-def test_the_detectors_of_jobs_state_the_job_of_their_evidence(
-    change: Callable[[DrawnCluster, Row, int], None], class_name: str, tmp_path: Path
-) -> None:
-    feed = healthy_feed()
-    found = {each.class_name: each for each in run(feed, change, ONSET + 24)}
-    engine = DiagnosisEngine(tmp_path, no_schema)
-    whole = engine._report_of(feed.diagnosis, found[class_name])  # noqa: SLF001 - without frames
-    key = whole.evidence_jobs[0]
-    assert key is not None
-    assert whole.document.evidence
-    own = whole.of_tenant(key.tenant)
-    assert own is not None
-    assert own.document.evidence == whole.document.evidence
-    nodes = {**whole.tenant_nodes, "other": frozenset({node_name(0)})}
-    other = ReportedIncident(
-        whole.document,
-        whole.onset_ns,
-        whole.reach,
-        tenant_nodes=nodes,
-        evidence_jobs=whole.evidence_jobs,
-    ).of_tenant("other")
-    assert other is not None
-    assert all(each.signal == "cpu_pressure" for each in other.document.evidence)
