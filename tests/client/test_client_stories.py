@@ -106,7 +106,9 @@ class ReadServer:
     def on_run(self, text: str) -> list[str]:
         with scripted_server(by_path(self.documents)) as server:
             outcome = run(*text.split(), "--collector", server.url)
-        text = outcome.output.replace(server.url, "http://COLLECTOR").replace(__version__, "VERSION")
+        text = outcome.output.replace(server.url, "http://COLLECTOR").replace(
+            __version__, "VERSION"
+        )
         lines = [line for line in text.splitlines() if not line.startswith(("Usage: ", "Try "))]
         assert max(map(len, outcome.stdout.splitlines()), default=0) <= 80
         return [*filter(None, map(str.rstrip, lines)), f"exit {outcome.exit_code}"]
