@@ -208,21 +208,6 @@ def test_every_sequence_of_outages_ends_at_the_first_collector(
         assert last[0] - first[0] >= FIRST_RETRY_SECONDS, "one attempt each, then a pause"
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "seconds"),
-    [(Behaviour.DRAINS, 0.1), (Behaviour.HANGS, 31), (Behaviour.FAILS, 8), (Behaviour.DENIES, 8)],
-)
-def test_a_collector_that_fails_is_left(behaviour: Behaviour, seconds: float) -> None:
-    simulation = Simulation(2)
-    simulation.run([Behaviour.ACCEPTS] * 2, 20)
-    failed = simulation.now
-    simulation.run([behaviour, Behaviour.ACCEPTS], 60)
-    assert simulation.choice.confirmed == 1
-    assert simulation.choice.reason is behaviour.value[0]
-    (left, _), *_ = (attempt for attempt in simulation.attempts if attempt[1] == 1)
-    assert left - failed <= seconds
-
-
 def test_agents_do_not_return_at_the_same_time() -> None:
     returned = []
     for seed in range(200):

@@ -116,19 +116,6 @@ def test_gpus_are_listed_worst_first_with_the_nic_of_their_rail(port: int, is_up
     assert (other.use, other.holders[0].held_ratio, other.power_watts) == ("claimed", 0.5, 500.5)
 
 
-def test_rates_are_those_between_two_reads() -> None:
-    served = NodeApi("n1")
-
-    def rate(count: int, age: float) -> float | None:
-        states = sources()
-        states["nic"] = state_of("nic", ("nic_receive_bytes_total", ETH0, count), age=age)
-        found = served.document("/api/v1/gpus", list(states.values()), NOW_NS)
-        return msgspec.json.decode(found, type=api.GpuList).rows[0].receive_bytes_per_second
-
-    assert [rate(1000, 4.0), rate(3000, 2.0), rate(3000, 2.0)] == [None, 1000.0, 1000.0]
-    assert rate(10, 1.0) is None, "the counter was reset"
-
-
 LINE = 50_000
 """Bytes per microsecond of a port of 400 Gb/s."""
 

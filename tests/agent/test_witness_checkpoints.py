@@ -7,7 +7,6 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.examples import fewer_examples
@@ -205,24 +204,3 @@ async def test_a_rewritten_log_is_still_detected(tmp_path: Path) -> None:
         witness = witness_of(tmp_path, rewritten, store_of(tmp_path, URL))
         await witness.check()
         assert witness.state.state == CONFLICT
-
-
-@pytest.mark.parametrize("order", [(URL, OTHER_URL), (OTHER_URL, URL)])
-async def test_the_checkpoint_of_an_only_collector_is_used_for_its_log(
-    tmp_path: Path, order: tuple[str, str]
-) -> None:
-    """State of an earlier version, whose URL is not stored: the log's key identifies it."""
-    log, other = FakeLog([b"1", b"2", b"3"]), FakeLog([b"x"], signer=OTHER_KEY)
-    before = witness_of(tmp_path, log, store_of(tmp_path, URL, is_only=True))
-    await before.check()
-    assert (tmp_path / "held").exists()
-    logs = {URL: log, OTHER_URL: other}
-    for url in order:
-        witness = witness_of(tmp_path, logs[url], store_of(tmp_path, url))
-        await witness.check()
-        assert witness.state == AuditLogState(CONSISTENT, len(logs[url].records))
-    rolled_back = FakeLog([b"1", b"2"])
-    first_use = tmp_path / "elsewhere"
-    witness = witness_of(tmp_path, rolled_back, WitnessStore(first_use, tmp_path))
-    await witness.check()
-    assert witness.state.state == CONFLICT, "the newest checkpoint is compared with another URL too"

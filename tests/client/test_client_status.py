@@ -206,12 +206,6 @@ def test_an_invalid_context_file_is_reported_in_one_line(tmp_path: Path, content
     assert "expected" in line
 
 
-def test_a_token_is_sent_to_a_named_server_only(tmp_path: Path):
-    outcome = run("nodes", "--token-file", "token", RAILSCOPE_CONTEXT=str(tmp_path / "missing"))
-    assert outcome.exit_code == 3
-    assert "no collector is named for --token-file" in outcome.stderr
-
-
 LARGE = {"ratio": 0.99949, "number": 123456, "age": 93_784, "watts": 123_456.0, "celsius": 100.0, "gigabits": 1.25e11,
          "gigabytes": 192e9, "hours": 1_234_567.89, "time": NOW_NS, "state": "degraded", "reasons": ["xid_fatal"] * 9}  # fmt: skip
 """Values of each form; others are long names."""

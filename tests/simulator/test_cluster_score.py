@@ -20,7 +20,7 @@ from railscope_simulator.cluster.score_scenarios import (
     draw_scenario,
 )
 from railscope_simulator.cluster.score_table import table
-from railscope_simulator.cluster.scoring import RunOutcome, ScoreError, compare, diagnose
+from railscope_simulator.cluster.scoring import RunOutcome, compare
 
 NIC = {"kind": "nic", "node": "n1", "interface": "ens1", "device": "mlx5_0", "rail": 0}
 OTHER_NIC = {**NIC, "interface": "ens2", "device": "mlx5_3", "rail": 1}
@@ -135,18 +135,6 @@ def test_the_table_has_precision_recall_delays_and_the_healthy_rate():
     ]
     assert lines[-1] == "failed: 1 of 4 runs; their faults count as missed"
     assert lines[-2].startswith("healthy: 1 runs, 1.0 node-hours, 1 false positives: 1000.0 (")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("raise SystemExit('no captures')", "failed: exit status 1: no captures$"),
-        ("print('{')", "^invalid output: .*: expected JSON lines"),
-    ],
-)
-def test_a_program_that_fails_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(ScoreError, match=problem):
-        diagnose(tmp_path, [sys.executable, "-c", text])
 
 
 @pytest.mark.thorough

@@ -100,14 +100,6 @@ async def test_a_leaf_answers_as_comware(fabric: ClusterSwitches, tmp_path: Path
     }
 
 
-async def test_a_leaf_answers_with_standard_tables_only(fabric: ClusterSwitches, tmp_path: Path):
-    found = await read(fabric, tmp_path, "standard", dialect="snmp")
-    got, port = values(found), fabric.switches[LEAF].ports["Ethernet4"]
-    all_priorities = "port_all_priorities_receive_pfc_pause_frames_total", PORT
-    assert got[all_priorities] == port.counters.pauses_received
-    assert got["queue_transmit_packets_total", PORT, "3"] is Absent.UNSUPPORTED
-
-
 def test_another_community_has_no_answer(fabric: ClusterSwitches):
     assert snmp_server.answer_datagram(request(b"public"), fabric.communities()[LEAF]) == b""
     assert snmp_server.answer_datagram(request(b"comware"), fabric.communities()[LEAF])

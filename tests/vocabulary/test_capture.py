@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -69,21 +68,6 @@ def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
     first, second = timeline.read_text().splitlines()
     timeline.write_text(f"{first}\n{line}\n{second}\n")
     with pytest.raises(CaptureError, match=rf"failed: {timeline}: damaged line 2"):
-        read_capture(directory)
-
-
-@pytest.mark.parametrize("name", ["timeline.jsonl", "capture.toml"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
-def test_a_file_of_another_kind_is_named(directory: Path, name: str, kind: str) -> None:
-    path = directory / name
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.mkdir()
-    with pytest.raises(CaptureError, match=rf"{path}: {kind}: expected a regular file$"):
         read_capture(directory)
 
 

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 from railscope.listen_address import listening_sockets
 from railscope.server_connections import (
-    HEADER_SECONDS,
     RESERVED_DESCRIPTORS,
     ConnectionAcceptor,
     ServerConnection,
@@ -61,14 +60,6 @@ async def asked(port: int) -> bytes:
     return found
 
 
-async def ended(reader: asyncio.StreamReader) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        try:
-            assert await reader.read() == b""
-        except ConnectionResetError:
-            return
-
-
 async def test_a_thousand_connections_without_a_request_prevent_no_other_request():
     connections = ServerConnections(64, 32)
     async with serving(connections) as port:
@@ -83,43 +74,6 @@ async def test_a_thousand_connections_without_a_request_prevent_no_other_request
         assert connections.closed["evicted"] >= 960
         for _, writer in held:
             writer.transport.abort()
-
-
-async def test_a_served_connection_stays_open_and_all_busy_rejects_the_next():
-    connections = ServerConnections(3, 3)
-    async with serving(connections) as port:
-        busy = [await working(connections, port, count) for count in (1, 2)]
-        reader, idle = await asyncio.open_connection("127.0.0.1", port)
-        while len(connections) < 3:  # noqa: ASYNC110 - no event for tests
-            await asyncio.sleep(0)
-        for one in opened(connections):
-            one.deadline = 0.0
-        connections.header_seconds = 0.01  # how often late connections are closed
-        reaping = asyncio.create_task(connections.reap())
-        await ended(reader)
-        idle.transport.abort()
-        reaping.cancel()
-        connections.header_seconds = HEADER_SECONDS
-        busy.append(await working(connections, port, 3))
-        reader, one_more = await asyncio.open_connection("127.0.0.1", port)
-        await ended(reader)
-        one_more.transport.abort()
-        assert connections.closed == {"busy": 1, "evicted": 0, "timeout": 1, "descriptors": 0}
-        for writer in busy:
-            writer.transport.abort()
-
-
-async def working(connections: ServerConnections, port: int, count: int) -> asyncio.StreamWriter:
-    """Open a connection with a request, and wait until so many requests are being served."""
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"work\n")
-    while [one.waiting_since for one in opened(connections)].count(None) < count:  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0)
-    return writer
-
-
-def opened(connections: ServerConnections) -> list[ServerConnection]:
-    return [one for mine in connections._open.values() for one in mine]  # noqa: SLF001 - nothing else shows it
 
 
 SMALL = """

@@ -32,17 +32,6 @@ def test_a_full_disk_keeps_the_old_content_and_no_partial_file(small_disk: Path,
     assert names(small_disk) == ["state"]
 
 
-def test_a_failed_append_leaves_the_file_as_it_was(small_disk: Path) -> None:
-    descriptor = os.open(small_disk / "log", os.O_WRONLY | os.O_CREAT)
-    try:
-        durable.append_durably(descriptor, b"group", 0)
-        with pytest.raises(OSError, match="No space left"):
-            durable.append_durably(descriptor, bytes(1 << 20), 5)
-    finally:
-        os.close(descriptor)
-    assert (small_disk / "log").read_bytes() == b"group"
-
-
 def test_the_owner_of_a_directory_deletes_interrupted_writes_and_no_other_file(
     tmp_path: Path,
 ) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, strategies as st
@@ -13,7 +11,7 @@ from support.frames import STORED, runs
 from support.metric_samples import Sample, sample, samples
 
 from railscope.catalog import METRICS, agent, bursts, gpu, host, nic, nvlink, pcie, rdma, rollups
-from railscope.catalog.declare import BASIC, SUM, Metric, MetricDetail, MetricKind
+from railscope.catalog.declare import SUM, Metric, MetricKind
 from railscope.catalog.entities import (
     GPU,
     GPU_CLOCK,
@@ -29,7 +27,6 @@ from railscope.catalog.entities import (
 )
 from railscope.exposition import (
     Exposition,
-    MetricSelection,
     TextFormat,
     entity_prefix,
     number,
@@ -165,45 +162,6 @@ def test_zeros_of_a_sparse_metric_are_omitted_until_they_change() -> None:
     assert errors(0, 7) == {seventh: 7.0}
     assert errors(Absent.TIMEOUT, 7) == {seventh: 7.0}
     assert errors(0, Absent.GONE) == {}
-
-
-@given(frames=runs(), detail=st.sampled_from(MetricDetail))
-def test_a_detail_contains_the_samples_of_its_metrics(
-    frames: list[Frame], detail: MetricDetail
-) -> None:
-    selected = Exposition(MetricSelection(detail)).render(frames[-1:], TextFormat.PROMETHEUS)
-    whole = samples(Exposition().render(frames[-1:], TextFormat.PROMETHEUS))
-    assert samples(selected) == {
-        of: value for of, value in whole.items() if detail.includes(declared_of(of[0]).detail)
-    }
-
-
-def declared_of(name: str) -> Metric:
-    stem = re.sub("_(bucket|count|sum)$", "", name)
-    return METRICS.get(name) or METRICS[stem]
-
-
-def test_a_selection_names_groups_and_sources() -> None:
-    frames = every_kind()
-
-    def families(**chosen: Any) -> set[str]:
-        selection = MetricSelection(**chosen)
-        return {
-            of[0] for of in samples(Exposition(selection).render(frames, TextFormat.PROMETHEUS))
-        }
-
-    whole = families()
-    assert families(collected=frozenset({"test"})) == whole
-    assert families(excluded=frozenset({"test"})) == set()
-    of_gpus = families(collected=frozenset({"gpu"}))
-    assert "railscope_gpu_power_watts" in of_gpus
-    assert "railscope_gpu_info" in of_gpus
-    assert not any(name.startswith("railscope_rdma") for name in of_gpus)
-    assert families(excluded=frozenset({"gpu"})) == whole - of_gpus
-    off = families(group_details=(("gpu", None), ("rdma", BASIC)))
-    assert "railscope_rdma_port_up" in off
-    assert "railscope_rdma_port_state" not in off
-    assert not off & of_gpus
 
 
 @given(EVERY_METRIC, STORED)

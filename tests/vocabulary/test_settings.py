@@ -68,11 +68,6 @@ def test_the_later_place_wins(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("term", "value"), [("true", True), ("false", False), ("1", True)])
-def test_the_environment_has_only_text(tmp_path: Path, term: str, value: bool) -> None:  # noqa: FBT001 - the case
-    assert loaded(tmp_path, environment={"T_VERBOSE": term}).verbose is value
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
