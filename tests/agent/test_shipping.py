@@ -123,7 +123,7 @@ STEPS = (
 )
 
 
-@given(st.lists(st.sampled_from(STEPS), max_size=14))
+@given(st.lists(st.sampled_from(STEPS), min_size=6, max_size=16))
 def test_every_frame_is_stored_whatever_fails(tmp_path_factory: Any, steps: list[str]) -> None:
     async def play() -> None:
         outages = Outages(tmp_path_factory.mktemp("agent"))

@@ -10,15 +10,12 @@ MIB = 1 << 20
 
 
 class FakeMeter:
-    """Processor time by thread, and resident memory of which some can be released."""
+    """Processor time by thread, and resident memory."""
 
     def __init__(self, resident_bytes: int = 40 * MIB) -> None:
         self._lock = threading.Lock()
         self._threads: Counter[int] = Counter()
         self.resident = resident_bytes
-        self.spare = 0
-        self.times_given_back = 0
-        self.unreadable: OSError | None = None
 
     def spend(self, milliseconds: float) -> None:
         """Add processor time to the calling thread."""
@@ -33,11 +30,7 @@ class FakeMeter:
             return sum(self._threads.values())
 
     def resident_bytes(self) -> int:
-        if self.unreadable:
-            raise self.unreadable
         return self.resident
 
     def release_memory(self) -> None:
-        self.times_given_back += 1
-        self.resident -= self.spare
-        self.spare = 0
+        """Do nothing: no memory is cached."""
