@@ -100,6 +100,7 @@ def test_invoices_and_their_corrections_read_back_to_identical_rows(usages, late
         assert {invoice: billed_cost(own) for invoice, own in by_invoice} == payable
 
 
+@fewer_examples(20)
 @given(st.integers(-(10**38) + 1, 10**38 - 1), st.text(st.characters(codec="utf-8"), min_size=1))
 def test_any_number_and_any_text_read_back_from_parquet(counted, text):
     found: FocusRow = dict.fromkeys(COLUMNS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from archiving_site import METERING, NOW, ArchivingCollector, reported
 from sqlalchemy import delete
 from support.audit import without_triggers
@@ -43,6 +44,7 @@ def add_end(archiving: ArchivingCollector, recorded: int = NOW) -> None:
         connection.execute(evidence_tables.claim_ends.insert().values(end))
 
 
+@pytest.mark.thorough
 async def test_a_day_that_is_revised_after_its_archive_is_archived_again(url: str, tmp_path: Path):
     metering = msgspec.structs.replace(METERING, max_revision_age_days=30)
     site = FinalizingCollector(tmp_path / "one", url, metering)
@@ -98,6 +100,7 @@ async def test_the_command_compares_days_with_the_ledger(
     )
 
 
+@pytest.mark.thorough
 async def test_evidence_of_which_the_ledger_has_no_revision_is_reported(
     archiving: ArchivingCollector,
 ):

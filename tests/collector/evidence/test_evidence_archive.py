@@ -249,6 +249,7 @@ async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missi
     archiving.check_audit()
 
 
+@pytest.mark.thorough
 async def test_evidence_around_days_that_are_not_in_the_ledger_is_kept(url: str, tmp_path: Path):
     """Of their nodes only, and as far as their metering may read it; all other evidence is deleted."""
     site = FinalizingCollector(tmp_path / "one", url, METERING)

@@ -103,7 +103,7 @@ STEPS = st.lists(
 )
 
 
-@fewer_examples(40)
+@fewer_examples(20)
 @given(fleet_histories(), spelled_files(), st.lists(st.integers(5, 60), min_size=1), STEPS)
 async def test_any_collectors_with_any_holders_and_restarts_write_the_ledger_of_one(
     story: FleetHistory, texts: dict[str, str], these: list[int], steps: list[tuple]

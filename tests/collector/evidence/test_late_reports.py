@@ -119,7 +119,7 @@ def events_between(low: int, high: int, booted: int) -> st.SearchStrategy[Events
     return st.dictionaries(seconds, some, min_size=1, max_size=4)
 
 
-@fewer_examples(80)
+@fewer_examples(50)
 @given(
     events_between(0, REBOOTED, BOOT_1),
     events_between(REBOOTED, REPORTED, BOOT_2),

@@ -187,7 +187,7 @@ async def test_agents_send_again_what_a_lost_file_contained(
     st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1 << 40)), min_size=1),
     st.data(),
 )
-@fewer_examples(50)
+@fewer_examples(20)
 def test_files_return_what_was_written(found: list[tuple[str, int]], data: st.DataObject):
     """No change of any byte of a file is accepted."""
     intervals = [EvidenceInterval(node, "boot-1", number, 0, 1) for node, number in found]

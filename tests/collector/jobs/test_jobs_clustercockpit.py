@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from hypothesis import given, strategies as st
+from support.examples import fewer_examples
 
 from railscope_collector.jobs.bad_lines import JobListError
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
@@ -27,6 +28,7 @@ def accelerators(*named: object) -> list[dict[str, object]]:
     return [{"hostname": "n1", "accelerators": list(named)}]
 
 
+@fewer_examples(30)
 @given(
     st.sampled_from(sorted(LINE)),
     st.recursive(

@@ -85,6 +85,7 @@ def test_models_of_a_cluster_are_read_from_an_inventory(place):
     assert "line 3: 'a100' of n1: expected 'a40'" in refused.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [(1, 0, 1)])
 def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
     text = capture_path("jobs/clustercockpit-alex-60pct.jsonl").read_text()

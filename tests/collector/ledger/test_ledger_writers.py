@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
 from days import DAY, held, metered
 from support.metered import revision_of, sizes_of_day
 
@@ -69,6 +70,7 @@ def test_the_same_tiling_written_at_once_is_one_revision(url):
     ledger.close()
 
 
+@pytest.mark.thorough
 def test_a_reader_sees_revisions_whole_while_they_are_written(url):
     red, green = (metered(held("GPU-0", *names)) for names in ([""] * 20 + ["red"], ["green"]))
     ledger = Ledger.open(url, metadata)
