@@ -24,6 +24,9 @@ from support.alert_rules import ROOT, RULES
 
 from railscope_simulator.demo.process import Program, free_port
 
+SCRAPES_PER_MINUTE = 3
+"""Scrapes in place of the minutes of a rule's range, for tests that cannot wait for minutes."""
+
 
 @dataclass
 class AlertWebhook:
@@ -65,6 +68,8 @@ class RuleTimes(NamedTuple):
     scrape_seconds: int = 1
     agent_scrapes: int = 1
     """Scrapes of the collector for each of an agent: fewer scrapes of many nodes take less processor time."""
+    short: bool = False
+    """Ranges of rules are some scrapes for each of their minutes."""
     holds: bool = False
     """Alertmanager sends incidents only and keeps alerts on symptoms, which it would send after two minutes.
 
@@ -78,12 +83,18 @@ class RuleTimes(NamedTuple):
             group.pop("interval", None)
             for rule in group["rules"]:
                 if "for" in rule:
-                    rule["for"] = self._shortened(rule["for"]) if self.holds else "0s"
+                    rule["for"] = self._shortened(rule["for"], 1) if self.holds else "0s"
+                if self.short:
+                    rule["expr"] = re.sub(
+                        r"(?<=\[)\d+m(?=\])",
+                        lambda found: self._shortened(found[0], SCRAPES_PER_MINUTE),
+                        rule["expr"],
+                    )
         return rules
 
-    def _shortened(self, duration: str) -> str:
+    def _shortened(self, duration: str, scrapes_per_minute: int) -> str:
         minutes = int(duration[:-1]) * {"s": 1 / 60, "m": 1, "h": 60, "d": 1440}[duration[-1]]
-        return f"{round(minutes * self.scrape_seconds)}s"
+        return f"{round(minutes * scrapes_per_minute * self.scrape_seconds)}s"
 
 
 AT_ONCE = RuleTimes()
