@@ -158,6 +158,7 @@ def until(wanted: str, address: str, seconds: float = 60.0) -> str:
     return text
 
 
+@pytest.mark.journey
 def test_both_programs_work_under_their_units(tmp_path: Path):
     token = credentials.generate_token()
     (tmp_path / "tokens.toml").write_text(f'[nodes]\ngpu-1 = "{credentials.digest_token(token)}"\n')

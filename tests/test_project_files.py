@@ -58,6 +58,7 @@ def test_the_citation_is_that_of_the_last_release():
     assert citation["license"] == project["license"]
 
 
+@pytest.mark.thorough
 def test_the_workflow_is_valid_and_runs_what_the_readme_and_ci_run():
     command = [
         sys.executable,
