@@ -20,6 +20,7 @@ class RunningPrometheus:
     """The API of a running Prometheus."""
 
     session: aiohttp.ClientSession
+    url: str
 
     async def is_ready(self) -> bool:
         """True once it answers queries."""
@@ -49,6 +50,6 @@ async def running_prometheus(
         debian_server("prometheus", *command, directory=directory),
         aiohttp.ClientSession(f"http://{address}") as session,
     ):
-        running = RunningPrometheus(session)
+        running = RunningPrometheus(session, f"http://{address}")
         await wait_until(running.is_ready, "Prometheus answers")
         yield running

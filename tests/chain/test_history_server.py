@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from chain_support import debian_server, wait_until
+from prometheus_support import running_prometheus
 
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.console import PageProblemError, group_curves
@@ -106,16 +107,9 @@ async def prometheus(directory: Path) -> AsyncIterator[str]:
         *blocks, cwd=directory, stdout=asyncio.subprocess.DEVNULL
     )
     assert await made.wait() == 0
-    (directory / "prometheus.yml").write_text("{}")
-    port = free_port()
-    command = [
-        "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", "--storage.tsdb.retention.time=10y",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
-    async with debian_server("prometheus", *command, directory=directory):
-        url = f"http://127.0.0.1:{port}"
-        await wait_until(lambda: answers(f"{url}/-/ready"), "Prometheus answers")
-        yield url
+    options = "--storage.tsdb.path=tsdb", "--storage.tsdb.retention.time=10y"
+    async with running_prometheus(directory, {}, *options) as running:
+        yield running.url
 
 
 @asynccontextmanager
