@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import SlurmSettings
 from railscope_collector.sinks.slurm_drain import (
     NODES,
-    SlurmCommandError,
     SlurmDrainer,
 )
 from railscope_collector.view_refresh import GpuVerdicts
@@ -41,14 +40,6 @@ class SimulatedSlurm:
     now_ns: int = 100 * HOUR_NS
     reason_ns: dict[str, int] = field(default_factory=dict)
     commands: list[tuple[str, ...]] = field(default_factory=list)
-    attempts: list[tuple[int, str]] = field(default_factory=list)
-    """Times and nodes of all changes, also those that are rejected."""
-    problem: str = ""
-    rejects: Callable[[str], bool] = bool
-    """Rejects changes of these nodes while there is a problem."""
-    leads: bool = True
-    verdicts: dict[str, GpuVerdicts] = field(default_factory=dict)
-    """Numbers of GPUs of nodes that do not have 8 with a verdict."""
 
     def __post_init__(self) -> None:
         self.trail = AuditTrail(audit_log(self.directory), "1.0", lambda: self.now_ns)
@@ -57,8 +48,8 @@ class SimulatedSlurm:
             self.trail,
             lambda: self.now_ns,
             rows=lambda: self.rows,
-            verdicts=lambda: {row.node: GpuVerdicts(8, 8) for row in self.rows} | self.verdicts,
-            leads=lambda: self.leads,
+            verdicts=lambda: {row.node: GpuVerdicts(8, 8) for row in self.rows},
+            leads=lambda: True,
             run_program=self.run,
         )
 
@@ -70,9 +61,6 @@ class SimulatedSlurm:
             )
             return "".join(lines) * 2
         name = command[2].removeprefix("NodeName=")
-        self.attempts.append((self.now_ns, name))
-        if self.problem and self.rejects(name):
-            raise SlurmCommandError(self.problem)
         self.commands.append(tuple(command))
         is_drain = command[3] == "State=DRAIN"
         reason = command[4].removeprefix("Reason=") if is_drain else "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -21,6 +22,16 @@ class Site:
     def __init__(self, directory: Path) -> None:
         self.nodes, self.output = directory / "nodes.txt", directory / "tokens"
         self.file = directory / "tokens.toml"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the owner of a file")
+def test_the_tokens_file_still_belongs_to_the_user_of_the_collector(tmp_path: Path):
+    site = Site(tmp_path)
+    site.file.touch()
+    os.chown(site.file, 1234, 2345)
+    create_node_tokens(["a"], site.output, site.file, NodeTokenOptions(), time.time_ns())
+    status = site.file.stat()
+    assert (status.st_uid, status.st_gid) == (1234, 2345)
 
 
 STEPS = st.one_of(

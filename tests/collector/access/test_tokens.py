@@ -113,11 +113,16 @@ class Site:
         return found.credential.label if found.credential else found.reason
 
     def _load(self, text: str) -> str:
-        self.file.write_text(self._text(text))
+        if text:
+            self.file.write_text(self._text(text))
         try:
             entries = load_credentials(self.file).entries.values()
         except SettingsError as error:
-            return str(error).replace(f"invalid tokens_file {self.file}: ", "")
+            return (
+                str(error)
+                .replace(f"invalid tokens_file {self.file}: ", "")
+                .replace(str(self.directory), "DIR")
+            )
         levels = "".join(str(entry.credential.max_authority) for entry in entries)
         return f"{len(entries)} entries, authority {levels}"
 
