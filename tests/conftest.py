@@ -88,6 +88,14 @@ def _is_quick(item: pytest.Item) -> bool:
     return (is_property or is_story) and item.get_closest_marker("timeout") is None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module for `make quick` that can have neither stories nor properties."""
+    if not config.option.quick or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if "story" in text or "hypothesis" in text else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave a second database to `make thorough`, except for the tests of its statements."""
