@@ -11,7 +11,7 @@
     store NAME, lose NAME LOG, forget NAME     its evidence is stored; its disk or its schemas are lost
     remove PATH, make PATH, damage PATH        in the state directory; PATH may end with *
     requests NAME                  number of its requests
-    state                          frames at each collector, envelopes that wait, lost frames
+    state                          frames at each collector, envelopes that wait, failed attempts, lost frames
 
 Below each line: warnings and errors in the agent's log.
 """
@@ -209,6 +209,8 @@ class Stage:
         yield waiting + (
             f", not stored {stats.unstored_envelopes}" if stats.unstored_envelopes else ""
         )
+        if stats.failures:
+            yield f"failed attempts {stats.failures}"
         for reason, count in stats.dropped_frames.items():
             if count:
                 yield f"lost {reason} {count}"
