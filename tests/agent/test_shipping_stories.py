@@ -205,6 +205,7 @@ class Stage:
             for stated in each.delivered:
                 yield f"{name} knows as stored {stated.run} {stated.streams}"
         stats = self.run.stats
+        assert bool(stats.unstored_bytes) == bool(stats.unstored_envelopes)
         waiting = f"waiting {stats.spool_envelopes}"
         yield waiting + (
             f", not stored {stats.unstored_envelopes}" if stats.unstored_envelopes else ""

@@ -122,6 +122,7 @@ def test_all_processes_of_a_simulation_end_with_it(tmp_path: Path):
     assert ended == [True, True]
 
 
+@pytest.mark.thorough
 def test_equal_scenarios_produce_equal_captures(tmp_path: Path):
     path = tmp_path / "scenario.toml"
     noisy = CLUSTER.replace("seed = 4", "seed = 4\njitter = 0.4\nlost = 0.2")

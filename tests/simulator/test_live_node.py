@@ -148,6 +148,7 @@ def test_a_late_answer_of_a_simulation_is_no_gpu_that_does_not_respond(tmp_path:
     assert (found.budget.cpu_ratio, found.budget.memory_bytes) == (0.5, 0)
 
 
+@pytest.mark.thorough
 async def test_an_agent_simulates_a_node_without_a_file(tmp_path: Path) -> None:
     options = ("--node", "railscope-simulated-0", "--listen", "127.0.0.1:0")
     environment = {**os.environ, "RAILSCOPE_AGENT_COLLECTOR__URL": ""}
