@@ -11,7 +11,7 @@
     store NAME, lose NAME LOG, forget NAME     its evidence is stored; its disk or its schemas are lost
     remove PATH, make PATH, damage PATH        in the state directory; PATH may end with *
     requests NAME                  number of its requests
-    state                          frames at each collector, envelopes that wait, failed attempts, lost frames
+    state                          frames at each collector, frames that this run shipped, envelopes that wait, failed attempts, lost frames
 
 Below each line: warnings and errors in the agent's log.
 """
@@ -206,7 +206,7 @@ class Stage:
                 yield f"{name} knows as stored {stated.run} {stated.streams}"
         stats = self.run.stats
         assert bool(stats.unstored_bytes) == bool(stats.unstored_envelopes)
-        waiting = f"waiting {stats.spool_envelopes}"
+        waiting = f"acknowledged {stats.shipped_frames}, waiting {stats.spool_envelopes}"
         yield waiting + (
             f", not stored {stats.unstored_envelopes}" if stats.unstored_envelopes else ""
         )
