@@ -179,3 +179,12 @@ def test_every_setting_of_the_agent_is_described() -> None:
     assert [
         key for key, field in fields(AgentSettings) if not field.description.endswith(".")
     ] == []
+
+
+def test_the_error_of_an_invalid_table_has_an_example() -> None:
+    for text, problem in (
+        ("{ one }", r"invalid numbers in .* T_NUMBERS: expected a table such as \{ a = 1 \}"),
+        ("{ one = 'x' }", r"^invalid numbers\.one in .*: 'x': expected an integer$"),
+    ):
+        with pytest.raises(SettingsError, match=problem):
+            load(Named, file=None, environment={"T_NUMBERS": text}, prefix="T_")
