@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -52,7 +51,6 @@ class DrawnJob:
     activity: float
     gpus: range = range(GPUS)
     """GPUs of each node that it holds."""
-    kind: str = "training"
 
 
 @dataclass(slots=True)
@@ -72,10 +70,6 @@ class Row:
     offsets: dict[int, float] = field(default_factory=dict)
     limited: dict[str, Floats] = field(default_factory=dict)
     """Other quantities with a limit, by name."""
-
-
-Effect = Callable[["DrawnCluster", Row, int], None]
-"""Changes the readings of a slot; the integer is the number of slots since the onset."""
 
 
 class DrawnCluster:
@@ -111,10 +105,6 @@ class DrawnCluster:
         return DrawnJob(
             nodes, name, self.python_rng.uniform(0.25, 0.45), self.python_rng.uniform(0.55, 0.85)
         )
-
-    def job_of(self, node: int) -> DrawnJob | None:
-        """Return the job of a node."""
-        return next((job for job in self.jobs if node in job.nodes), None)
 
     def noise(self, share: float, shape: tuple[int, ...]) -> Floats:
         """Return factors with this share of log-normal noise."""
