@@ -186,7 +186,7 @@ def request_of(method: str, path: bytes, more: list[bytes], version: bytes = b"1
 
 
 FUZZ = settings(
-    max_examples=max(300, settings().max_examples),
+    max_examples=max(100, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
