@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from array import array
 from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -14,10 +15,14 @@ from aiohttp import web
 from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.collector import PATIENCE_SECONDS, FrameId, take_and_vanish
+from support.reading import ORIGIN
 from support.shipping import RunningShipper, StoringCollector, link_to, run_shipper
 
-from railscope.frame import FrameOrigin
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.timestamps import SECOND_NS
+from railscope_agent.shipping import envelope_limits as limits
 from railscope_agent.shipping.collector_logs import FIRST_PAUSE_NS
 
 
@@ -187,3 +192,24 @@ async def test_a_load_balancer_causes_no_endless_resending(tmp_path: Path) -> No
             await send(2)
             assert set(collector.by_log["b"]) == set(run.sent), "the other one gets the rest"
     assert [entry["logs"] for entry in logs if entry["event"] == "several_collectors_found"] == [2]
+
+
+SHAPES = st.tuples(st.sampled_from([0, 10, 200_000]), st.sampled_from([0, 1, 1500]))
+"""Columns and events of a frame."""
+
+
+@given(st.lists(SHAPES, min_size=5, max_size=30))
+def test_an_envelope_is_within_the_limits_of_a_collector(shapes: list[tuple[int, int]]) -> None:
+    event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1)
+    at = NodeTimestamp(1, 1)
+    frames = [
+        Frame(
+            ORIGIN, Schema("gpu", ()), 1, at, array("q", bytes(8 * size)), events=(event,) * count
+        )
+        for size, count in shapes
+    ]
+    groups = list(limits.split_into_envelopes(frames))
+    assert [frame for group in groups for frame in group] == frames
+    for group in groups:
+        assert sum(8 * len(frame.values) for frame in group) <= limits.MAX_BYTES
+        assert sum(len(frame.events) for frame in group) <= limits.MAX_EVENTS
