@@ -133,7 +133,7 @@ class FinalizingCollector:
         statement = f"ALTER TABLE {table.name} ADD CHECK ({column} <> '{value}')"
         if self.url.startswith("sqlite"):
             statement = (
-                f"CREATE TRIGGER reject_{table.name} BEFORE INSERT ON {table.name} WHEN NEW.{column} = '{value}'"
+                f"CREATE TRIGGER reject_{table.name} BEFORE INSERT ON {table.name} WHEN CAST(NEW.{column} AS TEXT) = '{value}'"
                 " BEGIN SELECT RAISE(ABORT, 'invalid value'); END"
             )
         with self.stores.ledger.database.transaction(writes=True) as connection:

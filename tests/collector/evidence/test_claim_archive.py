@@ -109,3 +109,20 @@ async def test_evidence_of_which_the_ledger_has_no_revision_is_reported(
     assert recomputed(archiving, DAY).problems == [
         "GPU-0 on 2026-09-04: differs from revision 1 of the ledger"
     ]
+
+
+async def test_claims_are_archived_again_before_the_intervals_of_their_day_are_deleted(
+    archiving: ArchivingCollector, tmp_path: Path
+):
+    keeping = ArchivingCollector(archiving.site, tmp_path / "archive", delete_after_days=0)
+    keeping.now += 7200
+    archiving.now += 7260
+    assert await keeping.retention.attempt()
+    keeping.retention.close()
+    files = len(keeping.files(CLAIMS))
+    add_end(archiving)
+    steps = archiving.retention.steps()
+    lines = [line for line in steps if line.startswith("2026-09-04")]
+    assert lines[0] == "2026-09-04: claims of 1 nodes archived"
+    assert lines[1].endswith("facts deleted")
+    assert len(keeping.files(CLAIMS)) == files + 2, "of the two days whose intervals were deleted"

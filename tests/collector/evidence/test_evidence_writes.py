@@ -47,6 +47,19 @@ async def test_a_gpu_day_that_the_database_rejects_keeps_no_other_from_the_ledge
     assert len(site.stores.ledger.newest(DAY, DAY + 1)) == 3
 
 
+async def test_a_day_that_the_database_rejects_is_written_after_the_next_one(
+    site: FinalizingCollector,
+):
+    accept(site.core, reports("n1", "a"))
+    await site.round(400)
+    site.reject(schema.revisions, "day", str(DAY))
+    await site.round(3 * DAY_SECONDS, everything=True)
+    assert site.stores.ledger.newest(DAY, DAY + 2).keys() == {("GPU-n1", DAY + 1)}
+    site.permit(schema.revisions, "day")
+    await site.round(3 * DAY_SECONDS + 60)
+    assert len(site.stores.ledger.newest(DAY, DAY + 2)) == 2
+
+
 class RejectingCollector(FinalizingCollector):
     """A collector of a shared database, with queries of its test."""
 

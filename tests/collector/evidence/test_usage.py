@@ -7,12 +7,12 @@ A time is seconds, or has units: 1d2h30m. Second 0 is a midnight.
     end NODE GPU CLAIM TIME       the end of a claim
     report NODE GPUS FROM-TO      samples, each 30 seconds; `step`, `sent`, `skew`, `limit` (of the token's authority), `run`,
                                   `energy` (OFFSET+RATE in millijoules per second), `suspect` (since when the collector's clock was);
-                                  `host` instead of GPUs, and `mig=PROFILES` of one GPU, are other streams
+                                  `host` or `ports` (of two rails) instead of GPUs, and `mig=PROFILES` of one GPU, are other streams
     receive                       envelopes up to here arrive; otherwise they do in the order of their sending
     file KIND ROW                 a row of an administrators' file, or of the calendar with `|` between lines; `@TIME` is a time
     decide VERDICT KIND NAME NODE a person's decision
     show TIME                     time of each GPU up to there, computed by the live account; slots in brackets unless all
-    energy TIME                   energy of each GPU up to there, in joules
+    energy TIME                   energy of each GPU up to there, in joules; `traffic TIME`: kilobytes of its rail
     round TIME                    a round of the finalizer; prints new revisions of days, in hours
     review TIME                   evidence that waits for a person; `accept TIME` and `reject TIME` decide about all of it
     restart                       with the last checkpoint; `restart empty`: without
@@ -53,6 +53,7 @@ from support.story import (
     gpus_of,
     host,
     no_turns,
+    ports_of,
 )
 
 from railscope.audit.record import RecordActor
@@ -72,7 +73,6 @@ from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKin
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.day_tiling import DayTiling
 from railscope_collector.ledger.ledger_records import HEAD
-from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
 from railscope_collector.metering.units import Tiling
 
@@ -131,7 +131,7 @@ class Played:
         name, *words = command.split()
         options = dict(word.split("=", 1) for word in words if "=" in word and name != "file")
         values = words if name == "file" else [word for word in words if "=" not in word]
-        if name in {"show", "energy", "round", "restart", "collector"}:
+        if name in {"show", "energy", "traffic", "round", "restart", "collector"}:
             self.receive()
         return getattr(self, name)(*values, **options) or []
 
@@ -168,6 +168,7 @@ class Played:
         one.skew, one.run = seconds(skew or "0"), run or one.run
         schema: Schema = (
             host() if gpus == "host"
+            else ports_of(2) if gpus == "ports"
             else cut(gpus, *filter(None, mig.split(","))) if mig is not None
             else gpus_of(*gpus.split(","))
         )  # fmt: skip
@@ -235,6 +236,9 @@ class Played:
         self.listen()
 
     def listen(self) -> None:
+        book = self.site.core.evidence
+        book.changed.update(book.gpus)
+        self.account = LiveAccount(book, self.site.files)
         self.site.core.evidence.problems.listeners.append(
             lambda found: self.problems.append(
                 " ".join(
@@ -260,8 +264,7 @@ class Played:
 
     def show(self, time: str) -> list[str]:
         book, files, until = self.site.core.evidence, self.site.files(), at(seconds(time))
-        book.changed.update(book.gpus)
-        account = asyncio.run(LiveAccount(book, lambda: files).refresh(until, no_turns))
+        account = asyncio.run(self.account.refresh(until, no_turns))
         placer, sums, lines = ClaimPlacer(book, files), Counter(), list[str]()
         for gpu in sorted(filter(is_gpu, book.gpus)):
             evidence, _ = placer.evidence(gpu)
@@ -285,7 +288,7 @@ class Played:
         assert dict(account.sums) == {key: amount for key, amount in sums.items() if amount}
         return lines + self.take_problems()
 
-    def energy(self, time: str) -> list[str]:
+    def energy(self, time: str, measures: str = "energy", unit: str = "J") -> list[str]:
         book, lines = self.site.core.evidence, list[str]()
         intervals = [kept.interval for kept in book.intervals.by_key.values()]
         for gpu in sorted(filter(is_gpu, book.gpus)):
@@ -298,13 +301,18 @@ class Played:
                 assemble(facts, intervals, self.site.files()), at(-(10**7)), at(seconds(time))
             ).values():
                 for key, amount in amounts.items():
-                    if amount and key.measure is CountedQuantity.ENERGY:
+                    if amount and key.measure.value in measures:
                         found[f"{key.use.value} {key.tenant}".strip()] += amount
             lines.append(
                 f"{gpu}: "
-                + ", ".join(f"{amount / 1000:g} J {name}" for name, amount in sorted(found.items()))
+                + ", ".join(
+                    f"{amount / 1000:g} {unit} {name}" for name, amount in sorted(found.items())
+                )
             )
         return lines
+
+    def traffic(self, time: str) -> list[str]:
+        return self.energy(time, "received transmitted", "kB")
 
     def round(self, time: str) -> list[str]:
         for _ in range(2):  # the second one writes what the first has read
