@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,3 @@ def failing_host(root: Path, mode: str = "whole", nic: str = "cx7") -> FailingHo
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return FailingHost(_capture(mode, nic), root, directories=_directories(mode, nic))
-
-
-naming = partial(lambda name, asked: name in asked.names)

@@ -23,7 +23,6 @@ LINKS = 18
 _LINK_COUNT, _STATE, _MEMORY_TEMPERATURE, _THRESHOLDS = 91, 165, 82, range(193, 197)
 _BIT_ERRORS = {220, 222, 293}
 _EFFECTIVE_RATIO = 0x30C  # 3e-12
-_MEBIBYTE = 1 << 20
 _BIG = 1 << 53
 """From here on a double is no longer exact: counters must not pass through one."""
 

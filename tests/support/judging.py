@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from support.clock import NS
-from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
@@ -27,7 +26,6 @@ from railscope_agent.streams.xid_matcher import XidMatcher
 
 DEVICES = "/sys/bus/pci/devices"
 FIELD = "nvml.nvmlDeviceGetFieldValues({},{})"
-RECOVERY = 230
 HEALTH, ACTION = h.GPU_HEALTH.name, h.GPU_ACTION.name
 REASON = h.GPU_HEALTH_REASON.name
 
@@ -132,22 +130,3 @@ def unplug(host: FakeHost, address: str) -> None:
     inside = f"{DEVICES}/{address}/"
     host.files = {path: text for path, text in host.files.items() if not path.startswith(inside)}
     host.links.pop(f"{inside}driver")
-
-
-def verdict_sources(gpus: int = 1) -> VerdictSources:
-    """Return verdicts on a node with healthy GPUs."""
-    host = FakeHost()
-    add_gpus(host, gpus)
-    for index in range(gpus):
-        plug(host, f"0000:{index + 1:02x}:00.0", "nvidia")
-    return VerdictSources(host)
-
-
-def set_field(run: VerdictSources, field: int | str, value: int, gpu: int = 0) -> None:
-    """Set NVML's answer for a field, or for one of a link ("165:0")."""
-    run.host.calls[FIELD.format(gpu, field)] = [0, value]
-
-
-def old_driver(run: VerdictSources, gpu: int = 0) -> None:
-    """Simulate a driver that does not report a GPU's recovery action."""
-    del run.host.calls[FIELD.format(gpu, RECOVERY)]

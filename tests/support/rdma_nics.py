@@ -17,9 +17,3 @@ def add_nic(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None:
         f"{port}/rate": "400 Gb/sec (4X NDR)",
         f"{port}/counters/port_xmit_packets": packets,
     }
-
-
-def remove_nic(host: FakeHost, name: str) -> None:
-    """Remove a NIC."""
-    inside = f"{INFINIBAND}/{name}/"
-    host.files = {path: text for path, text in host.files.items() if not path.startswith(inside)}

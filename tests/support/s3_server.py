@@ -44,15 +44,6 @@ def create_bucket(url: str, name: str) -> None:
         pass
 
 
-def replace_object(url: str, bucket: str, name: str, content: bytes) -> None:
-    """Replace an object, as another program could."""
-    request = urllib.request.Request(  # noqa: S310 - a local server
-        f"{url}/{bucket}/{name}", data=content, method="PUT"
-    )
-    with urllib.request.urlopen(request, timeout=START_SECONDS):  # noqa: S310 - as above
-        pass
-
-
 def _wait(process: subprocess.Popen[bytes], port: int) -> None:
     """Wait until the server accepts connections."""
     deadline = time.monotonic() + START_SECONDS
