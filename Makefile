@@ -1,6 +1,6 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make cluster          three collectors, PostgreSQL with a standby and twenty simulated nodes; some of them fail
-# make test             check, then all tests
+# make test             check, then all tests but the thorough ones
 # make quick            stories and properties, for use while editing
 # make thorough         all tests, also those marked thorough; properties with more examples
 # make check            lint, types, layers, wording, generated files

@@ -60,14 +60,14 @@ def _collector(*names: str) -> tuple[str, ...]:
 
 AREAS = {
     "money": Area(
-        tuple(f"collector/railscope_collector/{name}/*.py" for name in ("billing", "metering", "account", "ledger")),
+        tuple(f"collector/railscope_collector/{name}/*.py" for name in ("billing", "metering", "account", "ledger", "evidence", "finalization")),
         _collector(
             "billing", "metering", "account", "ledger", "evidence", "audit/test_audit_outbox.py", "audit/test_ledger_check.py",
-            "test_metering.py", "test_cluster_head.py", "test_copied_directory.py",
+            "test_metering.py", "test_copied_directory.py",
         ),
     ),
     "frames": Area(
-        ("railscope/frame*.py", "railscope/wire*.py", "railscope/capture*.py", "collector/railscope_collector/framelog/*.py"),
+        ("railscope/frame*.py", "railscope/wire*.py", "railscope/capture*.py", "collector/railscope_collector/framelog/*.py", "collector/railscope_collector/state/*.py"),
         (
             "tests/vocabulary", "tests/agent/test_capture_replay.py", "tests/agent/test_record_replay.py", "tests/agent/test_shipping.py", "tests/agent/test_spool.py",
             *_collector(
@@ -92,7 +92,7 @@ AREAS = {
         tuple(f"agent/railscope_agent/{name}/**/*.py" for name in ("sources", "sampling", "tenancy", "health")),
         ("tests/agent",),
     ),
-    "diagnosis": Area(("collector/railscope_collector/diagnosis/*.py",), _collector("diagnosis", "test_cluster_switches.py", "test_incident_webhook.py", "test_slurm_drain.py", "test_entity_tags.py")),
+    "diagnosis": Area(("collector/railscope_collector/diagnosis/*.py", "collector/railscope_collector/live_diagnosis/*.py"), _collector("diagnosis", "test_cluster_switches.py", "test_incident_webhook.py", "test_entity_tags.py")),
 }  # fmt: skip
 _COMPARISONS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),

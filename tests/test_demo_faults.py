@@ -92,6 +92,3 @@ def test_a_fault_names_its_target(fault: DemoFault):
     assert target.device in known
     assert "{" not in target.text
     assert all(str(name) in target.text for name in target.names.values())
-
-
-# The comparison ---------------------------------------------------------------------------------

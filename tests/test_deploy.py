@@ -270,9 +270,6 @@ def test_sample_files_can_be_read(tmp_path: Path, pattern: dict[str, str]):
     assert priced.exit_code == 0, priced.output
 
 
-# make and continuous integration ---------------------------------------------------------------
-
-
 # The lock --------------------------------------------------------------------------------------
 
 

@@ -58,9 +58,3 @@ async def test_a_node_is_shown_with_its_rates_when_the_primary_collector_fails(t
             _, reply = await running.post(sent)
             assert reply == {"accepted_frames": count, "duplicate_frames": 0}, "sent again"
     assert logged_envelopes(tmp_path) == 2
-
-
-# Interleavings ------------------------------------------------------------------------------------
-
-
-# Records for the head -----------------------------------------------------------------------------

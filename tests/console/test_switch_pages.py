@@ -201,6 +201,3 @@ async def test_facts_of_a_port_are_on_its_page_or_the_reason_for_their_absence(
         metrics = {(each["metric"], each.get("lane")) for each in port["readings"]}
         assert (catalog.TRANSCEIVER_RECEIVE_POWER.name, "1") in metrics
         assert (catalog.GROUP_HEADROOM_PEAK.name, None) in metrics
-
-
-# Increases ---------------------------------------------------------------------------------------

@@ -3,16 +3,17 @@
     define G /sys/fs/cgroup     $G stands for this text in all lines of the file
     # promise                   begins a story
     command arguments           is played; several commands may stand in one line, separated by `; `
-      line                      indented: the lines that the commands above it print, all of them, in their order
+      line                      indented: all lines that the commands of the line above print, in their order
 
-An expected line that ends with … states the beginning of a line. `pytest --write-stories` writes the printed lines in place
-of the expected ones: review them as a diff.
+An expected line that ends with … states the beginning of a line. `pytest --write-stories`, in one process, writes the printed
+lines in place of the expected ones, with the texts of names: review them as a diff.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -34,7 +35,7 @@ class Step:
 
 @dataclass
 class Story:
-    """A promise and its steps; `line` is that of the promise."""
+    """A promise and its steps; `line` is the line number of the promise."""
 
     path: Path
     line: int
@@ -61,30 +62,34 @@ class Story:
 
 def _shortened(line: str, expected: str) -> str:
     """Return the line, or the expected beginning of it."""
-    is_beginning = expected.endswith(_REST) and line.startswith(expected.removesuffix(_REST))
+    beginning = expected.removesuffix(_REST)
+    is_beginning = beginning != expected and bool(beginning) and line.startswith(beginning)
     return expected if is_beginning else line
 
 
-def read(path: Path) -> Iterator[Story]:
-    """Yield the stories of a file."""
+def read(path: Path) -> list[Story]:
+    """Return the stories of a file."""
     definitions = dict[str, str]()
-    story: Story | None = None
+    stories = list[Story]()
     for number, text in enumerate(path.read_text().splitlines(), 1):
         line = re.sub(r"\$(\w+)", lambda name: definitions.get(name[1], name[0]), text)
+        steps = stories[-1].steps if stories else []
         if found := _DEFINITION.fullmatch(line):
             definitions[found[1]] = found[2]
         elif line.startswith("# "):
-            if story:
-                yield story
-            story = Story(path, number, line.removeprefix("# "))
-        elif story and line.startswith(_INDENT):
-            story.steps[-1].expected.append(line.removeprefix(_INDENT))
-        elif story and line:
-            story.steps.append(Step(number, line.split("; ")))
+            stories.append(Story(path, number, line.removeprefix("# ")))
+        elif steps and line.startswith(_INDENT):
+            steps[-1].expected.append(line.removeprefix(_INDENT))
+        elif stories and line and not line.startswith(_INDENT):
+            steps.append(Step(number, line.split("; ")))
         elif line:
-            pytest.fail(f"{path.name}, line {number}: {line!r}: expected a promise: # text")
-    if story:
-        yield story
+            pytest.fail(f"{path.name}, line {number}: {line!r}: expected a promise or a command")
+    promises = Counter(story.promise for story in stories)
+    for story in stories:
+        if not story.steps or promises[story.promise] > 1:
+            where = f"{path.name}, line {story.line}: {story.promise!r}"
+            pytest.fail(f"{where}: expected commands, and another promise in each story of a file")
+    return stories
 
 
 def _write_again(story: Story) -> None:

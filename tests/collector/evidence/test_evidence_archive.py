@@ -28,7 +28,9 @@ from railscope_collector.evidence.evidence_tables import (
     archived_facts,
     archives,
     evidence_intervals,
+    gpu_nodes,
     removals,
+    reported_claims,
 )
 from railscope_collector.finalization import day_writes, due_days
 from railscope_collector.finalization.evidence_retention import find_first_needed_day
@@ -87,6 +89,9 @@ async def test_the_database_rejects_deletions_of_what_is_not_archived(
             connection.rollback()
 
     rejected(delete(evidence_intervals))
+    for table in (reported_claims, gpu_nodes):
+        rejected(delete(table))
+        rejected(update(table).values({table.c.node: "x"}))
     assert await archiving.retention.attempt()
     known = archiving.archived_intervals()
     with archiving.database.transaction() as connection:

@@ -34,9 +34,6 @@ def recorded() -> list[bytes]:
     return [json_format.Parse(line, of()).SerializeToString() for line in lines]
 
 
-# Messages as values ------------------------------------------------------------------------------
-
-
 # Over gRPC ---------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,79 @@
+"""Rows that only the primary has, because their standby is missing, are not stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from support import postgresql
+
+from railscope_collector.evidence.evidence_store import EncodedInterval, EvidenceStore
+from railscope_collector.evidence.node_intervals import FirstContact
+from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
+from railscope_collector.tables import metadata
+
+STANDBY = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    " OR (wait_event_type = 'Lock' AND backend_type = 'client backend')"
+)
+"""Transactions that wait for the standby, or for one that does."""
+
+
+def set_standby(url: str, name: str) -> None:
+    """Let each commit of the server wait for a standby; an empty name ends that."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(STANDBY.format(name).encode())
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def count_hanging(url: str) -> int:
+    """Return the number of transactions that hang."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(WAITING).fetchone()
+    return int(row[0]) if row else 0
+
+
+END_WAITING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Wait until a check is true, at most a minute."""
+    async with asyncio.timeout(60):
+        while not check():  # noqa: ASYNC110 - of a real server
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["interval", pytest.param("contact", marks=pytest.mark.thorough)])
+async def test_facts_that_only_the_primary_has_are_not_stored(kind: str) -> None:
+    """A commit that waited for the standby ended with its connection; its rows are there when it is repeated."""
+
+    def write() -> None:
+        if kind == "interval":
+            store.write([EncodedInterval("part", "n1", 0, 1, {}, b"")], [], lambda: 0)
+        else:
+            store.write_contacts({"n1": {"GPU-0": FirstContact(1)}})
+
+    with postgresql.running() as server:
+        url = server.database()
+        database = Database(url, metadata)
+        store = EvidenceStore(database)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_commit = off")
+        set_standby(url, "missing")
+        try:
+            first = asyncio.create_task(call_database(write))
+            await until(lambda: count_hanging(url) == 1)
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(END_WAITING)
+            with pytest.raises(UnusableLedgerError, match="closed the connection"):
+                await first
+            again = asyncio.create_task(call_database(write))
+            await until(lambda: again.done() or count_hanging(url) == 1)
+            assert not again.done()
+        finally:
+            set_standby(url, "")
+        await again
+        database.close()
