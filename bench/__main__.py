@@ -7,10 +7,7 @@ import sys
 
 import click
 
-BENCHES = (
-    "agent", "burst_sampling", "agent_gpu", "health", "otlp", "diagnosis", "audit", "metering", "export",
-    "collector", "console", "scale", "failover", "dashboards", "cardinality",
-)  # fmt: skip
+BENCHES = ("agent", "diagnosis", "collector")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`python -m bench.agent`: cost of the agent, compared with other programs that do the same work."""
+"""`python -m bench.agent`: cost of the agent, compared with node_exporter where that does the same work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main(report: harness.BenchReport, length: AgentBenchLength, directory: Path)
 def scrape_ratios(
     report: harness.BenchReport, directory: Path, root: Path, length: AgentBenchLength
 ) -> None:
-    """Measure a live scrape of 8 RDMA devices by three programs."""
+    """Measure a live scrape of 8 RDMA devices by two programs."""
     host_files.write_tree(root, DEVICES)
     schedules = {
         CONSECUTIVE: agent_costs.ScrapeSchedule(length.fast_scrapes, None),
@@ -70,10 +70,6 @@ def scrape_ratios(
             found["node_exporter"] = {
                 n: agent_costs.measure_scrapes(server, p) for n, p in schedules.items()
             }
-    with agent_costs.plain_exporter(root, directory) as server:
-        found["plain exporter"] = {
-            n: agent_costs.measure_scrapes(server, p) for n, p in schedules.items()
-        }
     with agent_costs.agent_server(root, directory, FOUR_PER_SECOND) as server:
         for name in ("4 per second", "4 per second, gzip"):
             found["agent"][name] = agent_costs.measure_scrapes(server, schedules[name])
@@ -83,14 +79,12 @@ def scrape_ratios(
     with agent_costs.agent_server(root, directory, agent_costs.AT_ONCE) as server:
         read = agent_costs.read_cost(server, length.read_seconds)
     found["agent"][CONSECUTIVE] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
-    for other in ("node_exporter", "plain exporter"):
-        for name, cost in found.get(other, {}).items():
-            aim = AT_FULL_SPEED if name == CONSECUTIVE else AT_FOUR_HERTZ
-            report.ratio(
-                f"CPU per series, agent / {other}, {name}",
-                found["agent"][name].cpu_per_series / cost.cpu_per_series,
-                aim if other == "node_exporter" else None,
-            )
+    for name, cost in found.get("node_exporter", {}).items():
+        report.ratio(
+            f"CPU per series, agent / node_exporter, {name}",
+            found["agent"][name].cpu_per_series / cost.cpu_per_series,
+            AT_FULL_SPEED if name == CONSECUTIVE else AT_FOUR_HERTZ,
+        )
     for program, costs in found.items():
         for name, cost in costs.items():
             report.figure(f"{program}, {name}", str(cost))

@@ -1,8 +1,7 @@
 """Cost of the agent: of a live scrape, and of a whole tick.
 
-A live scrape is measured of our agent, node_exporter and a plain exporter on one tree. "Live" means
-that every scrape contains values that were read after the previous scrape. node_exporter and the
-plain exporter read during a scrape. Our agent reads on its own clock, so its period is set to the
+A live scrape is measured of our agent and node_exporter on one tree. "Live" means that every scrape
+contains values that were read after the previous scrape. node_exporter reads during a scrape. Our agent reads on its own clock, so its period is set to the
 time between two scrapes; its metrics report the number of reads, and all of that processor time is
 counted. A scrape of our agent takes less time than a read of all files, so consecutive scrapes and
 consecutive reads are measured separately and added.
@@ -16,7 +15,6 @@ from __future__ import annotations
 import gzip
 import re
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -173,7 +171,7 @@ def agent_server(root: Path, directory: Path, period_seconds: float) -> harness.
         )
     environment = {
         "RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(period_seconds),
-        "RAILSCOPE_AGENT_METRICS__DETAIL": "full",  # the other programs expose every file too
+        "RAILSCOPE_AGENT_METRICS__DETAIL": "full",  # node_exporter exposes every file that it reads
         **UNBOUNDED,
     }
     return harness.start_agent(directory, *AGENT, *tree, environment=environment)
@@ -186,13 +184,6 @@ def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
     command += [f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics"]
     command += [f"--web.listen-address={harness.HOST}:{port}"]
     return harness.ServerProcess(command, port=port, log=directory / "node_exporter.log")
-
-
-def plain_exporter(root: Path, directory: Path) -> harness.ServerProcess:
-    """Start the plain Python exporter of this directory."""
-    port = free_port()
-    command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
-    return harness.ServerProcess(command, port=port, log=directory / "plain_exporter.log")
 
 
 _MAX_BYTES = 64 << 20

@@ -1,8 +1,4 @@
-"""`python -m bench.collector`: cost of the collector, compared with a time-series database.
-
-The same values are written to VictoriaMetrics by its fastest way: Prometheus' remote write. It
-receives every series once before the measurement starts, so that building its index does not count.
-"""
+"""`python -m bench.collector`: cost of the collector by number of nodes, with and without the diagnosis."""
 
 from __future__ import annotations
 
@@ -16,22 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import click
-import numpy as np
 import psutil
 
-from bench import harness, http_requests, load, remote_write
+from bench import harness, load
 from bench.collector_servers import start_collector, wait_for_refreshes
-from bench.http_requests import Request
 from bench.load import Load
 from bench.load_sender import Sender, sending
-from railscope.catalog import KINDS, METRICS
-from railscope.timestamps import SECOND_NS
 
-FLUSH = "/internal/force_flush"
-STORE_CONNECTIONS = 4
 DIAGNOSIS_TURNS = 4
-_MAX_WAITS, _IDLE_SHARE = 15, 0.03
-_MILLISECOND = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,129 +159,9 @@ def measure_diagnosis(fleet: Load, size: FleetSize, directory: Path) -> Diagnosi
     return DiagnosisCost(size, with_p99, without_p99, cores, resident_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCost:
-    """Cost of the store."""
-
-    values: int
-    cpu_seconds: float
-    wall_seconds: float
-
-    @property
-    def cpu_per_value(self) -> float:
-        """Processor seconds per value."""
-        return self.cpu_seconds / self.values
-
-    def __str__(self) -> str:
-        return (
-            f"{self.cpu_per_value * 1e9:.0f} ns CPU per value,"
-            f" {1 / self.cpu_per_value / 1e6:.2f} M values per CPU second,"
-            f" {self.values / self.wall_seconds / 1e6:.2f} M values/s wall time"
-            " (remote write, known series)"
-        )
-
-
-def measure_store(fleet: Load, turns: int, directory: Path) -> StoreCost:
-    """Write some turns of some nodes; its later merges, until it is idle, count too."""
-    prefixes = [_prefixes(fleet, number) for number in range(fleet.nodes)]
-    with harness.start_victoria(directory) as server:
-        http_requests.send_all(server.port, _requests(fleet, prefixes, 0), STORE_CONNECTIONS)
-        harness.http_get(server.port, FLUSH)
-        _wait_until_idle(server)
-        requests = [r for turn in range(1, turns + 1) for r in _requests(fleet, prefixes, turn)]
-        with server.measure() as whole:
-            with server.measure() as writing:
-                http_requests.send_all(server.port, requests, STORE_CONNECTIONS)
-                harness.http_get(server.port, FLUSH)
-            _wait_until_idle(server)
-        inserted = _inserted_rows(server.port)
-    values = fleet.values_per_turn * fleet.nodes * turns
-    expected = values + values // turns
-    if inserted < expected:
-        message = (
-            f"writing to {harness.VICTORIA} failed: {inserted} values stored: expected {expected}"
-        )
-        raise harness.BenchError(message)
-    return StoreCost(values, whole.cpu_seconds, writing.wall_seconds)
-
-
-def _wait_until_idle(server: harness.ServerProcess) -> None:
-    """Wait until the process is almost idle."""
-    for _ in range(_MAX_WAITS):
-        before = server.cpu_seconds()
-        time.sleep(1.0)
-        if server.cpu_seconds() - before < _IDLE_SHARE:
-            return
-
-
-def _inserted_rows(port: int) -> int:
-    lines = harness.http_get(port, "/metrics").splitlines()
-    return sum(
-        int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vm_rows_added_to_storage")
-    )
-
-
-# Written data --------------------------------------------------------------------------------------
-
-
-def _requests(fleet: Load, prefixes: Sequence[list[bytes]], turn: int) -> list[Request]:
-    variants = [_samples(fleet, variant, turn) for variant in range(load.VARIANTS)]
-    requests = []
-    for number, node_prefixes in enumerate(prefixes):
-        samples = variants[number % len(variants)]
-        parts = (p + s for p, s in zip(node_prefixes, samples, strict=True))
-        requests.append(remote_write.encode_request(parts))
-    return requests
-
-
-def _samples(fleet: Load, variant: int, turn: int) -> list[bytes]:
-    """Encode the samples of every column."""
-    now_ns = time.time_ns() // SECOND_NS * SECOND_NS
-    times = remote_write.encode_timestamps(
-        (now_ns + (turn * load.ROWS + row) * SECOND_NS) // _MILLISECOND for row in range(load.ROWS)
-    )
-    samples = []
-    for source in range(len(fleet.sources)):
-        rows = fleet.rows(source, variant, turn)
-        timestamps = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
-        block = remote_write.encode_samples(rows.T.astype(np.float64), timestamps)
-        data, size = block.tobytes(), block.itemsize * len(rows)
-        samples += [data[i : i + size] for i in range(0, len(data), size)]
-    return samples
-
-
-def _prefixes(fleet: Load, number: int) -> list[bytes]:
-    """Return the bytes before the samples of every column of a node: size and labels."""
-    label = remote_write.encode_label
-    node = label("instance", load.node_name(number))
-    prefixes = []
-    for source in fleet.sources:
-        schema = load.of_node(source.schema, number)
-        entities = [
-            node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in schema.entities
-        ]
-        for group in schema.groups:
-            metric = label("__name__", METRICS[group.metric].name)
-            for member in group.entities:
-                size = remote_write.SAMPLE.itemsize * source.rows
-                prefixes.append(remote_write.encode_series_head(metric + entities[member], size))
-    return prefixes
-
-
-@dataclass(frozen=True, slots=True)
-class CollectorBenchSize:
-    """Sizes of the fleets, and of the data written to the other store."""
-
-    fleets: tuple[FleetSize, ...]
-    store_nodes: int
-    store_turns: int
-
-
 FLEETS = (FleetSize(100, 20, 10.0), FleetSize(1000, 2, 10.0), FleetSize(5000, 1, 10.0))
-THOROUGH = CollectorBenchSize(FLEETS, store_nodes=60, store_turns=8)
-QUICK = CollectorBenchSize((FleetSize(20, 1, 0.5),), store_nodes=4, store_turns=1)
+QUICK = (FleetSize(20, 1, 0.5),)
 
-CPU_RATIO = harness.Aim(">=", 30)
 MEMORY = harness.Aim("<=", 70, " KiB")
 ACKNOWLEDGED = harness.Aim("<=", 10, " ms")
 REFRESH = harness.Aim("<=", 0.5, " s")
@@ -307,19 +175,17 @@ _KIB = 1 << 10
 @click.option(
     "--nodes", "numbers", type=int, multiple=True, help="Measure only this fleet; may be repeated."
 )
-@click.option("--no-store", "no_store", is_flag=True, help=f"Leave {harness.VICTORIA} out.")
-@harness.benchmark("Collector", full=THOROUGH, quick=QUICK)
+@harness.benchmark("Collector", full=FLEETS, quick=QUICK)
 def main(
     report: harness.BenchReport,
-    size: CollectorBenchSize,
+    fleets: Sequence[FleetSize],
     directory: Path,
     *,
     numbers: Sequence[int],
-    no_store: bool,
 ) -> None:
     """Measure the collector and print ratios."""
-    by_nodes = {fleet.nodes: fleet for fleet in size.fleets}
-    chosen = [by_nodes.get(nodes, FleetSize(nodes, 1, 10.0)) for nodes in numbers] or size.fleets
+    by_nodes = {fleet.nodes: fleet for fleet in fleets}
+    chosen = [by_nodes.get(nodes, FleetSize(nodes, 1, 10.0)) for nodes in numbers] or fleets
     node = Load.of_agent(directory)
     report.figure(
         "load",
@@ -327,12 +193,6 @@ def main(
         f" {node.values_per_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
     )
     costs = [measure_fleet(node, fleet, directory) for fleet in chosen]
-    if not no_store and report.has_program(harness.VICTORIA):
-        store = measure_store(node.of_nodes(size.store_nodes), size.store_turns, directory)
-        report.figure(harness.VICTORIA, f"{size.store_nodes} nodes: {store}")
-        for cost in costs:
-            title = f"CPU per value, {harness.VICTORIA} / collector, {cost.size.nodes} nodes"
-            report.ratio(title, store.cpu_per_value * cost.values_per_cpu_second, CPU_RATIO)
     for cost in costs:
         _report_size(report, cost)
     middle = next((each for each in chosen if each.nodes == 1000), chosen[0])  # noqa: PLR2004 - see above

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -97,28 +96,10 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return spent.cpu_seconds
 
 
-def wall_seconds(work: Callable[[], object]) -> float:
-    """Return the seconds that some work takes."""
-    with ProcessStopwatch() as spent:
-        work()
-    return spent.wall_seconds
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process, by proc_pid_statm(5)."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
-
-
-def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-
-
-def http_get(port: int, path: str, method: str = "GET") -> str:
+def http_get(port: int, path: str) -> str:
     """Return the body of a response of a local server, whatever its status."""
     connection = HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)
-    connection.request(method, path)
+    connection.request("GET", path)
     text = connection.getresponse().read().decode()
     connection.close()
     return text
@@ -194,11 +175,6 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
-    def kill(self) -> None:
-        """End the process at once, without a clean stop."""
-        self._process.kill()
-        self._process.wait()
-
     @property
     def pid(self) -> int:
         """Return its process id."""
@@ -244,6 +220,11 @@ class ServerProcess:
 
 _WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """An installation has bytecode files: a process that compiles its modules takes 2 MiB more."""
+_WITHOUT_RICH = (
+    "import runpy, sys; sys.modules['rich'] = None; del sys.argv[0];"
+    " runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""structlog imports rich if it is installed, some 5 MiB; an installation lacks it, the test extra has it."""
 
 
 def start_agent(
@@ -253,27 +234,12 @@ def start_agent(
     port = free_port()
     common = ("--listen", f"{HOST}:{port}", "--state-directory", str(directory / f"agent-{port}"))
     return ServerProcess(
-        [sys.executable, "-m", "bench.without_extras", *command, *common],
+        [sys.executable, "-c", _WITHOUT_RICH, *command, *common],
         port=port,
         log=directory / f"agent-{port}.log",
         ready_path="/-/ready",
         environment={**_WITH_BYTECODE, **(environment or {})},
     )
-
-
-VICTORIA = "victoria-metrics"
-
-
-def start_victoria(directory: Path) -> ServerProcess:
-    """Return Debian's VictoriaMetrics with its defaults."""
-    port = free_port()
-    command = [
-        VICTORIA,
-        f"-storageDataPath={directory / 'victoria'}",
-        f"-httpListenAddr={HOST}:{port}",
-    ]
-    command += ["-retentionPeriod=100y", "-loggerLevel=WARN"]
-    return ServerProcess(command, port=port, log=directory / "victoria.log", ready_path="/health")
 
 
 def _number(text: str, key: str) -> int:
@@ -348,20 +314,19 @@ def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def benchmark(
-    title: str, *, full: Size, quick: Size, on_disk: bool = False
+    title: str, *, full: Size, quick: Size
 ) -> Callable[[Callable[Concatenate[BenchReport, Size, Path, ...], None]], click.Command]:
     """Make a command of a function that measures: a report, a size, and a directory for its files.
 
-    The directory is temporary; `on_disk` places it in the current directory, as /tmp may be in memory.
-    Further options are added above this decorator.
+    The directory is temporary. Further options are added above this decorator.
     """
 
     def command(
         measure: Callable[Concatenate[BenchReport, Size, Path, ...], None],
     ) -> click.Command:
         def run(*, is_quick: bool, **options: object) -> None:
-            report, parent = BenchReport(title), Path.cwd() if on_disk else None
-            with tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as directory:
+            report = BenchReport(title)
+            with tempfile.TemporaryDirectory(prefix="bench-") as directory:
                 measure(report, quick if is_quick else full, Path(directory), **options)
             click.echo(str(report))
 

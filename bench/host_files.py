@@ -4,7 +4,7 @@ The tree is as the mlx5 driver exposes it. Every file keeps its width permanentl
 can be rewritten in place while a reader has it open, as the kernel does.
 
 The answers of NVML and of the ethtool interface are recorded from a simulated node with 8 GPUs and
-10 NICs. A bench host with a fabric has the tree, with the RDMA devices of the recorded answers.
+10 NICs.
 """
 
 from __future__ import annotations
@@ -134,42 +134,3 @@ class FileMover:
                 os.pwrite(descriptor, f"{values[position]:<{_WIDTH}}".encode(), 0)
         for descriptor, _ in open_files:
             os.close(descriptor)
-
-
-DEVICES = 8
-ANSWER_SECONDS = 20
-MEGABITS = 400_000
-_DRIVER = "ethtool.driver("
-_RAIL_DRIVER = "mlx5_core"
-
-
-@dataclass(frozen=True, slots=True)
-class FabricFiles:
-    """Locations of the tree and the answers, and the files that change."""
-
-    root: Path
-    answers: Path
-    moving: tuple[Path, ...]
-
-
-def write_fabric(directory: Path) -> FabricFiles:
-    """Write 8 RDMA devices, their network interfaces and the answers of their drivers."""
-    root, answers = directory / "fabric", directory / "fabric.msgpack"
-    moving = write_tree(root, DEVICES)
-    write_answers(answers, ANSWER_SECONDS)
-    first = msgspec.msgpack.decode(answers.read_bytes())[0]
-    nics = {
-        key.removeprefix(_DRIVER).rstrip(")"): answer["bus"]
-        for key, answer in first.items()
-        if key.startswith(_DRIVER) and answer.get("driver") == _RAIL_DRIVER
-    }
-    for number, interface in enumerate(sorted(nics, key=lambda name: (len(name), name))):
-        directory = root / "sys/class/net" / interface
-        directory.mkdir(parents=True)
-        for file, text in (("speed", MEGABITS), ("carrier", 1), ("carrier_changes", 1)):
-            (directory / file).write_text(f"{text}\n", encoding="ascii")
-        if number < DEVICES:
-            place = root / "sys/devices" / nics[interface]
-            place.mkdir(parents=True)
-            (root / f"sys/class/infiniband/mlx5_{number}/device").symlink_to(place)
-    return FabricFiles(root, answers, tuple(moving))

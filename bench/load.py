@@ -39,7 +39,6 @@ _FAULTS = re.compile(
     r"railscope_gpu_(row_remap|ecc_errors|throttle|pcie_(link|expected)|device_state)"
 )
 """Metrics by which the collector's diagnosis recognizes a faulty GPU: always zero."""
-_ON_RAILS = {"nic", "rdma_port"}
 
 Rows = npt.NDArray[np.int64]
 
@@ -52,15 +51,14 @@ class SourceLoad(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Nodes with the same sources; `first` is the number of the first node."""
+    """Nodes with the same sources."""
 
     sources: tuple[SourceLoad, ...]
     nodes: int = 1
-    first: int = 0
 
     @classmethod
-    def of_agent(cls, directory: Path, nodes: int = 1) -> Load:
-        """Return nodes with the sources of one agent at its default periods: about 3,000 values per second."""
+    def of_agent(cls, directory: Path) -> Load:
+        """Return a node with the sources of one agent at its default periods: about 3,000 values per second."""
         log_output.configure_logs("error")
         write_tree(directory / "tree", DEVICES)
         write_answers(directory / "answers", 2)
@@ -75,26 +73,16 @@ class Load(msgspec.Struct, frozen=True):
             for status in agent.sampler.statuses.values()
             if status.frame
         )
-        return cls(tuple(sources), nodes)
+        return cls(tuple(sources))
 
-    def of_nodes(self, nodes: int, first: int = 0) -> Load:
-        """Return other nodes with the same sources."""
-        return Load(self.sources, nodes, first)
-
-    def on_rails(self) -> Load:
-        """Return the load with its ports on rails: the bench's tree does not contain rails."""
-        on_rails = (SourceLoad(_on_rails(each.schema), each.rows) for each in self.sources)
-        return Load(tuple(on_rails), self.nodes, self.first)
+    def of_nodes(self, nodes: int) -> Load:
+        """Return so many nodes with the same sources."""
+        return Load(self.sources, nodes)
 
     @property
     def columns(self) -> int:
         """Columns of a node."""
         return sum(columns_of(source.schema) for source in self.sources)
-
-    @property
-    def frames_per_envelope(self) -> int:
-        """Frames of a node in an envelope."""
-        return sum(source.rows for source in self.sources)
 
     @property
     def values_per_turn(self) -> int:
@@ -132,19 +120,6 @@ def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
     return wire.WireSchema(
         schema.stream, schema.groups, tuple(own_entity(e) for e in schema.entities)
     )
-
-
-def _on_rails(schema: wire.WireSchema) -> wire.WireSchema:
-    numbers: dict[tuple[str, ...], int] = {}
-    entities = []
-    for entity in schema.entities:
-        if entity.kind in _ON_RAILS:
-            rail = numbers.setdefault(entity.key, len(numbers)) % DEVICES
-            facts = {**entity.facts, "rail": str(rail)}
-            entities.append(wire.WireEntity(entity.kind, entity.key, facts))
-        else:
-            entities.append(entity)
-    return wire.WireSchema(schema.stream, schema.groups, tuple(entities))
 
 
 def columns_of(schema: wire.WireSchema) -> int:
@@ -228,7 +203,7 @@ class Envelopes:
             for source in load.sources
             if not _has_gpus(source.schema)
         }
-        self._digests = [self._digests_of(load.first + number) for number in range(load.nodes)]
+        self._digests = [self._digests_of(number) for number in range(load.nodes)]
 
     def _digests_of(self, number: int) -> dict[str, bytes]:
         schemas = (source.schema for source in self.load.sources if _has_gpus(source.schema))
@@ -237,7 +212,6 @@ class Envelopes:
 
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
-        number += self.load.first
         schemas = [of_node(source.schema, number) for source in self.load.sources]
         requested = [schema for schema in schemas if wire.schema_hash(schema).hex() in digests]
         return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
@@ -269,12 +243,10 @@ class Envelopes:
             )
             for part in pieces
         ]
-        of_number = origin(self.load.first + number)
-        return wire.pack(wire.envelope(of_number, batches, (), agent_version=__version__))
+        return wire.pack(wire.envelope(origin(number), batches, (), agent_version=__version__))
 
     def request(self, number: int, turn: int, body: bytes) -> Request:
         """Return the request of one node, with its clock at this time."""
-        number += self.load.first
         _, boot = sample_timestamps(turn)
         # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
         sent = wire.SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()

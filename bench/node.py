@@ -23,7 +23,6 @@ from railscope import capture, log_output, reading
 from railscope.timestamps import SECOND_NS
 from railscope_agent import config
 from railscope_agent.host import (
-    Clock,
     FileGroup,
     HostWrapper,
     Json,
@@ -46,8 +45,8 @@ SHORTEST_SECONDS = nvml_gpm.SHORTEST_NS / SECOND_NS
 class BenchHost(HostWrapper):
     """A tree of files, with canned answers of the drivers, and a count of all host calls."""
 
-    def __init__(self, root: Path, answers: Path | None, clock: Clock | None = None) -> None:
-        super().__init__(live_host.LiveHost(root, clock))
+    def __init__(self, root: Path, answers: Path | None) -> None:
+        super().__init__(live_host.LiveHost(root))
         self.driver_calls = self.files = self.preads = 0
         self.batch_bytes = 0
         """Memory of the assembled answers of batches: lists of values that the recorded answers contain."""
@@ -172,11 +171,6 @@ def as_often(period_seconds: float) -> config.SourcePeriods:
 @click.option(
     "--rdma-period", type=float, help="Period of the RDMA source in seconds, if different."
 )
-@click.option(
-    "--window",
-    type=float,
-    help="Window of burst sampling in seconds. Default: burst sampling is off.",
-)
 @click.option("--push-seconds", type=float, default=config.CollectorLink().push_seconds)
 @click.option(
     "--calls", type=click.Path(path_type=Path), help="File that the call counts are written to."
@@ -190,7 +184,6 @@ def main(  # noqa: PLR0913 - flags
     state_directory: str,
     period: float,
     rdma_period: float | None,
-    window: float | None,
     push_seconds: float,
     calls: Path | None,
 ) -> None:
@@ -204,13 +197,8 @@ def main(  # noqa: PLR0913 - flags
     periods = as_often(period)
     if rdma_period:
         periods = msgspec.structs.replace(periods, rdma=rdma_period)
-    bursts = (
-        config.BurstSettings(window_seconds=window)
-        if window
-        else config.BurstSettings(enabled=False)
-    )
     settings = config.AgentSettings(
-        bursts=bursts,
+        bursts=config.BurstSettings(enabled=False),
         node="bench-node",
         listen=listen,
         state_directory=state_directory,
