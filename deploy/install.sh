@@ -40,7 +40,6 @@ install_packages "$prefix" --require-hashes --requirement "$lock"
 install_packages "$prefix" --no-deps --force-reinstall "$build"/dist/*.whl
 
 deploy/install_files.sh "$prefix" "$configuration" "$units" "$binaries"
-"$prefix/bin/python" -IB docs/man_pages.py --to "$(dirname "$binaries")/share/man"
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
 fi
@@ -50,5 +49,5 @@ if [ "$configuration" != /etc/railscope ]; then
     echo "commands read these settings if RAILSCOPE_CONFIGURATION=$configuration is in the environment"
 fi
 echo "dashboards, runbooks, scripts: $prefix/share/railscope; command: $binaries/railscope"
-echo "man pages and shell completion: $(dirname "$binaries")/share"
+echo "shell completion: $(dirname "$binaries")/share"
 echo "start with systemctl enable --now railscope-agent"

@@ -23,7 +23,7 @@ import click
 import dcgm_page
 import diagnosis_page
 import health_page
-import man_pages
+import programs
 import runbook_pages
 import switch_facts_page
 import yaml
@@ -53,15 +53,15 @@ def configuration() -> str:
         "",
         MADE,
         "",
-        *textwrap.wrap(man_pages.SOURCES_OF_SETTINGS, 107),
+        *textwrap.wrap(programs.SOURCES_OF_SETTINGS, 107),
         "",
         "[agent.toml](../deploy/agent.toml) and [collector.toml](../deploy/collector.toml) list every setting with",
-        *textwrap.wrap(f"its default. {man_pages.REJECTED_SETTINGS}", 107),
+        *textwrap.wrap(f"its default. {programs.REJECTED_SETTINGS}", 107),
         "",
     ]
-    for name, (kind, prefix) in man_pages.PROGRAMS.items():
+    for name, (kind, prefix) in programs.PROGRAMS.items():
         lines += [f"## railscope {name}", ""]
-        for section, entries in man_pages.setting_sections(kind):
+        for section, entries in programs.setting_sections(kind):
             lines += [f"### `[{section}]`", ""] if section else []
             lines += _table(
                 ("key", "type", "default", "meaning", "environment variable"),
@@ -77,7 +77,7 @@ def _setting(key: str, entry: settings.SettingField, prefix: str) -> tuple[str, 
         entry.type,
         f"`{default}`",
         entry.description,
-        f"`{man_pages.variable(prefix, key)}`",
+        f"`{programs.variable(prefix, key)}`",
     )
 
 
@@ -103,18 +103,18 @@ def command_line() -> str:
         "Every command prints its help with `-h` or `--help`.",
         "",
     ]
-    for name, command in man_pages.commands().items():
-        lines += [f"## {name}", "", "```text", man_pages.usage(name, command), "```", ""]
+    for name, command in programs.commands().items():
+        lines += [f"## {name}", "", "```text", programs.usage(name, command), "```", ""]
         lines += [*cleandoc(command.help or "").splitlines(), ""]
-        if options := man_pages.options(command):
+        if options := programs.options(command):
             lines += _table(("option", "meaning", "default"), map(_option, options))
-    return _document([*lines, *textwrap.wrap(man_pages.EXIT_STATUS, 105)])
+    return _document([*lines, *textwrap.wrap(programs.EXIT_STATUS, 105)])
 
 
 def _option(option: click.Option) -> tuple[str, ...]:
-    default = man_pages.option_default(option)
+    default = programs.option_default(option)
     return (
-        f"`{man_pages.option_names(option)}`",
+        f"`{programs.option_names(option)}`",
         option.help or "",
         f"`{default}`" if default else "",
     )
@@ -128,7 +128,7 @@ def completion_table() -> str:
             "is_group": isinstance(command, click.Group),
             "parameters": [_completion_parameter(param) for param in command.params],
         }
-        for name, command in man_pages.commands().items()
+        for name, command in programs.commands().items()
     }
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"

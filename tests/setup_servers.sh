@@ -30,8 +30,6 @@ want rpmlint rpmlint
 want mmdebstrap mmdebstrap
 want zsh zsh
 want fish fish
-want man man-db
-want mandoc mandoc
 # Debian keeps the programs of a PostgreSQL server out of PATH.
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
 want initdb postgresql

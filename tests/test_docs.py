@@ -15,7 +15,7 @@ from pathlib import Path
 
 import chart_page
 import click
-import man_pages
+import programs
 import pytest
 import website
 from support import stories
@@ -36,7 +36,7 @@ EACH_PAGE = of_each(PAGES)
 EACH_PAGE_BY_HAND = of_each(BY_HAND)
 
 
-COMMANDS: dict[str, click.Command] = man_pages.commands()
+COMMANDS: dict[str, click.Command] = programs.commands()
 
 
 def present(page: Path) -> str:
@@ -55,13 +55,13 @@ def blocks(page: Path, language: str) -> list[str]:
 # Settings ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", man_pages.PROGRAMS)
+@pytest.mark.parametrize("program", programs.PROGRAMS)
 def test_every_setting_is_documented_with_a_variable_that_works(program: str):
     page = (DOCS / "configuration.md").read_text()
-    kind, prefix = man_pages.PROGRAMS[program]
+    kind, prefix = programs.PROGRAMS[program]
     environment = {}
     for key, entry in settings.fields(kind):
-        variable = man_pages.variable(prefix, key)
+        variable = programs.variable(prefix, key)
         (row,) = [line for line in page.splitlines() if f"`{variable}`" in line]
         assert entry.description in row
         assert entry.description.endswith("."), key
@@ -137,7 +137,7 @@ def test_settings_of_the_agent_that_are_shown_are_known(page: str, tmp_path: Pat
         r"^ *```toml\n(.*?)^ *```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
     )
     assert examples
-    kind, prefix = man_pages.PROGRAMS["agent"]
+    kind, prefix = programs.PROGRAMS["agent"]
     unit = (ROOT / "deploy/systemd/railscope-agent.service").read_text()
     for number, example in enumerate(examples):
         file = tmp_path / f"{number}.toml"
@@ -211,7 +211,7 @@ def test_the_packages_that_are_listed_are_those_of_the_import_contracts(package:
 @cache
 def known_settings() -> frozenset[str]:
     """Return the settings of all programs."""
-    kinds = (kind for kind, _ in man_pages.PROGRAMS.values())
+    kinds = (kind for kind, _ in programs.PROGRAMS.values())
     return frozenset(key for kind in kinds for key, _ in settings.fields(kind))
 
 

@@ -181,7 +181,7 @@ def install_locked(lock: Path, target: Path) -> None:
 
 
 def stage_common(root: Path, source: Path, wheel: Path) -> None:
-    """Create the environment of the agent and the command line, with man pages and completion."""
+    """Create the environment of the agent and the command line, with completion."""
     install_locked(source / "deploy/requirements-agent.lock", root / SITE)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(root / SITE)
@@ -202,8 +202,6 @@ def stage_common(root: Path, source: Path, wheel: Path) -> None:
         (share / name).symlink_to(Path("../..") / SITE_PACKAGES / "railscope/files" / directory)
     for name, installed in COMPLETIONS.items():
         put(root / installed, (source / "deploy/completions" / name).read_bytes())
-    generate = (sys.executable, "-B", source / "docs/man_pages.py", "--to", root / "usr/share/man")
-    run("env", f"PYTHONPATH={import_path(source)}", *generate, cwd=source)
 
 
 def stage_collector(root: Path, source: Path, common: Path) -> None:
