@@ -21,7 +21,7 @@ UNKNOWN: HealthState = "unknown"
 ORDER: Sequence[HealthState] = (FAILED, UNKNOWN, DEGRADED, HEALTHY)
 """All states; the verdict on several devices is the first that one of them has."""
 PREFIX = "railscope: "
-"""Prefix of reasons in the records of a scheduler: only nodes with it are resumed."""
+"""Prefix of reasons in the records of a scheduler."""
 MAX_REASON = 80
 """Maximum length of a reason; node-problem-detector cuts longer ones."""
 FORMATS = ("text", "json", "nagios", "npd")
@@ -121,11 +121,10 @@ def printable_ascii(text: str) -> str:
     return re.sub(r"[^ -~]", "?", text)
 
 
-def limit_reason(text: str, suffix: str = "") -> str:
-    """Return a reason with prefix and suffix, printable ASCII only, cut to the maximum length."""
+def limit_reason(text: str) -> str:
+    """Return a reason with the prefix, printable ASCII only, cut to the maximum length."""
     printable = printable_ascii(f"{PREFIX}{text}")
-    longest = MAX_REASON - len(suffix)
-    return (printable if len(printable) <= longest else f"{printable[: longest - 3]}...") + suffix
+    return printable if len(printable) <= MAX_REASON else f"{printable[: MAX_REASON - 3]}..."
 
 
 def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:

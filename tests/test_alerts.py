@@ -219,7 +219,6 @@ WITHOUT_PLACE = {
     "RailscopeIncident",  # its title has the place
     "RailscopeIncidentReach",  # no receiver gets it
     "RailscopeNoFinalizer",
-    "RailscopeSlurmDrainsDelayed",
 }
 
 

@@ -60,7 +60,7 @@ from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import SharedDatabase
 from railscope_collector.ledger.database_location import ledger_url
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
-from railscope_collector.sinks import incident_webhook, influx, remote_write, slurm_drain
+from railscope_collector.sinks import incident_webhook, influx, remote_write
 from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.state_checkpointer import StateCheckpointer
@@ -374,7 +374,6 @@ class SinksLayer:
     influx: influx.InfluxSink
     remote_write: remote_write.RemoteWriteSink
     webhook: incident_webhook.IncidentWebhook
-    drainer: slurm_drain.SlurmDrainer
 
 
 def build_sinks(
@@ -382,7 +381,6 @@ def build_sinks(
 ) -> SinksLayer:
     """Return the sinks, and add their metrics to those of the API. Raises SettingsError."""
     storage, settings = access.storage, access.storage.settings
-    slurm_drain.check_settings(settings)
     sinks = SinksLayer(
         api,
         influx.InfluxSink(settings.influx, api.views),
@@ -390,17 +388,8 @@ def build_sinks(
         incident_webhook.IncidentWebhook(
             settings, lambda: cluster.notified, lambda: cluster.decisions.notified
         ),
-        slurm_drain.SlurmDrainer(
-            settings.slurm,
-            access.audit.trail,
-            storage.clock.now_ns,
-            api.node_rows,
-            lambda: api.views().gpu_verdicts,
-            cluster.own_diagnosis.decisions.drains,
-            storage.role.leads,
-        ),
     )
-    members = sinks.influx, sinks.remote_write, sinks.webhook, sinks.drainer
+    members = sinks.influx, sinks.remote_write, sinks.webhook
     api.metrics.parts.extend(member.cells for member in members)
     return sinks
 
@@ -441,10 +430,9 @@ def build_http(
         )
         state.handlers.update(console_of(all_nodes).handlers())
         state.handlers.update(all_nodes.handlers())
-        sinks.drainer.decide_from(all_nodes, state.diagnosis.decisions.drains)
         state.work.append(partial(receiving.switches.watch_cabling, all_nodes.link_ends))
         if settings.diagnosis.enabled:
-            state.work += (sinks.webhook.run, sinks.drainer.run)
+            state.work.append(sinks.webhook.run)
 
     cluster.on_term.append(show_term)
     console = console_of(api)

@@ -233,23 +233,6 @@ class DiagnosisSettings(Struct, frozen=True, kw_only=True):
     thresholds: DetectorThresholds = DetectorThresholds()
 
 
-class SlurmSettings(Struct, frozen=True, kw_only=True):
-    """Draining of failed nodes in Slurm; the collector runs sinfo and scontrol."""
-
-    drain: bool = False
-    """Drain nodes that have failed, with a reason that begins with `railscope: `."""
-    resume: bool = False
-    """Resume nodes with such a reason once they are healthy again."""
-    max_drained_ratio_per_hour: Annotated[float, Meta(gt=0, le=1)] = 0.02
-    """Maximum share of Slurm's nodes with an agent that are drained within an hour, but at least one node."""
-    max_drained_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.1
-    """Maximum share of Slurm's nodes with an agent that are drained at the same time, but at least one node."""
-    failed_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 60.0
-    """Time for which a node must have failed before it is drained."""
-    healthy_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 600.0
-    """Time for which a node must have been healthy before it is resumed."""
-
-
 class ConsoleSettings(Struct, frozen=True, kw_only=True):
     """Web console."""
 
@@ -402,7 +385,6 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     billing: BillingSettings = BillingSettings()
     console: ConsoleSettings = ConsoleSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
-    slurm: SlurmSettings = SlurmSettings()
     influx: InfluxSettings = InfluxSettings()
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     cluster: ClusterSettings = ClusterSettings()

@@ -69,7 +69,7 @@ class Collector:
         self.switches, self.connections = receiving.switches, receiving.connections
         self.api, self.probes = api, storage.probes
         self.sink, self.remote_write = sinks.influx, sinks.remote_write
-        self.webhook, self.drainer = sinks.webhook, sinks.drainer
+        self.webhook = sinks.webhook
         self.application, self.reading, self._tls = http.application, http.reading, http.tls
 
     async def run(self) -> None:
@@ -159,7 +159,6 @@ class Collector:
                 if self.cluster.diagnoses_alone:
                     group.create_task(self.diagnosis.run())
                     group.create_task(self.webhook.run())
-                    group.create_task(self.drainer.run())
                 # Of several collectors the head compares the cabling of all nodes, during its term.
                 if not self.cluster.role.is_enabled:
                     group.create_task(self.switches.watch_cabling(self.api.link_ends))

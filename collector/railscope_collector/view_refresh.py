@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +40,10 @@ from railscope_collector.workloads.measure_averages import MeasureAverages
 NOT_COMPUTED = "the views have not been computed yet"
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
-_UNKNOWN, _, _, _FAILED = GPU_HEALTH.states
+*_, _FAILED = GPU_HEALTH.states
 _CELLS_PER_TURN = 16
 _ROWS_PER_SLICE = 128
 """Rows of a block after which other tasks get a turn."""
-
-
-class GpuVerdicts(NamedTuple):
-    """Numbers of GPUs of a node: those with a verdict other than unknown, and those that its agent lists."""
-
-    judged: int = 0
-    listed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +64,6 @@ class CollectorViews:
     jobs: RunningJobs = field(default_factory=RunningJobs)
     failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
-    gpu_verdicts: Mapping[str, GpuVerdicts] = field(default_factory=dict)
-    """Numbers of GPUs by node; a node without fresh verdicts is not in it."""
     gpus: ListedReadings = field(default_factory=ListedReadings)
     extent: ClusterExtent | None = None
     """Collectors whose nodes the views contain; None of one that shows its own nodes only."""
@@ -137,13 +127,12 @@ class ViewRefresher:
             await self.positions.refresh(turns.yield_if_due)
         gathered, gpus = GatheredReadings(), ListedReadings(dict(self.core.gpus_by_node))
         failed: dict[str, dict[str, str]] = {}
-        verdicts: dict[str, GpuVerdicts] = {}
         for block in self.core.fleet.blocks():
             table = self.positions.find(block) if account else None
             fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
-                self._add_verdicts(failed, verdicts, block, rows)
+                self._add_failed(failed, block, rows)
                 fresh = find_fresh_rows(block, rows)
                 if fresh:
                     rollups.add(fresh)
@@ -183,29 +172,21 @@ class ViewRefresher:
             found,
             jobs,
             failed,
-            verdicts,
             gpus,
             self.extent(),
             cluster_load.extend_load(self.views.load, _load(now_ns, cluster, account, held_units)),
         )
         return self.views
 
-    def _add_verdicts(
-        self,
-        failed: dict[str, dict[str, str]],
-        verdicts: dict[str, GpuVerdicts],
-        block: SheetBlock,
-        rows: npt.NDArray[np.intp],
+    def _add_failed(
+        self, failed: dict[str, dict[str, str]], block: SheetBlock, rows: npt.NDArray[np.intp]
     ) -> None:
-        """Add the GPUs of rows of a block that have failed, and the numbers of GPUs with a verdict."""
+        """Add the GPUs of rows of a block that have failed."""
         columns = block.layout.health
         if not len(columns):
             return
         values, reasons = block.values_at(rows, columns), block.reasons
         is_present = reasons is None or reasons[rows[:, np.newaxis], columns] == PRESENT
-        judged = np.count_nonzero((values != _UNKNOWN) & is_present, axis=1).tolist()
-        for index, count in zip(rows.tolist(), judged, strict=True):
-            verdicts[block.nodes[index] or ""] = GpuVerdicts(count, len(columns))
         for row, column in np.argwhere((values == _FAILED) & is_present).tolist():
             position = int(columns[column])
             node = self.core.fleet.nodes.get(block.nodes[int(rows[row])] or "")

@@ -73,13 +73,6 @@ class SlurmCluster:
         process.terminate()
         process.wait(timeout=START_SECONDS)
 
-    def finish_reboot(self) -> None:
-        """Have the node register as after a reboot, in a later second than its request: Slurm compares whole seconds."""
-        self.stop("slurmd")
-        second = int(time.time())
-        wait_until(lambda: int(time.time()) > second, "the clock stands still")
-        self.start("slurmd", "-D", "-b")
-
     def run(self, *command: str) -> str:
         """Run a command of Slurm that must succeed; return its output."""
         done = subprocess.run(

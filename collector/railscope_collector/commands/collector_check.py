@@ -31,7 +31,7 @@ from railscope_collector.files import seller_file
 from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.database_location import check_file, ledger_url
-from railscope_collector.sinks import SinkError, influx, slurm_drain
+from railscope_collector.sinks import SinkError, influx
 from railscope_collector.sinks.remote_write import RemoteWriteSink
 from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
@@ -96,7 +96,6 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check(
         "remote_write", lambda: asyncio.run(RemoteWriteSink.from_settings(settings).probe())
     )
-    yield _run_check("slurm", lambda: _check_slurm(settings))
     yield _run_check("switches", lambda: _check_switches(settings))
     yield _run_check("otlp_receiver", lambda: _check_otlp_receiver(settings, running=running))
     yield _run_check("dialout_receiver", lambda: _check_dialout_receiver(settings, running=running))
@@ -251,17 +250,6 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
             return f"{url.render_as_string()} will be created at the first start"
         ledger_probe.commit_probe(database)
         return f"{database.name} is writable"
-
-
-def _check_slurm(settings: CollectorSettings) -> str:
-    slurm_drain.check_settings(settings)
-    if not settings.slurm.drain:
-        return "off: no slurm.drain"
-    nodes, _ = slurm_drain.parse_nodes(slurm_drain.run_program(slurm_drain.NODES))
-    if not nodes:
-        message = "no node in the output of sinfo: expected those of slurm.conf"
-        raise SettingsError(message)
-    return f"sinfo lists {len(nodes)} nodes"
 
 
 def _check_switches(settings: CollectorSettings) -> str:

@@ -82,8 +82,6 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     pending: list[PendingRecord] = []
     events: list[tuple[str, WireEvent]] = []
     """Changes as events, each with the node of the cause, as release 0.3.0 saved them."""
-    drains: dict[str, int] = {}
-    """Nodes drained in Slurm with the time, as release 0.3.0 saved them."""
 
 
 class SavedBaselines(msgspec.Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 The child reads the frame log and evaluates; nothing of the collector waits for it. Its lines become the table of
 incidents, events and audit records. Every change of an incident is sent again until it is acknowledged: the incident, the kind of
-the change and its time identify it. Notifications and drains are decided here, and saved here.
+the change and its time identify it. Notifications are decided here, and saved here.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ class IncidentDecisions(msgspec.Struct):
 
     notified: dict[str, str] = {}
     """State of which the webhook was notified, by incident."""
-    drains: dict[str, int] = {}
-    """Nodes drained in Slurm whose failure has not ended, with the time."""
 
 
 @dataclass(slots=True)
@@ -159,24 +157,17 @@ class DiagnosisService:
             elif incidents.exists():
                 earlier = saved_state.decode_diagnosis(incidents.read_bytes())
                 notified = {e.incident.incident_id: e.notified for e in earlier.incidents}
-                found = IncidentDecisions(
-                    {n: at for n, at in notified.items() if at}, earlier.drains
-                )
+                found = IncidentDecisions({n: at for n, at in notified.items() if at})
         except saved_state.SavedStateError as error:  # the child renames the file, and reports it
             log.warning("decisions_unknown", file=str(incidents), problem=str(error))
         except untrusted_text.DECODING_ERRORS as error:
             path.replace(path.with_name(path.name + durable_files.DAMAGED))
             log.error("decisions_discarded", file=str(path), problem=str(error))
         self.decisions.notified.update(found.notified)
-        self.decisions.drains.update(found.drains)
         self.save_decisions()
 
     def save_decisions(self) -> None:
         """Write the decisions if they have changed. Blocking; raises OSError."""
-        drains, now_ns = self.decisions.drains, self.wall_ns()
-        for node, drained_ns in drains.copy().items():
-            if drained_ns > now_ns:  # the clock was set back
-                drains[node] = now_ns
         content = msgspec.msgpack.encode(self.decisions)
         if content != self._saved:
             durable_files.write_durably(self.directory / DECISIONS_FILE, content)
