@@ -101,6 +101,19 @@ def test_prometheus_finds_every_rule_where_it_is_installed(root: Path):
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+def test_prometheus_accepts_the_configuration_that_sends_metrics_elsewhere(tmp_path: Path):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    page = (ROOT / "docs/integrations.md").read_text()
+    section = page.split("## Send metrics elsewhere\n")[1].split("### Prometheus\n")[1]
+    file = tmp_path / "prometheus.yml"
+    file.write_text(section.split("```yaml\n")[1].split("```")[0])
+    # Not whether the token exists: it is that of an administrator.
+    command = ["promtool", "check", "config", "--syntax-only", str(file)]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+
+
 def test_dashboards_runbooks_and_scripts_are_installed(root: Path):
     share = root / "opt/rs/share/railscope"
     for of in (
