@@ -246,51 +246,6 @@ class TextfileSettings(Struct, frozen=True, kw_only=True):
     """Maximum number of series of all files; a file with series beyond it is rejected."""
 
 
-class OtlpSettings(Struct, frozen=True, kw_only=True):
-    """Export of metrics and events to an OpenTelemetry receiver by OTLP; the extra otlp is required."""
-
-    endpoint: str = ""
-    """Base URL of the receiver, such as http://HOST:4318, to which /v1/metrics and /v1/logs are appended, or http://HOST:4317
-    for gRPC. Empty: that of OTEL_EXPORTER_OTLP_ENDPOINT; without it, nothing is exported.
-    """
-    protocol: Literal["default", "http/protobuf", "grpc"] = "default"
-    """http/protobuf, grpc, which requires the extra otlp-grpc, or default: that of the environment, else http/protobuf."""
-    metrics_endpoint: str = ""
-    """URL for metrics, used as it is, in place of the base URL."""
-    logs_endpoint: str = ""
-    """URL for events, which are sent as logs, used as it is, in place of the base URL."""
-    headers_file: str = ""
-    """File of headers of each request, such as credentials: NAME=VALUE, separated by commas or lines, values
-    percent-encoded.
-    """
-    ca_file: str = ""
-    """CA certificates (PEM) trusted for https. Empty: those of the system."""
-    certificate_file: str = ""
-    """Client certificate (PEM) of this node for https."""
-    key_file: str = ""
-    """Private key (PEM) of the certificate."""
-    compression: Literal["default", "gzip", "none"] = "default"
-    """gzip, none, or default: that of the environment, else gzip."""
-    timeout_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
-    """Timeout for the response to a request. 0: 10 s, unless the environment specifies another one."""
-    period_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
-    """Seconds between two exports of metrics. An export contains the sources that were read since the last one."""
-    detail: Literal["metrics", "basic", "standard", "full"] = "metrics"
-    """Detail of the exported metrics: basic, standard, full, or metrics: those of the metrics endpoint."""
-    names: Literal["railscope", "hardware", "both"] = "railscope"
-    """Names of the exported metrics: railscope (those of the metrics endpoint), hardware (those of the OpenTelemetry conventions
-    for hardware, hw.*, where there is one) or both.
-    """
-    events: bool = True
-    """True if events are exported, as log records."""
-    resource_attributes: dict[str, str] = {}
-    """Attributes of the resource by name, in addition to those of the agent or in place of them."""
-    max_waiting_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 30)] = 4 << 20
-    """Maximum size of the requests of a signal that wait in memory while the receiver is unavailable. Above it, the oldest
-    are dropped.
-    """
-
-
 class AgentTlsSettings(Struct, frozen=True, kw_only=True):
     """TLS of the agent's metrics endpoint."""
 
@@ -401,7 +356,6 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     witness: WitnessSettings = WitnessSettings()
     metrics: MetricsSettings = MetricsSettings()
     textfile: TextfileSettings = TextfileSettings()
-    otlp: OtlpSettings = OtlpSettings()
     tls: AgentTlsSettings = AgentTlsSettings()
     topology: TopologySettings = TopologySettings()
     pcie: PcieSettings = PcieSettings()

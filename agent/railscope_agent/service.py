@@ -7,16 +7,14 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
 from railscope import (
     __version__,
-    extras,
     http_server,
     listen_address,
     reading,
@@ -34,7 +32,6 @@ from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
 from railscope_agent.machine_sources import assign_periods, machine_sources
-from railscope_agent.otlp import otlp_target
 from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, source_reader
 from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.meter import ProcessMeter, create_meter
@@ -58,9 +55,6 @@ from railscope_agent.sources.nvidia.processes import GpuProcessSource
 from railscope_agent.streams import kernel_log
 from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.xid_matcher import XidMatcher
-
-if TYPE_CHECKING:
-    from railscope_agent.otlp.otlp_exporter import OtlpExporter
 
 log = structlog.get_logger(__name__)
 
@@ -117,8 +111,6 @@ class Agent:
     """Durations of calls and reads."""
     reprobe_ns: int = source_reader.REPROBE_NS
     """Interval at which sources search for devices again."""
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """Environment, for the variables of OTLP exporters."""
     version: str = __version__
     """Version in the log and in envelopes; that of a simulated node has a suffix, as its costs are not comparable."""
 
@@ -156,7 +148,6 @@ class Agent:
         )
         self.health = NodeHealth(lambda: self.sampler.statuses)
         self._shipper: Shipper | None = None
-        self._exporter: OtlpExporter | None = None
         self.receiver: inspector_receiver.InspectorReceiver | None = None
         for source in self.sampler.sources:
             if isinstance(source, nccl_inspector.NcclInspectorSource) and source.pushes:
@@ -197,8 +188,6 @@ class Agent:
     def _publish(self, frame: Frame) -> None:
         self.on_frame(frame)
         self.health.observe(frame)
-        if self._exporter:
-            self._exporter.record_events(frame)
         # Numbered here and not at the source: only what is shipped has numbers, so a missing one is a lost
         # event.
         if self._shipper and is_shipped(frame):
@@ -245,7 +234,7 @@ class Agent:
 
     async def _serve(self) -> None:
         # Before the server listens: an invalid setting ends the agent before anything can connect.
-        self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
+        self._shipper = self._make_shipper()
         server = http_server.HttpServer(self.endpoint.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
@@ -272,8 +261,6 @@ class Agent:
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
-                if self._exporter:
-                    group.create_task(self._exporter.run())
                 if self.receiver:
                     group.create_task(self.receiver.run())
                 for witness in self._witnesses():
@@ -328,39 +315,6 @@ class Agent:
             raise SettingsError(message) from error
         except collector_link.CollectorLinkError as error:
             raise SettingsError(str(error)) from error
-
-    def _start_exporter(self) -> OtlpExporter | None:
-        """Return the exporter of OTLP. Variables that an operator of Kubernetes injects never stop the agent."""
-        try:
-            return self.make_exporter()
-        except SettingsError as error:
-            if otlp_target.is_configured(self.settings.otlp):
-                raise
-            log.warning("otlp_export_disabled", problem=str(error))
-            self.stats.otlp_state = shipping_stats.OTLP_DISABLED
-            return None
-
-    def make_exporter(self) -> OtlpExporter | None:
-        """Return the exporter of OTLP. Raises SettingsError for an invalid setting or a missing extra."""
-        configured = self.settings.otlp
-        if not otlp_target.is_enabled(configured, self.environment):
-            return None
-        targets = otlp_target.otlp_targets(configured, self.environment)
-        feature = "the export by OTLP (otlp.endpoint)"
-        with extras.importing("otlp", feature, "opentelemetry-proto"):
-            from railscope_agent.otlp import otlp_exporter  # noqa: PLC0415 - protobuf takes 5 MiB
-        stats = {signal: shipping_stats.OtlpStats() for signal in targets}
-        exporter = otlp_exporter.OtlpExporter(
-            configured,
-            targets,
-            otlp_exporter.resource_attributes(self.node, self.host, configured, self.environment),
-            self.endpoint.fresh_frames,
-            self.clock,
-            stats,
-            otlp_exporter.metric_selection(configured, self.endpoint.expositions.configured),
-        )
-        self.stats.otlp, self.stats.otlp_state = stats, shipping_stats.OTLP_EXPORTING
-        return exporter
 
     async def once(self) -> None:
         """Read every source once, those that depend on the others last.

@@ -147,8 +147,6 @@ TEXTFILE_SERIES = EntityKind("textfile_series", ("series",))
 """Series of a textfile by name and sorted labels, as in the text format."""
 COLLECTOR = EntityKind("collector", ("url",), part_of=NODE)
 COLLECTOR_CHANGE = EntityKind("collector_change", ("reason",), part_of=NODE)
-OTLP_SIGNAL = EntityKind("otlp_signal", ("signal",), part_of=NODE)
-OTLP_DROP = EntityKind("otlp_drop", ("signal", "reason"), part_of=OTLP_SIGNAL)
 
 SWITCH = EntityKind("switch", ("switch",), ("system_name", "description", "chassis", "missing_tables"))
 SWITCH_PORT = EntityKind("switch_port", ("switch", "port"), ("index", "alias", "description", "mac_address", "lldp_port_id"), part_of=SWITCH)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 from railscope import __version__, figures
 from railscope.reading import REASONS, Absent
-from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope.wire import SentAt, envelope, pack
@@ -89,7 +88,6 @@ async def check(
     if live:
         findings += await check_running_agent(agent.settings)
     findings += await _collectors(agent)
-    findings += await _otlp_receivers(agent)
     entities = [entity for s in statuses if s.frame for _, entity in s.frame.schema.columns]
     names = DeviceNames([*node_facts.devices.values(), *entities])
     for finding in sorted(
@@ -292,25 +290,6 @@ async def _collectors(agent: Agent) -> list[ProbeFinding]:
             findings.append(ProbeFinding.supported("collector", detail))
         else:
             findings.append(ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem))
-    return findings
-
-
-async def _otlp_receivers(agent: Agent) -> list[ProbeFinding]:
-    """Return a finding about the receiver of each signal of OTLP; none without an endpoint."""
-    try:
-        exporter = agent.make_exporter()
-    except SettingsError as error:
-        return [ProbeFinding("OTLP", ProbeVerdict.BROKEN, str(error))]
-    if exporter is None:
-        return []
-    findings = []
-    for signal, problem in (await exporter.probe()).items():
-        url = exporter.targets[signal].shown_url
-        if problem:
-            detail = f"{url} does not accept {signal}: {problem}"
-            findings.append(ProbeFinding("OTLP", ProbeVerdict.BROKEN, detail))
-        else:
-            findings.append(ProbeFinding.supported("OTLP", f"{url} accepts {signal}"))
     return findings
 
 

@@ -1,4 +1,4 @@
-"""Counters and states of the components that send to collectors and OTLP receivers.
+"""Counters and states of the components that send to collectors.
 
 The components update them; the self metrics export them.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 NO_CHECKPOINT, CONSISTENT, CONFLICT = 0, 1, 2
-OTLP_EXPORTING, OTLP_DISABLED = 0, 1
 
 
 @dataclass(slots=True)
@@ -18,21 +17,6 @@ class AuditLogState:
     state: int = NO_CHECKPOINT
     records: int = 0
     """Number of records that the stored checkpoint covers."""
-
-
-@dataclass(slots=True)
-class OtlpStats:
-    """Counts of one signal of OTLP since the start, in data points or log records, and its waiting requests."""
-
-    sent: int = 0
-    retries: int = 0
-    """Requests that were sent again."""
-    dropped: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("rejected", "partial_success", "overflow"), 0)
-    )
-    waiting_bytes: int = 0
-    oldest_boot_ns: int | None = None
-    """Time at which the oldest waiting request was queued; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -74,7 +58,3 @@ class ShippingStats:
         )
     )
     """Changes of the collector in use, by reason."""
-    otlp_state: int | None = None
-    """OTLP_EXPORTING or OTLP_DISABLED; None if no export by OTLP is requested."""
-    otlp: dict[str, OtlpStats] = field(default_factory=dict)
-    """Export by OTLP, by signal; empty without it."""

@@ -76,8 +76,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
             columns.add(metric, about)
         for metric, about, _ in _collector_readings(self._shipping):
             columns.add(metric, about)
-        for metric, about, _ in _otlp_readings(self._shipping, 0):
-            columns.add(metric, about)
         columns.add_each(_witness_readings(self._shipping), node)
         columns.add_each(_replay_readings(self._keeper()), node)
         self._devices = tuple(self._hung())
@@ -130,7 +128,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
             *(reading for _, _, reading in _collector_readings(shipping)),
-            *(reading for _, _, reading in _otlp_readings(shipping, now_ns)),
             *_witness_readings(shipping).values(),
             *_replay_readings(keeper).values(),
             *self._hung_times(now_ns, into),
@@ -205,28 +202,6 @@ def _collector_readings(
     for reason, count in shipping.collector_changes.items():
         change = node.child(entities.COLLECTOR_CHANGE, reason)
         readings.append((c.COLLECTOR_CHANGES, change, count))
-    return readings
-
-
-def _otlp_readings(
-    shipping: shipping_stats.ShippingStats, now_ns: int
-) -> list[tuple[declare.Metric, Entity, Reading]]:
-    """Export by OTLP; empty without it."""
-    readings: list[tuple[declare.Metric, Entity, Reading]] = []
-    if shipping.otlp_state is not None:
-        readings.append((c.OTLP_STATE, Entity(entities.NODE), shipping.otlp_state))
-    for signal, stats in shipping.otlp.items():
-        oldest_ns = stats.oldest_boot_ns
-        about = Entity(entities.OTLP_SIGNAL, (signal,))
-        readings += [
-            (c.OTLP_SENT, about, stats.sent),
-            (c.OTLP_RETRIES, about, stats.retries),
-            (c.OTLP_WAITING, about, stats.waiting_bytes),
-            # An age of 0 would read as a request that was just queued.
-            (c.OTLP_AGE, about, Absent.NOT_DUE if oldest_ns is None else now_ns - oldest_ns),
-        ]
-        for reason, count in stats.dropped.items():
-            readings.append((c.OTLP_DROPPED, about.child(entities.OTLP_DROP, reason), count))
     return readings
 
 
