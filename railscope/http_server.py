@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h11
 import structlog
@@ -49,9 +49,6 @@ class HttpServerRequest:
     query: str = ""
     peer: str = ""
     """Address of the client; empty for a Unix socket."""
-    peer_port: int = 0
-    checked: dict[str, Any] = field(default_factory=dict)
-    """Results of the check of the head, for the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,7 @@ class _HttpConversation:
         self._connection = connection
         self._handling, self._checks = handling, handling.checks
         peer = writer.get_extra_info("peername")
-        self._peer, self._peer_port = peer[:2] if isinstance(peer, tuple) else ("", 0)
+        self._peer = peer[0] if isinstance(peer, tuple) else ""
         self._reader = reader
         self._writer = writer
         self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
@@ -268,7 +265,7 @@ class _HttpConversation:
         }
         path, _, query = request.target.decode("latin-1").partition("?")
         method = request.method.decode("latin-1")
-        return HttpServerRequest(path, headers, method, b"", query, self._peer, self._peer_port)
+        return HttpServerRequest(path, headers, method, b"", query, self._peer)
 
     async def _answer(self, served: HttpServerRequest) -> None:
         if served.method in {"GET", "HEAD"} or self._handling.max_body_bytes is not None:

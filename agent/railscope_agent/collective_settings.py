@@ -32,10 +32,6 @@ class CollectiveSettings(Struct, frozen=True, kw_only=True):
     """Directory of the files of NCCL Inspector (NCCL_INSPECTOR_DUMP_DIR), in it or in one directory per job. Empty:
     switched off.
     """
-    nccl_inspector_listen: str = ""
-    """Loopback address and port of the OTLP receiver for NCCL Inspector (NCCL_INSPECTOR_OTEL_EXPORT), such as
-    127.0.0.1:4318. Empty: switched off.
-    """
     ras: Literal["off", "monitor", "query"] = "off"
     """NCCL's RAS subsystem: off, monitor (follow the processes that die; NCCL 2.29.2 and later) or query (in addition, one
     query per job and period, for which the job gathers data from all of its ranks).

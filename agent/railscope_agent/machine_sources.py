@@ -11,7 +11,6 @@ from railscope_agent.sources import (
     flight_recorder,
     gpudirect,
     hwmon,
-    inspector_pushes,
     nccl_inspector,
     nccl_metrics,
     nccl_ras,
@@ -65,9 +64,6 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
     places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
     ranks, communicators, nccl_ranks = (source_bases.ReportedReadings() for _ in range(3))
-    pushes = None
-    if settings.collectives.nccl_inspector_listen:
-        pushes = inspector_pushes.InspectorPushes(places)
     # One for each: these two have threads of their own, and an update on two threads could lose processes.
     ras_places, server_places = (
         rank_places.RankPlaces(gpus, lists, claims.claims_of_process) for _ in range(2)
@@ -115,9 +111,9 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         worker_server.WorkerServerSource(settings.collectives, server_places, served),
         flight_recorder.FlightRecorderSource(settings.collectives, places, ranks, served),
         flight_recorder.CollectiveRankSource(ranks),
-        nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators, pushes),
+        nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators),
         nccl_inspector.CommunicatorSource(communicators),
-        nccl_metrics.NcclMetricsSource(settings.collectives, places, pushes),
+        nccl_metrics.NcclMetricsSource(settings.collectives, places),
         nccl_ras.NcclRasSource(settings.collectives, ras_places, nccl_ranks),
         nccl_ras.NcclRankSource(nccl_ranks),
         *(burst_sampling if bursts.enabled else ()),

@@ -26,7 +26,7 @@ from railscope import (
 from railscope.frame import Event, Frame, FrameOrigin
 from railscope.settings import SettingsError, state_directory
 from railscope_agent.config import AgentSettings
-from railscope_agent.endpoint import claims_endpoint, inspector_receiver
+from railscope_agent.endpoint import claims_endpoint
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.node_health import NodeHealth
@@ -148,13 +148,6 @@ class Agent:
         )
         self.health = NodeHealth(lambda: self.sampler.statuses)
         self._shipper: Shipper | None = None
-        self.receiver: inspector_receiver.InspectorReceiver | None = None
-        for source in self.sampler.sources:
-            if isinstance(source, nccl_inspector.NcclInspectorSource) and source.pushes:
-                listen = self.settings.collectives.nccl_inspector_listen
-                self.receiver = inspector_receiver.InspectorReceiver(
-                    listen, source.pushes, self.host
-                )
         self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
         self._claims = claims_endpoint.ClaimsEndpoint(
             self.settings.tenancy, self._state, self._tenancy, self.host.clock, self.health
@@ -261,8 +254,6 @@ class Agent:
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
-                if self.receiver:
-                    group.create_task(self.receiver.run())
                 for witness in self._witnesses():
                     group.create_task(witness)
         finally:

@@ -67,13 +67,6 @@ def _rate(counter: str, by: str = "") -> query.Query:
     return query.build_query(f"sum{grouping}({rate})", query.EVENTS_PER_SECOND, legend)
 
 
-def _not_stored(name: str, results: str) -> query.Query:
-    """Return the rate of pushes of NCCL Inspector, or of their points, with some results."""
-    counter = f'railscope_nccl_inspector_{name}_total{{node=~"$node", {results}}}'
-    rate = f"sum by (result) (rate({counter}[$__rate_interval]))"
-    return query.build_query(rate, query.EVENTS_PER_SECOND, f"{name}, {{{{result}}}}")
-
-
 def _summary() -> Iterator[panels.Panel]:
     up = 'up{job="railscope-agent", node=~"$node"}'
     reporting = f"max by (node) (railscope_node_reporting{query.NODES})"
@@ -141,8 +134,6 @@ def _gaps() -> Iterator[panels.Panel]:
         panels.lines(408, "Kernel messages lost", "Overwritten before the agent could read them.", query.highest_rates("kernel_log_lost_records")),
         panels.lines(409, "Missed windows of bursts", "Of NICs and GPUs.",
                      _rate("nic_burst_missed_windows").with_name("NICs"), _rate("gpu_burst_missed_windows").with_name("GPUs")),
-        panels.lines(410, "Pushes of NCCL Inspector not stored", "Requests that agents rejected, and points, by result.",
-                     _not_stored("requests", 'result!="stored"'), _not_stored("points", 'result=~"invalid|limit"'), steps=panels.ANY_IS_BAD),
     )  # fmt: skip
 
 

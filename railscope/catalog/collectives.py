@@ -27,7 +27,7 @@ MISMATCH_EVENT = declare.EventClass("collective_mismatch", entities.COLLECTIVE_R
 STUCK_EVENT = declare.EventClass("collective_stuck", entities.COLLECTIVE_GROUP, "error", "All ranks of a process group entered a collective, and it did not complete.", _DUMPS, (*_FACTS, *HOLDER), judged_by="nccl_hang")
 WAIT_EVENT = declare.EventClass("collective_waiting", entities.COLLECTIVE_GROUP, "warning", "Ranks of this node wait in a collective, and the rank that they wait for is not known here.", _DUMPS, (*_FACTS, *HOLDER), judged_by="nccl_hang")
 
-_LOGS = "logs of NCCL Inspector, or its pushes of single calls"
+_LOGS = "logs of NCCL Inspector"
 _FROM_FIRST_LINE = "Counts from the first line that the agent read."
 _LOG = declare.MetricTable(entities.NODE, _LOGS, declare.AGENT_START, detail=declare.BASIC)
 _CALL = declare.MetricTable(entities.COMMUNICATOR_CALL, _LOGS, _FROM_FIRST_LINE, detail=declare.BASIC)
@@ -38,17 +38,11 @@ INSPECTOR_LINE_STATES = ("read", "malformed", "unsupported", "headless", "too_lo
 """`headless`: the communicator is not known; `conflict`: another process has the rank; `excess`: beyond the bounds."""
 
 INSPECTOR_FILES = _LOG.gauge("railscope_nccl_inspector_files", "Files of NCCL Inspector in the configured directory, by what the agent did with them.", about=entities.INSPECTOR_FILE)
-INSPECTOR_LINES = _LOG.counter("railscope_nccl_inspector_lines_total", "Lines of NCCL Inspector's logs, and pushed calls, by what the agent did with them.", about=entities.INSPECTOR_LINE)
+INSPECTOR_LINES = _LOG.counter("railscope_nccl_inspector_lines_total", "Lines of NCCL Inspector's logs, by what the agent did with them.", about=entities.INSPECTOR_LINE)
 INSPECTOR_SKIPPED = _LOG.counter("railscope_nccl_inspector_skipped_bytes_total", "Bytes of logs that were not read: they grew faster than the agent reads, or were replaced or removed before.")
 INSPECTOR_WAITING = _LOG.gauge("railscope_nccl_inspector_waiting_bytes", "Bytes of logs that are read later.")
 INSPECTOR_REPLACED = _LOG.counter("railscope_nccl_inspector_replaced_logs_total", "Logs that were truncated, overwritten or replaced, and are read from their start again.")
 INSPECTOR_DROPPED = _LOG.counter("railscope_nccl_inspector_dropped_calls_total", "Calls that the plugin did not record because its buffer was full; formats before 4.2 do not report them.", ", coll_dropped_since_last_dump + p2p_dropped_since_last_dump")
-INSPECTOR_REQUEST_RESULTS = ("stored", "unknown_sender", "rate", "busy", "path", "media_type", "size", "format", "timeout")
-INSPECTOR_POINT_RESULTS = ("stored", "unmapped", "invalid", "delta", "limit", "ambiguous")
-"""`ambiguous`: the process is on several GPUs, and a report is about one of them."""
-_PUSH = declare.MetricTable(entities.NODE, "pushes of NCCL Inspector", declare.AGENT_START, detail=declare.BASIC)
-INSPECTOR_REQUESTS = _PUSH.counter("railscope_nccl_inspector_requests_total", "Pushes of NCCL Inspector by OTLP, by result: stored, or rejected because of the sender (unknown_sender, rate), the request (path, media_type, size, format, timeout), or the calls that wait (busy); absent without collectives.nccl_inspector_listen.", about=entities.INSPECTOR_REQUEST)
-INSPECTOR_POINTS = _PUSH.counter("railscope_nccl_inspector_points_total", "Data points of these pushes, by what the agent did with them.", about=entities.INSPECTOR_POINT)
 COMMUNICATOR_CALLS = _CALL.counter("railscope_nccl_calls_total", "Collectives and point-to-point operations that ranks of this node completed; each rank counts.")
 COMMUNICATOR_BYTES = _CALL.counter("railscope_nccl_message_bytes_total", "Sizes of the messages of these calls.", ", coll_msg_size_bytes")
 COMMUNICATOR_SECONDS = _CALL.counter("railscope_nccl_call_seconds_total", "Durations of these calls; waits for the last rank are part of them.", ", coll_exec_time_us", scale=declare.NANO)
@@ -61,7 +55,7 @@ RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by 
 STRAGGLER_EVENT = declare.EventClass("collective_straggler", entities.COMMUNICATOR_RANK, "warning", "A rank arrives last at nearly all collectives of its communicator on this node, late by a large part of their duration.", _LOGS, ("communicator_name", "compared", "last_arrivals", "late_milliseconds", "late_percent", *_PLACE), judged_by="gpu_straggler")
 SLOW_PATH_EVENT = declare.EventClass("collective_slow_path", entities.COMMUNICATOR_CALL, "warning", "The bus bandwidth of a communicator, for one kind and size class, is far below its usual one or that of the other communicators of its job with as many ranks; no rank of this node is late.", _LOGS, ("communicator_name", "bytes_per_second", "expected_bytes_per_second", "percent", "rails", "gpus", *HOLDER), judged_by="job_slowdown")
 
-_METRICS = "metrics files of NCCL Inspector, or its pushes"
+_METRICS = "metrics files of NCCL Inspector"
 _GPU_CALL = declare.MetricTable(entities.NCCL_GPU_CALL, f"{_METRICS}, ", detail=declare.BASIC)
 _NCCL_GPU = declare.MetricTable(entities.NCCL_GPU, f"{_METRICS}, ", "Counts from the start of the process.", detail=declare.BASIC)
 METRICS_FILE_STATES = ("read", "waiting", "owner", "outdated", "incomplete", "too_large", "irregular", "unreadable", "excess")

@@ -117,8 +117,6 @@ COLLECTIVE_GROUP = EntityKind("collective_group", ("job_directory", "user", "gro
 COLLECTIVE_RANK = EntityKind("collective_rank", ("job_directory", "user", "group", "rank"), ("description", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant", "collective", "shapes", "types"), part_of=COLLECTIVE_GROUP)
 INSPECTOR_FILE = EntityKind("nccl_inspector_file", ("state",), part_of=NODE)
 INSPECTOR_LINE = EntityKind("nccl_inspector_line", ("state",), part_of=NODE)
-INSPECTOR_REQUEST = EntityKind("nccl_inspector_request", ("result",), part_of=NODE)
-INSPECTOR_POINT = EntityKind("nccl_inspector_point", ("result",), part_of=NODE)
 COMMUNICATOR = EntityKind("communicator", ("job_directory", "user", "communicator"))
 """Communicator of NCCL: `job_directory` has the logs of its ranks, `user` the number of their owner."""
 COMMUNICATOR_CALL = EntityKind("communicator_call", ("job_directory", "user", "communicator", "collective", "size"), part_of=COMMUNICATOR)

@@ -22,7 +22,7 @@ from railscope.catalog import switches as catalog
 from railscope.catalog.declare import BASIC, FULL, MetricDetail
 from railscope_dashboards.promql import RULES, detail_of, fill_variables
 from railscope_simulator import NodeSpec
-from railscope_simulator.demo.process import Program, free_port
+from railscope_simulator.demo.process import Program
 from railscope_simulator.node_hardware import build_node_hardware
 
 CAPTURE_SECONDS = 24
@@ -242,12 +242,7 @@ async def start(
         "RAILSCOPE_AGENT_PERIOD_SECONDS__LINK": "1",
         "RAILSCOPE_AGENT_PERIOD_SECONDS__NIC_SETTINGS": "2",
     }
-    listen = {
-        "n1": {"RAILSCOPE_AGENT_COLLECTIVES__NCCL_INSPECTOR_LISTEN": f"127.0.0.1:{free_port()}"}
-    }
-    agents = await asyncio.gather(
-        *(site.agent(spec.node, **settings, **listen.get(spec.node, {})) for spec in SPECS)
-    )
+    agents = await asyncio.gather(*(site.agent(spec.node, **settings) for spec in SPECS))
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))
 
 

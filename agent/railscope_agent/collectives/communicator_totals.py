@@ -158,28 +158,24 @@ class CommunicatorTotals:
     def add(
         self,
         call: InspectedCall,
-        rank: int | None,
+        rank: int,
         read: int,
         *,
-        ranks: int = 0,
+        ranks: int,
         may_grow: bool = True,
     ) -> bool:
         """Add a call of a rank, found in a read; False if it is of a new kind or rank and there may be no more.
 
-        `ranks` is the number of ranks of the communicator, 0 if unknown. A call without a rank is compared with none.
+        `ranks` is the number of ranks of the communicator.
         """
         key = call.kind, size_class(call.bytes)
-        if not may_grow and (
-            key not in self.kinds or (rank is not None and rank not in self.ranks)
-        ):
+        if not may_grow and (key not in self.kinds or rank not in self.ranks):
             return False
         totals = self.kinds.setdefault(key, CallTotals())
         totals.calls += 1
         totals.bytes = _sum(totals.bytes, call.bytes)
         totals.duration_ns = _sum(totals.duration_ns, call.duration_ns)
         totals.bus_bytes = _sum(totals.bus_bytes, call.bus_bytes)
-        if rank is None:
-            return True
         self.ranks.setdefault(rank, ArrivalTotals())
         if call.is_compared:
             compared = self._open.setdefault((call.kind, call.sequence), _OpenComparison(read))

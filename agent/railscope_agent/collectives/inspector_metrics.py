@@ -40,7 +40,6 @@ _COUNTS = {
     "nccl_p2p_dropped_total": "dropped",
 }
 """Counts of the process, which the plugin writes on request."""
-METRIC_NAMES = _KIND_LABELS.keys() | _COUNTS.keys()
 _MICROSECOND_NS = 1000
 _MAX_COUNT = 1 << 62
 

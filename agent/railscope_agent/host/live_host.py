@@ -64,13 +64,12 @@ class LiveHost(files.RootedFiles):
         self._ras = nccl_ras.RasCalls(self, live=self._live)
         owner = owners.OwnerCalls(self, live=self._live)
         jobs = job_files.JobFileCalls(self)
-        sockets = tcp_sockets.TcpSocketCalls(self, live=self._live)
+        sockets = tcp_sockets.TcpSockets(self)
         self._file_calls: dict[str, Callable[..., Json]] = {
             **{name: partial(owner.call, name) for name in owners.HOST_INTERFACES},
             textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
             job_files.JOB_FILES: jobs.call,
             nccl_ras.NCCL_RAS: self._ras.call,
-            tcp_sockets.TCP_SOCKETS: sockets.call,
             worker_servers.WORKER_SERVERS: worker_servers.WorkerServerCalls(
                 jobs, sockets, live=self._live
             ).call,

@@ -157,7 +157,7 @@ class RasCalls:
     def __init__(
         self, files: RootedFiles, *, live: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._files, self._sockets = files, tcp_sockets.TcpSocketCalls(files)
+        self._files, self._sockets = files, tcp_sockets.TcpSockets(files)
         self._live = live
         self._clock = clock
         self._monitors: dict[int, _Monitor] = {}

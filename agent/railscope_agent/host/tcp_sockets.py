@@ -5,7 +5,6 @@ The kernel lists the other end of a connection on loopback, whatever the process
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import re
@@ -14,10 +13,8 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
-from railscope.capture import Json
 from railscope_agent.host.files import RootedFiles
 
-TCP_SOCKETS = "tcp_sockets"
 MAX_DESCRIPTORS = 16_384
 """Maximum number of descriptors of a process among which a socket is searched."""
 _LISTENING = b"0A"
@@ -27,24 +24,11 @@ _MAPPED = "::ffff:"
 """Prefix of IPv4 addresses in sockets of IPv6 (RFC 4291, section 2.5.5.2)."""
 
 
-class TcpSocketCalls:
-    """The host interface "tcp_sockets". Without `live`, there are no processes."""
+class TcpSockets:
+    """Sockets of the node, searched in its files."""
 
-    def __init__(self, files: RootedFiles, *, live: bool = True) -> None:
+    def __init__(self, files: RootedFiles) -> None:
         self._files = files
-        self._live = live
-
-    def call(self, function: str, *arguments: int | str) -> Json:
-        """Return the answer of a call. Raises OSError.
-
-        tcp_sockets.owners(address, port, peer, peer_port, *pids)   user of the socket with this address and this peer, and
-                                                                    those of the processes that have it; empty without one
-        """
-        if function != "owners" or not self._live:
-            raise OSError(errno.ENODEV, "processes are not available in a copied tree")
-        address, port, peer, peer_port, *pids = arguments
-        user, inode = self.find_socket((str(address), int(port)), (str(peer), int(peer_port)))
-        return [user, *(int(pid) for pid in pids if self.has_socket(int(pid), inode))] * bool(inode)
 
     def listening_users(self, family: int, address: str, port: int) -> Iterable[int]:
         """Return the users of the sockets that listen on an address, or on all addresses."""

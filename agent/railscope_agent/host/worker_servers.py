@@ -58,7 +58,7 @@ class WorkerServerCalls:
     def __init__(
         self,
         files: job_files.JobFileCalls,
-        sockets: tcp_sockets.TcpSocketCalls,
+        sockets: tcp_sockets.TcpSockets,
         *,
         live: bool = True,
         clock: Callable[[], float] = time.monotonic,

@@ -28,7 +28,7 @@ from railscope_agent.collectives import inspector
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
-from railscope_agent.sources import followed_communicators, inspector_pushes, source_bases
+from railscope_agent.sources import followed_communicators, source_bases
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 
 MAX_READ_BYTES, MAX_READ_LINES = 4 << 20, 10_000
@@ -80,14 +80,10 @@ class NcclInspectorSource(source.SourceWithoutResources):
         settings: CollectiveSettings,
         places: RankPlaces,
         results: source_bases.ReportedReadings,
-        pushes: inspector_pushes.InspectorPushes | None = None,
     ) -> None:
         self._directory, self._listed = settings.nccl_inspector_directory, ""
-        self._listen = settings.nccl_inspector_listen
         self._places = places
         self._results = results
-        self.pushes = pushes
-        """Pushes of the receiver; None without one."""
         self._logs: dict[tuple[str, str], FollowedLog] = {}
         self._jobs: dict[JobKey, dict[str, followed_communicators.FollowedCommunicator]] = {}
         self._sizes: Counter[JobKey] = Counter()
@@ -98,27 +94,23 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._slow_paths = followed_communicators.SlowPaths()
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Create columns if the directory exists, or if there is a receiver."""
+        """Create columns if the directory exists."""
         subject, self._listed = "NCCL Inspector", ""
-        finding = probe_result.ProbeFinding.absent(subject, "switched off")
-        inputs = [f"pushes to {self._listen}"] * bool(self.pushes)
+        if not self._directory:
+            finding = probe_result.ProbeFinding.absent(subject, "switched off")
+            return probe_result.ProbeResult(findings=(finding,))
         try:
-            if self._directory:
-                count = len(self._list(host).files)
-                self._listed = self._directory
-                inputs.insert(0, f"{probe_result.format_count(count, 'log')} in {self._directory}")
+            count = len(self._list(host).files)
         except OSError as error:
             if reading.reason_of(error) is reading.Absent.GONE:
                 detail = f"{self._directory} does not exist"
                 finding = probe_result.ProbeFinding.absent(subject, detail)
             else:
                 finding = probe_result.ProbeFinding.failed(subject, error, "run the agent as root")
-        else:
-            if inputs:
-                finding = probe_result.ProbeFinding.supported(subject, ", ".join(inputs))
-        if not inputs:
             return probe_result.ProbeResult(findings=(finding,))
-        return self._columns().result(finding)
+        self._listed = self._directory
+        detail = f"{probe_result.format_count(count, 'log')} in {self._directory}"
+        return self._columns().result(probe_result.ProbeFinding.supported(subject, detail))
 
     def _columns(self) -> probe_result.ColumnBuilder:
         columns = probe_result.ColumnBuilder()
@@ -133,11 +125,6 @@ class NcclInspectorSource(source.SourceWithoutResources):
             c.INSPECTOR_DROPPED,
         )
         columns.add_each(node, frame.Entity(entities.NODE))
-        for result in c.INSPECTOR_REQUEST_RESULTS if self.pushes else ():
-            about = frame.Entity(entities.INSPECTOR_REQUEST, (result,))
-            columns.add(c.INSPECTOR_REQUESTS, about)
-        for result in c.INSPECTOR_POINT_RESULTS if self.pushes else ():
-            columns.add(c.INSPECTOR_POINTS, frame.Entity(entities.INSPECTOR_POINT, (result,)))
         return columns
 
     def _list(self, host: Host) -> JobFileListing:
@@ -155,7 +142,6 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._follow(listing.files)
         self._read_new_lines(host)
         now = host.clock.now()
-        self._add_pushed_calls(now.boot_ns)
         self._close_comparisons(now.boot_ns)
         events = (
             *followed_communicators.find_stragglers(self._jobs, now),
@@ -167,27 +153,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         readings = [self._states[state] for state in c.INSPECTOR_FILE_STATES]
         readings += [self._lines[state] for state in c.INSPECTOR_LINE_STATES]
         readings += [self._skipped_bytes, waiting, self._replaced, self._dropped]
-        if self.pushes:
-            readings += [self.pushes.requests[result] for result in c.INSPECTOR_REQUEST_RESULTS]
-            readings += [self.pushes.points[result] for result in c.INSPECTOR_POINT_RESULTS]
         into.put_readings(0, readings)
-
-    def _add_pushed_calls(self, now_ns: int) -> None:
-        """Add the calls that were pushed since the last read; they have no rank."""
-        for process, calls in (self.pushes.take_calls() if self.pushes else {}).items():
-            of_job = self._jobs.setdefault(process.job, {})
-            for name, call in calls:
-                communicator = of_job.get(name) or followed_communicators.FollowedCommunicator()
-                add = communicator.totals.add
-                # A call of a known kind needs no place; only a new kind is checked against the limits.
-                is_added = add(call, None, self._reads, may_grow=False)
-                if not is_added and not self._is_full(process.job):
-                    before = communicator.totals.size
-                    is_added = add(call, None, self._reads)
-                    self._sizes[process.job] += communicator.totals.size - before
-                    of_job[name] = communicator
-                communicator.updated_ns = now_ns
-                self._lines["read" if is_added else "excess"] += 1
 
     def _follow(self, files: Iterable[JobFile]) -> None:
         """Find the logs to read, and where their next lines begin."""

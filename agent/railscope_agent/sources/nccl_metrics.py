@@ -24,7 +24,6 @@ from railscope_agent.collectives.inspector_metrics import InspectorMetrics, Repo
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedMetrics
 from railscope_agent.sampling import probe_result, row_builder, source
-from railscope_agent.sources import inspector_pushes
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 
 MAX_AGE_NS = 300 * SECOND_NS
@@ -57,11 +56,9 @@ class NcclMetricsSource(source.SourceWithoutResources):
         self,
         settings: CollectiveSettings,
         places: RankPlaces,
-        pushes: inspector_pushes.InspectorPushes | None = None,
     ) -> None:
         self._directory = settings.nccl_inspector_directory
         self._places = places
-        self._pushes = pushes
         self._files: dict[tuple[str, str], FoundMetrics] = {}
         self._has_files = False
         self._readings: dict[frame.Column, int] = {}
@@ -75,7 +72,7 @@ class NcclMetricsSource(source.SourceWithoutResources):
         except OSError:
             self._has_files = False  # the source of the logs reports it
         columns = probe_result.ColumnBuilder()
-        if self._has_files or self._files or self._pushes:
+        if self._has_files or self._files:
             for state in c.METRICS_FILE_STATES:
                 columns.add(
                     c.METRICS_FILES, frame.Entity(entities.INSPECTOR_METRICS_FILE, (state,))
@@ -101,7 +98,7 @@ class NcclMetricsSource(source.SourceWithoutResources):
         self._places.update(host)
         states = self._read_files(host, listing.files)
         states["excess"] += not listing.is_complete
-        lines = self._report(host.clock.now().boot_ns)
+        lines = self._report()
         numbers = [states[state] for state in c.METRICS_FILE_STATES]
         numbers += [lines[state] for state in c.METRICS_LINE_STATES]
         into.put_readings(0, numbers)
@@ -151,12 +148,12 @@ class NcclMetricsSource(source.SourceWithoutResources):
         opened = msgspec.convert(answer, OpenedMetrics)
         return opened.metrics if opened.user == file.user else "owner"
 
-    def _report(self, now_ns: int) -> Counter[str]:
+    def _report(self) -> Counter[str]:
         """Compute the readings; return the number of lines by state."""
         lines: Counter[str] = Counter()
         of_jobs: dict[JobKey, list[tuple[frame.Entity, ReportedCalls]]] = {}
         self._readings = {}
-        for job, gpu, metrics in self._found(now_ns):
+        for job, gpu, metrics in self._found():
             lines.update(metrics.lines)
             key = gpu, job[0], str(job[1])
             of_jobs.setdefault(job, []).extend(
@@ -178,11 +175,9 @@ class NcclMetricsSource(source.SourceWithoutResources):
                 self._readings[c.REPORTED_DURATION, entity] = report.duration_ns
         return lines
 
-    def _found(self, now_ns: int) -> Iterator[tuple[JobKey, str, InspectorMetrics]]:
-        """Yield job, GPU and content of each file and of each recent push."""
+    def _found(self) -> Iterator[tuple[JobKey, str, InspectorMetrics]]:
+        """Yield job, GPU and content of each file."""
         for file, metrics in self._files.values():
             if not isinstance(metrics, str):
                 job = file.job, file.user
                 yield job, self._places.find_gpu(job, file.subject), metrics
-        for pushed in self._pushes.recent_metrics(now_ns) if self._pushes else ():
-            yield pushed.process.job, pushed.process.gpu, pushed.metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.worker_servers import NCCL, NOT_FOUND, SUMMARY, PytorchServer, http
 
 from railscope_agent.collectives.flight_recorder import parse_dump
 from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.tcp_sockets import TcpSockets
 from railscope_agent.host.worker_servers import MAX_ANSWER_BYTES
 
 DUMP = msgspec.json.encode(dump(range(4), 5000, 4999, 10**18))
@@ -211,3 +213,16 @@ def test_a_process_that_has_the_number_of_a_former_one_does_not_answer_for_it(
     ):
         LiveHost().call("worker_server", "progress", LIMIT_MS, server.port, *place)
     assert failure.value.errno == errno.EPERM
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_a_connection_by_ipv4_is_found_whichever_family_its_socket_has(address: str):
+    sockets = TcpSockets(LiveHost())
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as client:
+        client.connect((address, server.getsockname()[1]))
+        accepted, peer = server.accept()
+        with accepted:
+            user, inode = sockets.find_socket(peer[:2], accepted.getsockname()[:2])
+            assert user == os.geteuid()
+            assert sockets.has_socket(OWN, inode)
