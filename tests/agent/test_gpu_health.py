@@ -44,7 +44,7 @@ class JudgedNode:
         self._node = node
         self._run = VerdictSources(node.host)
         self._run.verdicts.remember(GpuLifetimeFile(self._directory / "resets.json", "boot-1"))
-        self._told = dict[str, str]()
+        self._reported = dict[str, str]()
 
     def run(self, line: str) -> list[str]:
         word, *words = line.split(" ")
@@ -79,7 +79,7 @@ class JudgedNode:
 
     def state(self) -> str:
         """Return the state of GPU-0."""
-        return self._told.get("GPU-0", "healthy").split(" ")[0]
+        return self._reported.get("GPU-0", "healthy").split(" ")[0]
 
     def _step(self, words: list[str]) -> list[str]:
         unread = words.pop() if "without" in words else ""
@@ -103,7 +103,7 @@ class JudgedNode:
                 named = "-" if isinstance(action, Absent) else h.GPU_ACTION.states[action]
                 words = [h.GPU_HEALTH.states[state], *([named] if state != 1 else []), *reasons]
                 verdicts[gpu] = " ".join(words)
-        before, self._told = self._told, verdicts
+        before, self._reported = self._reported, verdicts
         changed = [f"{g} {v}" for g, v in verdicts.items() if v != before.get(g, "healthy")]
         return changed + [f"{gpu} not judged" for gpu in before if gpu not in verdicts]
 

@@ -3,7 +3,7 @@
 A time is seconds, or has units: 1d2h30m. Second 0 is a midnight.
 
     boot NODE NAME TIME           a boot of a node; without it, a node booted 5,000 seconds before second 0
-    claim NODE GPU CLAIM TIME     reported with the first samples from `told` on (TIME if missing); `-` is no device
+    claim NODE GPU CLAIM TIME     reported with the first samples from `reported` on (TIME if missing); `-` is no device
     end NODE GPU CLAIM TIME       the end of a claim
     report NODE GPUS FROM-TO      samples, each 30 seconds; `step`, `sent`, `skew`, `limit` (of the token's authority), `run`,
                                   `energy` (OFFSET+RATE in millijoules per second), `suspect` (since when the collector's clock was);
@@ -116,7 +116,7 @@ class Played:
 
     directory: Path
     nodes: dict[str, NodeReporter] = field(default_factory=dict)
-    told: dict[str, list[tuple[int, Event]]] = field(default_factory=dict)
+    reported: dict[str, list[tuple[int, Event]]] = field(default_factory=dict)
     sent: Envelopes = field(default_factory=list)
     sites: dict[str, FinalizingCollector] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -142,22 +142,24 @@ class Played:
         self.nodes[node] = NodeReporter(node, name, name, seconds(time), is_known=is_known)
 
     def claim(
-        self, node: str, gpu: str, name: str, time: str, told: str = "", **facts: str
+        self, node: str, gpu: str, name: str, time: str, reported: str = "", **facts: str
     ) -> None:
         for key in ("end_ns", "start_ns"):
             facts |= {key: str(at(seconds(facts[key])))} if facts.get(key, "soon") != "soon" else {}
         unclaimed = bool(facts.pop("unclaimed", ""))
-        self.tell(
+        self.add_event(
             node,
-            seconds(told or time),
+            seconds(reported or time),
             claim_started(gpu.strip("-"), name, seconds(time), unclaimed=unclaimed, **facts),
         )
 
-    def end(self, node: str, gpu: str, name: str, time: str, told: str = "") -> None:
-        self.tell(node, seconds(told or time), claim_ended(gpu.strip("-"), name, seconds(time)))
+    def end(self, node: str, gpu: str, name: str, time: str, reported: str = "") -> None:
+        self.add_event(
+            node, seconds(reported or time), claim_ended(gpu.strip("-"), name, seconds(time))
+        )
 
-    def tell(self, node: str, when: int, event: Event) -> None:
-        self.told.setdefault(node, []).append((when, event))
+    def add_event(self, node: str, when: int, event: Event) -> None:
+        self.reported.setdefault(node, []).append((when, event))
 
     def report(  # noqa: PLR0913 - options of the command
         self, node: str, gpus: str, span: str, *, step: str = "30", sent: str = "", skew: str = "", limit: str = "",
@@ -172,16 +174,16 @@ class Played:
             else cut(gpus, *filter(None, mig.split(","))) if mig is not None
             else gpus_of(*gpus.split(","))
         )  # fmt: skip
-        times, told = range(first, last + 1, int(step)), self.told.setdefault(node, [])
+        times, waiting = range(first, last + 1, int(step)), self.reported.setdefault(node, [])
         events = dict[int, list[Event]]()
-        for when, event in sorted(told, key=lambda each: each[0]):
+        for when, event in sorted(waiting, key=lambda each: each[0]):
             if when <= times[-1]:
                 second = next(each for each in times if each >= when)
                 boot_ns = (second - one.booted_at) * SECOND
                 events.setdefault(second, []).append(
                     Event(event.event_class, event.entity, at(second), boot_ns, event.facts)
                 )
-        told[:] = [each for each in told if each[0] > times[-1]]
+        waiting[:] = [each for each in waiting if each[0] > times[-1]]
         offset, rate = map(int, energy.split("+")) if energy else (0, 0)
         column = [i for i, (metric, _) in enumerate(schema.columns) if "energy" in metric.name]
 
