@@ -51,7 +51,7 @@ async def test_a_record_was_written_since_the_poll_before_it_was_read(lag_second
 
 
 def test_an_agent_that_starts_again_gives_a_record_the_same_time(tmp_path: Path) -> None:
-    """The collector knows an event by it: another time would be another Xid."""
+    """The time identifies an event at the collector: another time would be another Xid."""
     host = FakeHost(ManualClock(NodeTimestamp(wall_ns=10**18, boot_ns=100_000 * NS)))
     memory = LogClockFile(tmp_path / "clock.json", "boot-1")
     times, records = [], []

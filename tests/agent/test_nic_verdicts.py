@@ -28,7 +28,7 @@ REASONS = {reason.label: reason for reason in Absent}
 
 
 def change(line: str) -> Change:
-    """Return the change that a line says."""
+    """Return the change that a line specifies."""
     command, what, *values = line.split()
     if command in {"label", "setting"}:
         name, _, text = what.partition("=")

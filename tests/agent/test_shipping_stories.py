@@ -7,7 +7,9 @@
     shipped                        waits until each frame is stored, rejected or lost
     fails                          waits for a failed attempt; `retry` lets the pause after it pass, `pass S` some seconds
     answer NAME STATUS [TEXT] [HEADER=VALUE]   next answer of a collector; also `hang`, `vanish` and `deny NODE`
-    down NAME, up NAME, unready NAME, ready NAME, stranger NAME, known NAME
+    down NAME, up NAME             a collector stops serving, or serves again
+    unready NAME, ready NAME       its readiness check answers 503, or 200 again after the agent had time to poll it
+    stranger NAME, known NAME      its answers lack the mark that a collector derives from the node's token, or have it again
     store NAME, lose NAME LOG, forget NAME     its evidence is stored; its disk or its schemas are lost
     remove PATH, make PATH, damage PATH        in the state directory; PATH may end with *
     requests NAME                  number of its requests
@@ -201,9 +203,9 @@ class Stage:
                 if frames:
                     yield f"{name} {about} {spans(frames)}"
             for run in dict.fromkeys(f"{end.run} {end.streams}" for end in each.ended):
-                yield f"{name} knows the end of {run}"
+                yield f"{name} has recorded the end of {run}"
             for stated in each.delivered:
-                yield f"{name} knows as stored {stated.run} {stated.streams}"
+                yield f"{name} has recorded as stored {stated.run} {stated.streams}"
         stats = self.run.stats
         assert bool(stats.unstored_bytes) == bool(stats.unstored_envelopes)
         waiting = f"acknowledged {stats.shipped_frames}, waiting {stats.spool_envelopes}"

@@ -83,7 +83,7 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Incidents", "GPU time lost so far"): NO_LOSS,
     ("Tenant", "GPUs lost by class"): NO_LOSS,
     ("Tenant", "Incidents"): NO_LOSS,
-    ("Self-monitoring", "Sources read less often"): "Budgets are off: replays are dear.",
+    ("Self-monitoring", "Sources read less often"): "Budgets are off: replays are expensive.",
     (
         "Rails and congestion",
         "Pause frames that only one end counted",

@@ -1,5 +1,8 @@
 """A Slurm job of four ranks on a node: which of them is late, by its dumps, its worker servers, or NCCL's RAS subsystem.
 
+A moment is a time at which the agent reads the host. A story begins at the first moment, with the recorded answers of a hang; at each
+moment answers of the host may change, and those that do not remain as they were.
+
 ask SETTING=VALUE             settings of `collectives`; late_seconds=5
 step SECONDS                  time between moments
 dumps E0 E1 E2 E3 [K=V]       dumps of the ranks, each with its last collective (`-` is none): completed=4999, group=0,
@@ -12,7 +15,7 @@ file RANK K=V                 a file of the list: user, bytes, is_regular, modif
 process RANK K=V              a process: user, rank, jobs, own_pid, started_ns
 nccl K=V                      all processes as the RAS client finds them: version, has_same_network, started_ns
 fail KEY ERRNO, call KEY JSON an answer of the host; `gone` removes the processes from the GPUs
-next [N]                      N further moments; what follows changes at the last one
+next [N]                      adds N moments; the commands that follow change the answers at the last one
 report                        files, servers, processes and ranks by state; events with `show FACTS`
 states                        state of each rank on the metrics endpoint; `asked`: requests to the job
 """

@@ -7,7 +7,9 @@
     publish                       prints `accepted`, or why the book cannot follow the published one
     with OLD => NEW               prints the problem of an example price book in which OLD is NEW
 
-A line has only what differs from the usual.
+A command states, and a printed line has, only what differs from the usual. The usual price is of an h100, allocated, per GPU-hour,
+for all tenants, in version 1. The usual usage is of team-a in claim c1, observed, on the whole GPU `a`, an h100. The usual charge is
+at the list price of 1000, in GPU-hours.
 """
 
 from __future__ import annotations

@@ -2,9 +2,14 @@
 
 Times are hours after 2024-10-04; the periods 1, 2 and 3 are of three days each. Each GPU draws 500 W.
 
-    gpu NAME CLAIM... key=...      what is known about a GPU from now on: TENANT@FROM-TO[,share=1/2][,profile=P][,node=N]; `uncounted` has no
-                                   energy counter, `seen=FROM-TO,...`, `in=NODE:FROM-TO,...`, `out=FROM-TO`, `kept=TENANT@FROM-TO`, `suspect=FROM-TO`
-    ends GPU TENANT@FROM TIME      a claim's end that was not known before
+    gpu NAME CLAIM... key=...      evidence of a GPU from now on; a CLAIM is TENANT@FROM-TO[,share=1/2][,profile=P][,node=N]
+                                   uncounted: the GPU has no energy counter
+                                   seen=FROM-TO,...: spans with samples, each of another boot
+                                   in=NODE:FROM-TO,...: nodes that contain the GPU
+                                   out=FROM-TO: an outage that was not announced
+                                   kept=TENANT@FROM-TO: a reservation of the tenant
+                                   suspect=FROM-TO,...: times at which the collector's clock was suspect
+    ends GPU TENANT@FROM TIME      the end of a claim that had none before
     days COUNT                     only the first days are metered
     prices KEY=VALUE... | TOML     other terms of the price of time; `published` and `version` are those of the book
     close PERIOD [provisional]     prints each invoice and what it leaves undecided, or why it is not closed
