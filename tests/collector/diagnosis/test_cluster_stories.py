@@ -1,12 +1,17 @@
 """Clusters as text: what devices and switches report from an onset on, and all incidents that follow.
 
     # promise                 a pod of 6 nodes; job 0 has the nodes 0 to 2, job 1 the nodes 3 and 4
-    cluster pods=2 job=0-6 other=7,8:0-3   more pods, other nodes of the jobs, and GPUs of each node; benign, rails, captures,
-                              alone; fabric: leaves 0-3 and 1-3 have links with two spines at their ports 18 and 19
+    cluster pods=2 job=0-6 other=7,8:0-3   more pods, other nodes of the jobs, and GPUs of each node
+    cluster alone=yes         the story shares its cluster with no other story
+    cluster benign=yes        alone; the jobs also store checkpoints, evaluate and restart, as in a healthy cluster
+    cluster rails=yes         alone; each GPU has the rail of the NIC with its index
+    cluster captures=yes      alone; the diagnosis reads captures of the nodes, also for slots without contact to the collector
+    cluster fabric=yes        leaves 0-3 and 1-3 have links with two spines at their ports 18 and 19
     [WHEN] nic|gpu|node|mount PLACE SIGNAL=X SIGNAL*X SIGNAL+X    readings at a place such as 1:2, 0,6:3, 1:0-3, *:* or 1
     [WHEN] slow JOB SPEED [busy 0:3] [keep|lead nic|gpu PLACE SIGNALS X]
-                              a job works with this speed and waits the rest of the time; signals of a place stay at X times
-                              their value, or fall by 1 - X of what the others lose
+                              a job works with this speed and waits the rest of the time
+                              keep: signals of a place have X times their value before the slowdown
+                              lead: signals of a place lose only 1 - X of what the slowdown takes from them
     [WHEN] hang JOB; [WHEN] stop JOB; [WHEN] start JOB NODES; [WHEN] absent PLACE gone|timeout
     [WHEN] xid PLACE CODE TEXT
     [WHEN] stale|cut NODES    nodes that do not report, or are cut off from the collector while they work
@@ -21,8 +26,9 @@
     end SLOT                  slot of the incidents that are expected, 33 if missing
 
 WHEN is FROM..TO in slots of 10 s since the onset, 0.. if missing; FROM..TO%N is a part of every N slots; of several, all hold. The
-last command prints each incident: class, kind, place, number of parts, severity unless it is that of its class, jobs that it
-touches if there are several, alternatives, switch port, the incident that explains it, `ended`.
+last command prints each incident: class, kind, place, number of parts, jobs that it touches if there are several, alternatives,
+switch port, the incident that explains it, `ended`. The severity is printed only where it differs from the usual severity of the
+class.
 
 Stories that follow each other in a file are evaluated in one cluster, at most eight: each has pods and a rail of its own. They are
 sorted by their ends, so that none is evaluated for longer than it needs.
