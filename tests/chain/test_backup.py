@@ -206,7 +206,7 @@ FIRST, LOST, THIRD = (set(range(n * FRAMES, (n + 1) * FRAMES)) for n in range(3)
 @pytest.mark.parametrize(
     "heading",
     [
-        pytest.param("Back up a stopped collector", marks=pytest.mark.journey),
+        pytest.param("Back up a stopped collector", marks=pytest.mark.thorough),
         pytest.param("Back up a running collector", marks=pytest.mark.thorough),
     ],
 )
