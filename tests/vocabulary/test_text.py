@@ -120,6 +120,8 @@ def test_a_text_is_one_line_of_the_log_without_escape_sequences():
     lines = outcome.stderr.split("\n")
     assert len(lines) == len(HOSTILE) + 1
     assert all(line.isprintable() for line in lines)
+    assert lines[1].endswith(' read node="a\\nlevel=error forged"')
+    assert lines[3].endswith(" read node=abc\\u202egpj.exe")
     assert outcome.stdout == "0\n"
 
 
