@@ -74,7 +74,7 @@ class ReadServer:
             "rows": [],
             "tenants": [tenant],
         }
-        self.documents["/api/v1/status"] = STATUS
+        self.on_status("{}")
         self.stated: set[str] = set()
 
     def play(self, command: str) -> list[str]:
@@ -90,7 +90,8 @@ class ReadServer:
         return getattr(self, f"on_{name}")(text) or []
 
     def on_status(self, text: str) -> None:
-        self.documents["/api/v1/status"] = STATUS | json.loads(text)
+        listed = {"open_incidents": self.documents["/api/v1/incidents"]["rows"]}
+        self.documents["/api/v1/status"] = STATUS | listed | json.loads(text)
 
     def on_answer(self, text: str) -> None:
         path, status, content = text.split(" ", 2)
