@@ -71,6 +71,7 @@ from railscope_collector.evidence.review_decisions import (
 )
 from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.ledger.day_metering import MeteringComputation
 from railscope_collector.ledger.day_tiling import DayTiling
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
@@ -348,8 +349,12 @@ class Played:
         """Compare a day of the ledger with the evidence in the database, metered alone and with all days of the ledger."""
         start, end = tiling.day * DAY_NS, (tiling.day + 1) * DAY_NS
         for first, last in ((start, end), (days.start * DAY_NS, days.stop * DAY_NS)):
-            evidence = self.site.stores.store.evidence(tiling.gpu, first, last).evidence
-            assert tuple(GpuTimeline.compute(evidence).entries(start, end)) == tiling.entries
+            assembled = self.site.stores.store.evidence(tiling.gpu, first, last)
+            metered = assembled.meter().day(tiling.day, MeteringComputation("1", 0))
+            assert (metered.entries, sorted(metered.shares)) == (
+                tiling.entries,
+                sorted(tiling.shares),
+            )
         sums = Counter[Tiling]()
         for entry in tiling.entries:
             sums[entry.tiling] += entry.quantity
