@@ -16,7 +16,6 @@ want() { # PROGRAM PACKAGE
 want promtool prometheus
 want amtool prometheus-alertmanager
 want prometheus-node-exporter prometheus-node-exporter
-want victoria-metrics victoria-metrics
 want systemd-analyze systemd
 want cc gcc
 want chromium chromium

@@ -20,10 +20,9 @@ from railscope_agent.host.kubelet import call_kubelet
 from railscope_agent.host.kubelet_pods import read_pod_list
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.shipping.http_client import HttpClient
-from railscope_collector.config import InfluxSettings, RemoteWriteSettings
+from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.sinks.influx import InfluxSink
-from railscope_collector.sinks.remote_write import RemoteWriteSink
 from railscope_collector.view_refresh import CollectorViews
 
 MAX_BYTES = 100_000
@@ -168,23 +167,14 @@ async def test_the_agent_queries_its_collector_within_bounds(url: str) -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("sink_name", ["influx", "remote_write"])
-async def test_the_collector_writes_to_stores_within_bounds(sink_name: str, url: str) -> None:
+async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
     """Lines wait for the server's next response, or are dropped where it rejects them permanently."""
     cell = ViewCell(catalog.NODE_UP, ("n1",), 1.0)
-    sinks: dict[str, Callable[[], InfluxSink | RemoteWriteSink]] = {
-        "influx": lambda: InfluxSink(
-            InfluxSettings(url=url, period_seconds=0.1),
-            lambda: CollectorViews(node=View("node", 7, (cell,))),
-            timeout_seconds=SECONDS,
-        ),
-        "remote_write": lambda: RemoteWriteSink(
-            RemoteWriteSettings(url=url, period_seconds=0.1),
-            lambda: (7, (cell,)),
-            timeout_seconds=SECONDS,
-        ),
-    }
-    sink = sinks[sink_name]()
+    sink = InfluxSink(
+        InfluxSettings(url=url, period_seconds=0.1),
+        lambda: CollectorViews(node=View("node", 7, (cell,))),
+        timeout_seconds=SECONDS,
+    )
     with capture_logs() as logs:
         task = asyncio.create_task(sink.run())
         async with asyncio.timeout(60):

@@ -60,7 +60,7 @@ from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import SharedDatabase
 from railscope_collector.ledger.database_location import ledger_url
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
-from railscope_collector.sinks import incident_webhook, influx, remote_write
+from railscope_collector.sinks import incident_webhook, influx
 from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.state_checkpointer import StateCheckpointer
@@ -368,11 +368,10 @@ def build_api(
 
 @dataclass(frozen=True, slots=True)
 class SinksLayer:
-    """Senders of views, metrics and incidents to other programs."""
+    """Senders of views and incidents to other programs."""
 
     api: read_api.ViewApi
     influx: influx.InfluxSink
-    remote_write: remote_write.RemoteWriteSink
     webhook: incident_webhook.IncidentWebhook
 
 
@@ -380,16 +379,15 @@ def build_sinks(
     access: AccessLayer, cluster: cluster_head.ClusterHead, api: read_api.ViewApi
 ) -> SinksLayer:
     """Return the sinks, and add their metrics to those of the API. Raises SettingsError."""
-    storage, settings = access.storage, access.storage.settings
+    settings = access.storage.settings
     sinks = SinksLayer(
         api,
         influx.InfluxSink(settings.influx, api.views),
-        remote_write.RemoteWriteSink.from_settings(settings, storage.core, api.cells),
         incident_webhook.IncidentWebhook(
             settings, lambda: cluster.notified, lambda: cluster.decisions.notified
         ),
     )
-    members = sinks.influx, sinks.remote_write, sinks.webhook
+    members = sinks.influx, sinks.webhook
     api.metrics.parts.extend(member.cells for member in members)
     return sinks
 

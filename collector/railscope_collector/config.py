@@ -181,44 +181,6 @@ class InfluxSettings(Struct, frozen=True, kw_only=True):
     """Maximum lines buffered while the server is unreachable; the oldest are dropped first."""
 
 
-class RemoteWriteSettings(Struct, frozen=True, kw_only=True):
-    """Export of the collector's metrics by Prometheus remote write, VictoriaMetrics's import or OTLP."""
-
-    url: str = ""
-    """URL that samples are written to, such as http://HOST:9090/api/v1/write, directly: http_proxy
-    and https_proxy are not used. Empty: nothing is written.
-    """
-    format: Literal["remote_write", "victoriametrics", "otlp"] = "remote_write"
-    """remote_write: Prometheus remote write 1.0, for which the extra remote-write is required.
-    victoriametrics: text with timestamps for /api/v1/import/prometheus.
-    otlp: protobuf over HTTP for an OpenTelemetry receiver, such as http://HOST:4318/v1/metrics; the extra otlp is required.
-    """
-    events_url: str = ""
-    """URL that events and incidents are exported to as log records of OTLP, such as http://HOST:4318/v1/logs; the extra otlp is
-    required. Empty: none are exported.
-    """
-    otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
-    """Protocol of format otlp and of events_url. grpc: both have no path, such as http://HOST:4317; the extra otlp-grpc is
-    required.
-    """
-    token_file: str = ""
-    """File that contains the bearer token. Empty: none is sent."""
-    user: str = ""
-    """User name of basic authentication. Empty: none is sent."""
-    password_file: str = ""
-    """File that contains the password of this user."""
-    ca_file: str = ""
-    """CA certificates (PEM) that the server's certificate is verified with. Empty: those of the system."""
-    headers: dict[str, str] = {}
-    """Additional headers, such as the tenant: { X-Scope-OrgID = "railscope" }."""
-    labels: dict[str, str] = {}
-    """Labels of all series. By default, job is railscope-collector, and instance is host and port."""
-    period_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 15.0
-    """Seconds between two writes."""
-    max_buffered_samples: Annotated[int, Meta(ge=1)] = 2_000_000
-    """Maximum samples buffered (20 bytes each) while the server is unreachable; the oldest are dropped first."""
-
-
 class DiagnosisSettings(Struct, frozen=True, kw_only=True):
     """Diagnosis of faults from the frames of all nodes."""
 
@@ -386,7 +348,6 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     console: ConsoleSettings = ConsoleSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     influx: InfluxSettings = InfluxSettings()
-    remote_write: RemoteWriteSettings = RemoteWriteSettings()
     cluster: ClusterSettings = ClusterSettings()
     switches: SwitchesSettings = SwitchesSettings()
     otlp_receiver: OtlpReceiverSettings = OtlpReceiverSettings()

@@ -68,8 +68,7 @@ class Collector:
         self.diagnosis, self.cluster = views.diagnosis, views.cluster
         self.switches, self.connections = receiving.switches, receiving.connections
         self.api, self.probes = api, storage.probes
-        self.sink, self.remote_write = sinks.influx, sinks.remote_write
-        self.webhook = sinks.webhook
+        self.influx, self.webhook = sinks.influx, sinks.webhook
         self.application, self.reading, self._tls = http.application, http.reading, http.tls
 
     async def run(self) -> None:
@@ -165,7 +164,7 @@ class Collector:
                 for work in (
                     self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(), self.finalizer.run(),
-                    self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(), self.switches.run(),
+                    self.clock_records.run(), self.refresher.run(), self.influx.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:

@@ -149,9 +149,9 @@ def _collector() -> Iterator[panels.Panel]:
         _receive_rate(f"frame_log_{name}").expression for name in ("commit_seconds", "commits")
     )
     refresh = query.build_query("max(railscope_collector_views_refresh_seconds)")
-    written, dropped, samples = (
-        _receive_rate(name, query.EVENTS_PER_SECOND)
-        for name in ("influx_written_lines", "influx_dropped_lines", "remote_write_written_samples")
+    written, dropped = (
+        _receive_rate(f"influx_{name}_lines", query.EVENTS_PER_SECOND)
+        for name in ("written", "dropped")
     )
     yield from (
         panels.lines(501, "Values received", "By all collectors.", _receive_rate("received_values", query.EVENTS_PER_SECOND)),
@@ -163,8 +163,6 @@ def _collector() -> Iterator[panels.Panel]:
         panels.lines(506, "Refresh of the views", "Duration of the last refresh.", refresh),
         panels.lines(507, "Frame log", "Size on disk.", query.build_query("sum(railscope_collector_frame_log_size_bytes)")),
         panels.lines(508, "Lines to InfluxDB", "Written and dropped.", written.with_name("written"), dropped.with_name("dropped")),
-        panels.lines(509, "Samples of remote write", "Written and dropped, with the reason.",
-                     samples.with_name("written"), _receive_rate("remote_write_dropped_samples", query.EVENTS_PER_SECOND, "reason")),
     )  # fmt: skip
 
 

@@ -73,12 +73,6 @@ CLOCK_SUSPECT = _COLLECTOR.gauge("railscope_collector_clock_suspect", "1 while t
 LOG_LINES_LOST = _COLLECTOR.counter("railscope_collector_log_lines_lost_total", "Log lines that could not be written: a full disk, a closed pipe.", "collector")
 SINK_DROPPED = _COLLECTOR.counter("railscope_collector_influx_dropped_lines_total", "Lines dropped because the InfluxDB server was unreachable for too long.", "collector")
 SINK_WRITTEN = _COLLECTOR.counter("railscope_collector_influx_written_lines_total", "Lines the InfluxDB server accepted.", "collector")
-REMOTE_WRITTEN = _COLLECTOR.counter("railscope_collector_remote_write_written_samples_total", "Samples the remote-write server accepted.", "collector")
-REMOTE_WAITING = _COLLECTOR.gauge("railscope_collector_remote_write_waiting_samples", "Samples that wait for the remote-write server.", "collector")
-REMOTE_DROPPED = _COLLECTOR.counter("railscope_collector_remote_write_dropped_samples_total", "Samples dropped because the remote-write server rejected their content (rejected) or was unreachable for too long (overflow).", "collector", about=entities.REJECTION)
-EXPORTED_EVENTS = _COLLECTOR.counter("railscope_collector_otlp_sent_events_total", "Events and incidents that the OTLP receiver accepted; absent without remote_write.events_url.", "collector")
-WAITING_EVENTS = _COLLECTOR.gauge("railscope_collector_otlp_waiting_events", "Events and incidents that wait for the OTLP receiver; absent without remote_write.events_url.", "collector")
-DROPPED_EVENTS = _COLLECTOR.counter("railscope_collector_otlp_dropped_events_total", "Events and incidents that were not exported, because the OTLP receiver rejected them (rejected) or was unreachable for too long (overflow); absent without remote_write.events_url.", "collector", about=entities.REJECTION)
 
 # Audit log ---------------------------------------------------------------------------------------
 AUDIT_RECORDS = _COLLECTOR.gauge("railscope_audit_records", "Records in the audit log.", "audit log")

@@ -47,21 +47,6 @@ class MetricUnit(StrEnum):
     FRAMES = "frames"
     ERRORS = "errors"
 
-    @property
-    def ucum(self) -> str:
-        """Unit of OTLP: counted things, such as `{packet}`, follow from their names."""
-        return _UCUM.get(self, f"{{{self.removesuffix('s')}}}")
-
-
-_UCUM = {
-    MetricUnit.BYTES: "By", MetricUnit.BYTES_PER_SECOND: "By/s", MetricUnit.SECONDS: "s",
-    MetricUnit.RATIO: "1", MetricUnit.WATTS: "W", MetricUnit.JOULES: "J", MetricUnit.VOLTS: "V",
-    MetricUnit.AMPERES: "A", MetricUnit.CELSIUS: "Cel", MetricUnit.HERTZ: "Hz",
-    MetricUnit.NONE: "", MetricUnit.BYTE_SECONDS: "", MetricUnit.REVOLUTIONS_PER_MINUTE: "",
-    MetricUnit.TRANSFERS_PER_SECOND: "", MetricUnit.FRAMES_PER_SECOND: "",
-}  # fmt: skip
-"""The translation to Prometheus appends the word of a unit to a name without it. Empty are those for which it would add another one."""
-
 
 POWER = 0, 100_000
 """Watts of any device: joules per second of its counter."""
@@ -107,7 +92,7 @@ class MetricDetail(StrEnum):
 BASIC, STANDARD, FULL = MetricDetail
 
 AGENT_START, BOOT_START = "Counts from the start of the agent.", "Counts from boot."
-"""`resets` of counters whose start is known; it is exported with them."""
+"""`resets` of counters that start at zero with the agent or the boot."""
 BUCKET = "le"
 """Last label of a histogram's entity kind: the upper bound of a bucket, or `SUM`."""
 NO_BOUND, SUM = "+Inf", "sum"
@@ -317,20 +302,6 @@ class EventClass:
     facts: tuple[str, ...] = ()
     audited: bool = False
     judged_by: str = ""
-
-    def disclosed_facts(self, facts: Mapping[str, str]) -> dict[str, str]:
-        """Return facts without those that identify a process, for receivers that do not restrict access.
-
-        The kernel's message about a process is such a fact.
-        """
-        hidden = {"process", "process_name", "pids"}
-        if hidden & set(self.facts):
-            hidden.add("message")
-        return {name: text for name, text in facts.items() if name not in hidden}
-
-
-SEVERITY_NUMBERS = {"info": 9, "warning": 13, "error": 17}
-"""Numbers of severities in OpenTelemetry, by the severity of an event class."""
 
 
 def per(divisor: int) -> Fraction:

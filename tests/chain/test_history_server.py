@@ -1,19 +1,16 @@
-"""Longer history from real Prometheus and VictoriaMetrics: values, hostile names, gaps, failures with their reasons."""
+"""Longer history from a real Prometheus: values, hostile names, gaps, failures with their reasons."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
-from chain_support import debian_server, wait_until
 from prometheus_support import running_prometheus
 
 from railscope_collector.config import ConsoleSettings
@@ -26,7 +23,6 @@ from railscope_collector.console.device_figures import (
 )
 from railscope_collector.console.history_server import HistoryServer, device_queries, quoted
 from railscope_collector.workloads.job_roster import JobKey
-from railscope_simulator.demo.process import free_port
 
 HOSTILE = 'n"1\\}) or vector(7) #'
 LABELS = {
@@ -112,46 +108,12 @@ async def prometheus(directory: Path) -> AsyncIterator[str]:
         yield running.url
 
 
-@asynccontextmanager
-async def victoria(directory: Path) -> AsyncIterator[str]:
-    port = free_port()
-    command = [
-        "victoria-metrics", "-storageDataPath=victoria", f"-httpListenAddr=127.0.0.1:{port}", "-retentionPeriod=100y",
-    ]  # fmt: skip
-    async with debian_server("victoria-metrics", *command, directory=directory):
-        url = f"http://127.0.0.1:{port}"
-        await wait_until(lambda: answers(f"{url}/health"), "VictoriaMetrics answers")
-        lines = [
-            f"{line}000" for line in samples().splitlines() if line and not line.startswith("#")
-        ]
-        async with aiohttp.ClientSession() as session:
-            imported = "\n".join(lines).encode()
-            async with session.post(
-                f"{url}/api/v1/import/prometheus", data=io.BytesIO(imported)
-            ) as answer:
-                assert answer.ok
-            async with session.get(f"{url}/internal/force_flush") as answer:
-                assert answer.ok
-        yield url
-
-
-async def answers(url: str) -> bool:
-    try:
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            return response.status == HTTPStatus.OK
-    except aiohttp.ClientError:
-        return False
-
-
 def points(curve: HistoryCurve) -> set[float]:
     return {round(value, 6) for value in curve.values.tolist() if value == value}  # noqa: PLR0124 - NaN
 
 
-@pytest.mark.parametrize("server", [prometheus, pytest.param(victoria, marks=pytest.mark.thorough)])
-async def test_the_curves_of_hours_have_their_extremes_and_gaps(
-    server: object, tmp_path: Path
-) -> None:
-    async with server(tmp_path) as url:  # type: ignore[operator]
+async def test_the_curves_of_hours_have_their_extremes_and_gaps(tmp_path: Path) -> None:
+    async with prometheus(tmp_path) as url:
         client = HistoryServer(ConsoleSettings(history_url=url, history_timeout_seconds=60))
         period = TimeRange(START * SECOND_NS, END * SECOND_NS)
         queries = device_queries(FIGURES, HOSTILE, LABELS)
@@ -166,7 +128,7 @@ async def test_the_curves_of_hours_have_their_extremes_and_gaps(
     reasons = {gap.reason for gap in used.gaps}
     assert reasons == {"the server with history has no value"}
     assert any(gap.to_ns - gap.from_ns > 40 * 60 * SECOND_NS for gap in used.gaps)
-    assert max(points(found["nic_sent"])) == 1e8, "less at the edges, as each server extrapolates"
+    assert max(points(found["nic_sent"])) == 1e8, "less at the edges, where the server extrapolates"
     assert points(short["utilization"]) == {0.5, 0.9}
     assert points(short["nic_sent"]) == {1e8}
     assert [points(short[name]) for name in ("paused", "pausing", "pause_received")] == [

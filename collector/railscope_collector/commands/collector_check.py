@@ -1,7 +1,7 @@
 """`railscope collector check`: check the settings, files and servers of a collector.
 
-It creates no directory, key, ledger or audit record. To an existing database and to the servers of the sinks it
-writes one row, line or sample of its own, as write access cannot be checked otherwise.
+It creates no directory, key, ledger or audit record. To an existing database and to the server of InfluxDB it
+writes one row or line of its own, as write access cannot be checked otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.database_location import check_file, ledger_url
 from railscope_collector.sinks import SinkError, influx
-from railscope_collector.sinks.remote_write import RemoteWriteSink
 from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
 from railscope_collector.switches.switch_polling import SwitchPolling
@@ -93,9 +92,6 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("archive", lambda: _check_archive(settings))
     server = settings.influx
     yield _run_check("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
-    yield _run_check(
-        "remote_write", lambda: asyncio.run(RemoteWriteSink.from_settings(settings).probe())
-    )
     yield _run_check("switches", lambda: _check_switches(settings))
     yield _run_check("otlp_receiver", lambda: _check_otlp_receiver(settings, running=running))
     yield _run_check("dialout_receiver", lambda: _check_dialout_receiver(settings, running=running))

@@ -109,17 +109,6 @@ class RecentEvents:
         if not node.order:
             del self._nodes[seen_event.node]
 
-    @property
-    def end(self) -> int:
-        """Number of the next event."""
-        return self._next
-
-    def since(self, number: int) -> list[SeenEvent]:
-        """Return the events from a number on, without those that were dropped."""
-        # Numbers of dropped events are missing in between, as a node's oldest event goes before those of others.
-        numbers = range(max(number, self._next - MAX_EVENTS), self._next)
-        return [self._events[each] for each in numbers if each in self._events]
-
     def __iter__(self) -> Iterator[SeenEvent]:
         """Iterate from the oldest to the newest."""
         return iter(list(self._events.values()))

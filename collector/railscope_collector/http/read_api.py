@@ -241,11 +241,11 @@ class ViewApi:
         reason = "removed from the inventory, or not in a view yet"
         return row or api.Node(name, state=entity_states.UNKNOWN, reason=reason)
 
-    def cells(self) -> tuple[int, Iterator[view_cells.ViewCell]]:
-        """Return the timestamp of the views and all cells of the metrics endpoint; iterating over them may block."""
+    def _cells(self) -> Iterator[view_cells.ViewCell]:
+        """Return all cells of the metrics endpoint; iterating over them may block."""
         views = self.views()
         tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
-        return views.timestamp_ns, chain(
+        return chain(
             *(table.cells for table in tables),
             views.jobs.cells(),
             self.incidents().cells(),
@@ -261,7 +261,7 @@ class ViewApi:
             )
             cells = chain(cells, self.incidents().cells(credential.tenant))
         else:
-            _, cells = self.cells()
+            cells = self._cells()
         text_format = exposition.TextFormat.negotiate(request.headers.get("Accept", ""))
         # In a thread: the text of a large fleet takes longer than an acknowledgement may wait.
         text = await service.run_in_thread(render, cells, text_format)

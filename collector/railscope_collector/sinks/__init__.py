@@ -1,4 +1,4 @@
-"""Sinks: exporters that write views to other systems, and changes of other systems."""
+"""Sinks: writers of views and incidents to other programs."""
 
 from __future__ import annotations
 
