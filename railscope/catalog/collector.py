@@ -71,7 +71,7 @@ CLUSTER_LAG = _PEER.gauge("railscope_collector_cluster_lag_seconds", "Delay of a
 CLUSTER_REJECTED = _PEER.counter("railscope_collector_cluster_rejected_records_total", "Records and facts of a collector that the head rejected, because they are invalid or beyond a bound. Of the head only.", "head, checks of the records")
 CLOCK_SUSPECT = _COLLECTOR.gauge("railscope_collector_clock_suspect", "1 while the collector's wall clock is suspect or unconfirmed: nothing is finalized or closed.", "collector")
 LOG_LINES_LOST = _COLLECTOR.counter("railscope_collector_log_lines_lost_total", "Log lines that could not be written: a full disk, a closed pipe.", "collector")
-SINK_DROPPED = _COLLECTOR.counter("railscope_collector_influx_dropped_lines_total", "Lines dropped because the InfluxDB server was unreachable for too long.", "collector")
+SINK_DROPPED = _COLLECTOR.counter("railscope_collector_influx_dropped_lines_total", "Lines dropped because the InfluxDB server rejected them or was unreachable for too long.", "collector")
 SINK_WRITTEN = _COLLECTOR.counter("railscope_collector_influx_written_lines_total", "Lines the InfluxDB server accepted.", "collector")
 
 # Audit log ---------------------------------------------------------------------------------------

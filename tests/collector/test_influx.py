@@ -117,7 +117,7 @@ async def test_lines_beside_dropped_ones_were_written(
     with capture_logs() as logs:
         async with serving(answer) as server, writing(server, 5) as sink:
             await counted(sink, 5)
-    assert (sink.writer.written, sink.writer.rejected) == (5 - dropped, dropped)
+    assert (sink.writer.written, sink.writer.dropped) == (5 - dropped, dropped)
     warned = [line for line in logs if line["event"].endswith("_rejected")]
     stated = f"{status} {problem.splitlines()[0]}"
     assert [(line["entries"], line["problem"]) for line in warned] == [(dropped, stated)]

@@ -31,7 +31,7 @@ from railscope_collector.files import seller_file
 from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.database_location import check_file, ledger_url
-from railscope_collector.sinks import SinkError, influx
+from railscope_collector.sinks import influx
 from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
 from railscope_collector.switches.switch_polling import SwitchPolling
@@ -101,13 +101,7 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(subject, passed=True, detail=examine())
-    except (
-        SettingsError,
-        UnusableLedgerError,
-        archive_stores.ArchiveError,
-        SinkError,
-        OSError,
-    ) as error:
+    except (SettingsError, UnusableLedgerError, archive_stores.ArchiveError, OSError) as error:
         return CheckResult(subject, passed=False, detail=str(error))
 
 

@@ -26,8 +26,12 @@ from railscope.settings import SettingsError, read_named_file, shown_url
 from railscope.untrusted_text import DECODING_ERRORS, printable
 from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.sinks import MAX_PROBLEM_LENGTH, SinkError
-from railscope_collector.sinks.queued_writer import QueuedBatch, QueuedWriter
+from railscope_collector.sinks.queued_writer import (
+    MAX_PROBLEM_LENGTH,
+    QueuedBatch,
+    QueuedWriter,
+    WriteError,
+)
 from railscope_collector.view_refresh import CollectorViews
 
 log = structlog.get_logger(__name__)
@@ -147,7 +151,7 @@ def probe(settings: InfluxSettings) -> str:
         if _write(client, settings, b"railscope_check value=1"):
             message = f"influx.url {url} drops lines; the log has its reason"
             raise SettingsError(message)
-    except SinkError as error:
+    except WriteError as error:
         message = f"cannot write to influx.url {url}: {error}"
         raise SettingsError(message) from error
     finally:
@@ -206,7 +210,7 @@ def _bound_responses(client: Any, timeout_seconds: float) -> None:
 
 
 def _write(client: Any, settings: InfluxSettings, body: bytes) -> int:
-    """Write lines, and return the number that the server dropped. Raises SinkError; runs off the loop.
+    """Write lines, and return the number that the server dropped. Raises WriteError; runs off the loop.
 
     A wrong token or a missing bucket does not count as a rejection: it may be corrected while the lines wait.
     """
@@ -231,13 +235,13 @@ def _write(client: Any, settings: InfluxSettings, body: bytes) -> int:
                 entries=min(dropped, lines),
             )
             return min(dropped, lines)
-        raise SinkError(
+        raise WriteError(
             problem,
             is_rejected=is_rejected,
             retry_seconds=retry_after_seconds(error.retry_after or "", time.time()),
         ) from error
     except (InfluxDBError, HTTPError, OSError) as error:
-        raise SinkError(_first_line(str(error)) or type(error).__name__) from error
+        raise WriteError(_first_line(str(error)) or type(error).__name__) from error
     return 0
 
 

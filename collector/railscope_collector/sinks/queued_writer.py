@@ -11,17 +11,28 @@ from typing import NamedTuple
 import structlog
 
 from railscope.settings import shown_url
-from railscope_collector.sinks import SinkError
 
 log = structlog.get_logger(__name__)
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 MAX_RETRY_AFTER_SECONDS = 300.0
 """Longest wait that a server may request."""
+MAX_PROBLEM_LENGTH = 200
+
+
+class WriteError(Exception):
+    """A write that the server did not accept: a rejected one would be rejected again, another one is repeated."""
+
+    def __init__(
+        self, problem: str, *, is_rejected: bool = False, retry_seconds: float = 0.0
+    ) -> None:
+        super().__init__(problem[:MAX_PROBLEM_LENGTH])
+        self.is_rejected = is_rejected
+        self.retry_seconds = retry_seconds
 
 
 class QueuedBatch(NamedTuple):
-    """Body of one request, and the number of its entries: lines or samples."""
+    """Body of one request, and the number of its lines."""
 
     body: bytes
     size: int
@@ -40,18 +51,12 @@ class QueuedWriter:
     """Name of the sink in log lines."""
     url: str
     max_waiting: int
-    min_retry_seconds: float = MIN_RETRY_SECONDS
     waiting: int = 0
     written: int = 0
-    rejected: int = 0
-    overflowed: int = 0
+    dropped: int = 0
+    """Lines that the server rejected, or that exceeded the limit."""
     _batches: deque[QueuedBatch] = field(default_factory=deque)
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def dropped(self) -> int:
-        """Number of entries that were rejected by the server or exceeded the limit."""
-        return self.rejected + self.overflowed
 
     def add(self, batches: Iterable[QueuedBatch]) -> None:
         """Queue batches, each within the limit, and drop the oldest ones above it."""
@@ -60,14 +65,14 @@ class QueuedWriter:
             self.waiting += batch.size
         # The oldest are dropped: recent values are worth more to a reader than a gap further back.
         while self.waiting > self.max_waiting:
-            dropped = self._batches.popleft().size
-            self.waiting -= dropped
-            self.overflowed += dropped
+            size = self._batches.popleft().size
+            self.waiting -= size
+            self.dropped += size
         if self._batches:
             self._filled.set()
 
     async def run(self, send: Callable[[bytes], Awaitable[int]]) -> None:
-        """Write until cancelled; `send` writes one body, returns the number of rejected entries, and raises SinkError."""
+        """Write until cancelled; `send` writes one body, returns the number of rejected lines, and raises WriteError."""
         while True:
             await self._filled.wait()
             batch = self._batches.popleft()
@@ -75,40 +80,29 @@ class QueuedWriter:
             self.waiting -= batch.size
             if not self._batches:
                 self._filled.clear()
-            await self._write(batch, send)
+            rejected = await self._write(batch, send)
+            self.dropped += rejected
+            self.written += batch.size - rejected
 
-    async def _write(self, batch: QueuedBatch, send: Callable[[bytes], Awaitable[int]]) -> None:
-        """Write one batch, repeatedly if necessary, each time after a longer wait."""
-        last_problem, seconds = "", self.min_retry_seconds
+    async def _write(self, batch: QueuedBatch, send: Callable[[bytes], Awaitable[int]]) -> int:
+        """Write one batch, repeatedly if necessary, each time after a longer wait; return the number of rejected lines."""
+        of_sink = {"sink": self.name, "url": shown_url(self.url)}
+        last_problem, seconds = "", MIN_RETRY_SECONDS
         while True:
             try:
-                # The number is the server's, and may be anything.
-                rejected = min(await send(batch.body), batch.size)
-            except SinkError as error:
+                rejected = await send(batch.body)
+            except WriteError as error:
                 problem = str(error)
-                if error.is_rejected:
-                    self.rejected += batch.size
-                    log.warning(
-                        "sink_batch_rejected",
-                        sink=self.name,
-                        url=shown_url(self.url),
-                        problem=problem,
-                        entries=batch.size,
-                    )
-                    break
-                if problem != last_problem:
-                    log.warning(
-                        "sink_connection_failed",
-                        sink=self.name,
-                        url=shown_url(self.url),
-                        problem=problem,
-                    )
-                last_problem = problem
-                await asyncio.sleep(max(seconds, min(error.retry_seconds, MAX_RETRY_AFTER_SECONDS)))
-                seconds = min(2 * seconds, MAX_RETRY_SECONDS)
-            else:
-                self.written += batch.size - rejected
-                self.rejected += rejected
-                break
-        if last_problem:
-            log.info("sink_connected", sink=self.name, url=shown_url(self.url))
+                if not error.is_rejected:
+                    if problem != last_problem:
+                        log.warning("sink_connection_failed", **of_sink, problem=problem)
+                    last_problem = problem
+                    retry_after = min(error.retry_seconds, MAX_RETRY_AFTER_SECONDS)
+                    await asyncio.sleep(max(seconds, retry_after))
+                    seconds = min(2 * seconds, MAX_RETRY_SECONDS)
+                    continue
+                rejected = batch.size
+                log.warning("sink_batch_rejected", **of_sink, problem=problem, entries=rejected)
+            if last_problem:
+                log.info("sink_connected", **of_sink)
+            return rejected

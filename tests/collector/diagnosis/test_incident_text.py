@@ -19,7 +19,7 @@ from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_report import describe, lost_time
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.diagnosis.incidents import IdleGpus, Incident
-from railscope_collector.sinks.incident_webhook import FIRING, notification
+from railscope_collector.sinks.incident_webhook import FIRING, DueNotification, notification
 from railscope_collector.workloads.job_roster import JobKey
 
 GONE = {
@@ -83,7 +83,7 @@ def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_v
     found = incident("a", evidence=[GONE], victim_count=1)
     assert [*map(evidence_text, found.document.evidence)] == [GONE_TEXT]
     assert f"  {GONE_TEXT}" in list(describe(found.document, 0, 0))
-    (alert,) = notification(found, FIRING, "", "")["alerts"]
+    (alert,) = notification(DueNotification("a", FIRING, found), "", "")["alerts"]
     assert GONE_TEXT in alert["annotations"]["description"]
 
 
@@ -92,11 +92,12 @@ def test_a_notification_counts_victims_and_names_jobs_without_a_tenant() -> None
     found = incident(
         "a", evidence=[GONE], victim_count=1, victims=jobs, jobs=jobs, lost_gpu_time_seconds=90
     )
-    (alert,) = notification(found, FIRING, "", "")["alerts"]
+    (alert,) = notification(DueNotification("a", FIRING, found), "", "")["alerts"]
     assert alert["annotations"]["description"] == (
         f"A NIC is slow. Likely (80 %); {GONE_TEXT}; 1 job affected; job 7 of no tenant; 1 min 30 s of GPU time lost"
     )
-    opening = notification(incident("a", lost_gpu_time_seconds=None), FIRING, "", "")["alerts"][0]
+    found = incident("a", lost_gpu_time_seconds=None)
+    opening = notification(DueNotification("a", FIRING, found), "", "")["alerts"][0]
     assert (
         opening["annotations"]["description"]
         == "A NIC is slow. Likely (80 %); nothing else affected"
