@@ -211,5 +211,8 @@ async def test_an_incident_is_in_the_api_the_metrics_the_events_and_the_audit_lo
         (own,) = (await one.json("/api/v1/incidents", "token-physics"))["rows"]
         same = "id", "jobs", "lost_gpu_time_seconds"
         assert [own[name] for name in same] == [row[name] for name in same]
+        lost = 'railscope_tenant_incident_lost_gpu_seconds_total{tenant="physics",class="slow_receiver"}'
+        assert lost in (await one.get("/metrics", "token-physics"))[1]
+        assert "lost_gpu_seconds_total{" not in (await one.get("/metrics", "token-other"))[1]
         assert (await one.json("/api/v1/incidents", "token-other"))["rows"] == []
         assert (await one.get(f"/api/v1/incidents/{row['id']}", "token-other"))[0] == 404

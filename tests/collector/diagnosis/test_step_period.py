@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from railscope.wire import schema_hash
 from railscope_agent.commands.replay import CaptureReplay
@@ -35,6 +35,7 @@ def traffic(
     st.floats(0.0, 0.15),
     st.integers(0, 1000),
 )
+@example(9.9, 0.6, 0.0, 0)
 def test_the_period_is_found(period: float, share: float, noise: float, seed: int) -> None:
     step = find_step(traffic(period, share, noise, seed))
     assert step is not None
