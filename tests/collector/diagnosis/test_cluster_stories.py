@@ -5,7 +5,6 @@
     cluster alone=yes         the story shares its cluster with no other story
     cluster benign=yes        alone; the jobs also store checkpoints, evaluate and restart, as in a healthy cluster
     cluster rails=yes         alone; each GPU has the rail of the NIC with its index
-    cluster captures=yes      alone; the diagnosis reads captures of the nodes, also for slots without contact to the collector
     cluster fabric=yes        leaves 0-3 and 1-3 have links with two spines at their ports 18 and 19
     [WHEN] nic|gpu|node|mount PLACE SIGNAL=X SIGNAL*X SIGNAL+X    readings at a place such as 1:2, 0,6:3, 1:0-3, *:* or 1
     [WHEN] slow JOB SPEED [busy 0:3] [keep|lead nic|gpu PLACE SIGNALS X]
@@ -22,7 +21,7 @@
                               until a command changes it; 0 before
     [WHEN] silent SWITCH
     uplink SWITCH:PORT SWITCH:PORT; pauses PLACE SHARE   share of the pauses of a NIC that its switch port counts
-    show onset cost evidence detail
+    show onset cost reach evidence detail
     end SLOT                  slot of the incidents that are expected, 33 if missing
 
 WHEN is FROM..TO in slots of 10 s since the onset, 0.. if missing; FROM..TO%N is a part of every N slots; of several, all hold. The
@@ -77,11 +76,20 @@ _OPERATIONS = {
     "+": lambda value, x: value + x,
 }
 _WHEN = re.compile(r"(?:(-?\d*)\.\.(-?\d*)(?:%(\d+))?|(-?\d+)) ")
+_TIMES = re.compile(f"(?:{_WHEN.pattern})*")
 _HUNG = {"utilization": 1.0, "activity": 0.15, "tensor": 0.0, "nvlink": 0.0, "power": 150.0}
 _PORT = re.compile(r"(^| )port (leaf|spine)")
 _STATIC = {"cluster", "end", "show", "uplink", "pauses"}
+_COMMANDS = _STATIC | {
+    "nic", "gpu", "node", "mount", "slow", "hang", "stop", "start", "absent", "xid", "stale", "cut", "clock", "rank", "setting",
+    "port", "silent",
+}  # fmt: skip
+_OPTIONS = {"pods", "job", "other", "alone", "benign", "rails", "fabric"}
+_SHOWN = {"onset", "cost", "reach", "evidence", "detail"}
+_OPTIONAL = {"gone", "extra_notifications", "graphics", "write_operations", "write_latency"}
+"""Signals that a row has in some stories only."""
 _HEALTHY_PORT = ("port_up=1", "port_enabled=1", "received_errors=0")
-_LONE = {"alone", "benign", "captures", "rails"}
+_LONE = {"alone", "benign", "rails"}
 
 
 @dataclass
@@ -107,6 +115,12 @@ class Scenario:
         self.names = Names(int(self.options.get("pods", 1)))
         self.has_settings = any("setting " in each for each in self.commands)
         self.is_alone = self.has_settings or bool(_LONE & self.options.keys())
+
+    def unknown_words(self) -> set[str]:
+        """Return words that are no command, option or part of an incident, also of commands whose time does not come."""
+        words = {line[_TIMES.match(line).end() :].split()[0] for line in self.commands}  # type: ignore[union-attr]
+        shown = set(self.static.get("show", ()))
+        return words - _COMMANDS | self.options.keys() - _OPTIONS | shown - _SHOWN
 
     def add_jobs(self, drawn: DrawnCluster) -> None:
         usual = ("0-2", "3-4") if self.names.pods == 1 else ("0-5", "7-10")
@@ -166,7 +180,8 @@ class Scenario:
                 for name, sign, value in map(_change, changes):
                     is_of_frames = name == "frame_seconds"
                     signals = cluster.drawn.__dict__ if is_of_frames else getattr(row, device)
-                    signals.setdefault(name, np.full(shape, np.nan if device == "gpu" else 0.0))
+                    if name in _OPTIONAL:
+                        signals.setdefault(name, np.full(shape, np.nan if device == "gpu" else 0.0))
                     at = names.at(place, device)
                     signals[name][at] = _OPERATIONS[sign](signals[name][at], float(value))
             case ["slow", number, speed, *more]:
@@ -286,7 +301,6 @@ def evaluate(some: list[Scenario]) -> Iterator[tuple[Scenario, list[str]]]:
         each.add_jobs(drawn)
     slots = ONSET + max(each.end for each in some) + 1
     feed = DrawnFeed(drawn, slots)
-    feed.diagnosis.has_captures = "captures" in some[0].options
     cluster = Cluster(drawn, feed, DrawnSwitches(feed))
     if any(each.has_settings for each in some):
         cluster.settings = DrawnSettings(feed)
@@ -331,6 +345,7 @@ def printed() -> dict[tuple[str, str], list[str]]:
 
 def test_story(story: Story, printed: dict[tuple[str, str], list[str]]) -> None:
     """Play a story."""
+    assert not Scenario(story).unknown_words()
     key = story.path.name, story.promise
     if key not in printed:
         group = next(
