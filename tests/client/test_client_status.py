@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.command_line import run
+from support.healthy_cluster import ROWS, STATUS, healthy_cluster
 from support.scripted_server import (
     NOW_NS,
     ScriptedServer,
@@ -21,14 +22,8 @@ from support.scripted_server import (
 from railscope.client.columns import LISTINGS
 from railscope.client.commands import table_text
 from railscope.client.text_layout import cell_width
-from railscope.timestamps import SECOND_NS, format_timestamp
 
 HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
-NODE = {"gpus": 8, "state": "healthy", "reason": "", "incidents": [], "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
-        "railscope_node_last_frame_age_seconds": 0.5, "railscope_node_clock_offset_seconds": 0.001}  # fmt: skip
-JOB = {"tenant": "vision", "source": "slurm", "workload": "7", "start_ns": NOW_NS - 90 * SECOND_NS,
-       "state": "healthy", "reason": "", "incidents": [], "gpus": 8.0, "nodes": 1, "stale_gpus": 0, "shared_gpus": 0, "rollups": [], "stragglers": [],
-       "step": None}  # fmt: skip
 JOB_OF_INCIDENT = {
     "kind": "job",
     "tenant": "vision",
@@ -37,48 +32,18 @@ JOB_OF_INCIDENT = {
     "speed": 0.5,
     "loss": "steps take 12 s, before 5.6 s",
 }
-INCIDENT = {
-    "id": "abc", "class": "link_down", "text": "A link is down.", "title": "link_down: NIC eth0 of n1",
-    "cause": {"kind": "nic", "node": "n1", "interface": "eth0", "device": "mlx5_0", "pci_address": "", "rail": 0, "switch": "", "switch_port": ""},
-    "onset": format_timestamp(NOW_NS - 60 * SECOND_NS), "onset_uncertainty_seconds": 10.0, "runbook": "/runbooks/RailscopeIncident#link_down",
-    "detected": format_timestamp(NOW_NS), "ended": None, "severity": "critical", "confidence": 0.9,
-    "victims": [{"kind": "rack", "rack": "r", "nodes": ["n3"]}], "victim_count": 1,
-    "jobs": [JOB_OF_INCIDENT],
-    "evidence": [], "symptoms": [], "lost_gpu_time_seconds": 9, "action": "check cable", "detail": "",
-    "limits": "", "explained_by": None,
-}  # fmt: skip
-
-
-STATUS = {
-    "status": "healthy", "reasons": [], "age_seconds": 0.5, "nodes": {"healthy": 2, "degraded": 0, "unknown": 0, "failed": 0},
-    "gpus": {"claimed": 8, "unclaimed": 1, "idle": 7, "unknown": 0}, "jobs": 1, "incidents": {"critical": 0, "warning": 0, "info": 0},
-    "open_incidents": [], "absent": {},
-}  # fmt: skip
-
-
-def documents() -> dict[str, Any]:
-    """A healthy cluster of two nodes with a job."""
-    view = {"timestamp_ns": NOW_NS}
-    tenant = {"tenant": "vision", "gpus": 8.0, "held_gpu_hours": 1.0, "jobs": 1, "incidents": 0}
-    return {
-        "/api/v1/status": STATUS,
-        "/api/v1/nodes": view | {"rows": [{"node": name, **NODE} for name in ("n1", "n2")]},
-        "/api/v1/incidents": view | {"rows": [], "suppressed": 0},
-        "/api/v1/jobs": view | {"rows": [JOB], "suppressed": 0},
-        "/api/v1/tenants": view | {"rows": [], "tenants": [tenant]},
-    }
 
 
 @contextmanager
 def collector(changes: Mapping[str, Any]) -> Iterator[ScriptedServer]:
     """A collector of the healthy cluster with changed documents."""
-    with scripted_server(by_path(documents() | changes)) as server:
+    with scripted_server(by_path(healthy_cluster() | changes)) as server:
         yield server
 
 
 def with_incident(**changes: Any) -> dict[str, Any]:
     """A list with an incident, and the status that a collector makes of it."""
-    found = INCIDENT | changes
+    found = ROWS["incident"] | {"jobs": [JOB_OF_INCIDENT]} | changes
     reason = {"status": "failed", "text": found["title"]}
     status = {
         "status": "failed",
@@ -124,13 +89,13 @@ def test_the_screen_names_cause_and_action_within_80_columns():
 
 @pytest.mark.parametrize("command", ["status", "nodes", "jobs", "incidents", "tenants"])
 def test_hostile_names_stay_text(command: str):
-    content = deepcopy(documents())
+    content = deepcopy(healthy_cluster())
     for row in content["/api/v1/nodes"]["rows"]:
         row["node"] = row["agent_version"] = HOSTILE
     names = {"tenant": HOSTILE, "workload": HOSTILE}
-    content["/api/v1/jobs"]["rows"] = [JOB | names]
+    content["/api/v1/jobs"]["rows"] = [ROWS["job"] | names]
     rows = [
-        INCIDENT | {"id": HOSTILE, "title": HOSTILE, "action": HOSTILE, "jobs": [JOB_OF_INCIDENT | names],
+        ROWS["incident"] | {"id": HOSTILE, "title": HOSTILE, "action": HOSTILE, "jobs": [JOB_OF_INCIDENT | names],
                     "onset": HOSTILE, "severity": HOSTILE, "cause": {"kind": "node", "node": HOSTILE},
                     "victims": [{"kind": "rack", "rack": "r", "nodes": [HOSTILE]}]}
     ]  # fmt: skip
