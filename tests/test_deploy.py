@@ -251,7 +251,7 @@ SAMPLES = {
 
 
 EXAMPLES = {".toml": r"^# (?=\[\[|[\w-]+ = )", ".csv": r"^# (?=[\w-]+,)"}
-"""What precedes an example in a comment."""
+"""Beginning of a line of a comment that is an example."""
 
 
 @pytest.mark.parametrize("pattern", [{}, EXAMPLES], ids=["as is", "examples"])

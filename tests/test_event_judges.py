@@ -1,4 +1,4 @@
-"""Every class of events is judged by something: an event without a judgement does not tell an operator what to do."""
+"""Judges of events: each class of events names the alert, incident class or health rule that states what an operator does about it."""
 
 from __future__ import annotations
 

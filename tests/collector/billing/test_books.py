@@ -139,7 +139,7 @@ class Played:
         except (ClosingError, PriceBookError) as error:
             return [f"error {error}"]
 
-    # What is known
+    # Evidence and prices
 
     def _gpu(self, name: str, *words: str) -> None:
         claims = [claim(word) for word in words if "@" in word and not word.startswith("kept=")]
@@ -223,7 +223,7 @@ class Played:
             self.is_published = True
         return books
 
-    # What is billed
+    # Closings and bills
 
     def _close(self, period: str, how: str = "") -> list[str]:
         of = PERIODS[period]

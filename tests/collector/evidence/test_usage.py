@@ -136,7 +136,7 @@ class Played:
             self.receive()
         return getattr(self, name)(*values, **options) or []
 
-    # What is reported
+    # Frames and claims
 
     def boot(self, node: str, name: str, time: str) -> None:
         is_known = node in self.nodes
@@ -263,7 +263,7 @@ class Played:
         found, self.problems = self.problems, []
         return found
 
-    # What follows
+    # Usage and accounts
 
     def show(self, time: str) -> list[str]:
         book, files, until = self.site.core.evidence, self.site.files(), at(seconds(time))
