@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from support.nic_burst import CountingNic
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
+from support.waiting import wait_until
 
 from railscope.frame import Frame
 from railscope_agent.host.live_clock import LiveClock
@@ -57,12 +58,6 @@ class LiveSampler:
             await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
             assert task.done(), "the sampler does not stop"
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():  # noqa: ASYNC110 - threads have no event
-                await asyncio.sleep(0.05)
-
 
 async def test_a_call_that_hangs_in_a_series_is_left_to_its_thread() -> None:
     live, released = LiveSampler(), threading.Event()
@@ -73,13 +68,15 @@ async def test_a_call_that_hangs_in_a_series_is_left_to_its_thread() -> None:
         return answer
 
     async with live.running():
-        await live.until(lambda: len(live.frames) > 1)
+        await wait_until(lambda: len(live.frames) > 1, "frames arrive")
         live.nic.host.calls[STATISTICS] = hang
-        await live.until(lambda: bool(live.sampler.hung.by_device))
+        await wait_until(lambda: live.sampler.hung.by_device, "the call hangs")
         assert list(live.sampler.hung.by_device) == ["net/ens1"]
         count = len(live.frames)
-        await live.until(lambda: len(live.frames) > count)
+        await wait_until(lambda: len(live.frames) > count, "more frames arrive")
         assert live.frames[-1].reasons, "the values of the NIC are absent"
         live.nic.host.calls[STATISTICS] = answer
         released.set()
-        await live.until(lambda: live.status.state == OK and not live.sampler.hung.by_device)
+        await wait_until(
+            lambda: live.status.state == OK and not live.sampler.hung.by_device, "the call is over"
+        )

@@ -18,9 +18,9 @@ from chain_support import (
     PATIENCE_SECONDS,
     ProgramDirectory,
     debian_server,
-    wait_until,
 )
 from support.alert_rules import ROOT, RULES
+from support.waiting import wait_until
 
 from railscope_simulator.demo.process import Program, free_port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,25 +23,6 @@ from railscope_simulator import NodeSpec, capture_metadata, moments
 from railscope_simulator.demo.process import Program, free_port
 
 PATIENCE_SECONDS = 240.0
-POLL_SECONDS = 0.05
-
-
-async def wait_until(
-    condition: Callable[[], Awaitable[bool]],
-    what: str,
-    every: float = POLL_SECONDS,
-    patience: float = PATIENCE_SECONDS,
-) -> None:
-    """Wait until a condition holds; fail with its description if it never does.
-
-    An expensive condition is evaluated less often: `every` is in seconds.
-    """
-    try:
-        async with asyncio.timeout(patience):
-            while not await condition():  # noqa: ASYNC110 - no event from another process
-                await asyncio.sleep(every)
-    except TimeoutError:
-        pytest.fail(f"waited {patience:g} s in vain until {what}")
 
 
 @cache

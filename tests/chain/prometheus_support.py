@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 import yaml
-from chain_support import debian_server, wait_until
+from chain_support import debian_server
+from support.waiting import wait_until
 
 from railscope_simulator.demo.process import free_port
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from makers import ClaimingAgent, FrameSender
 from support.audit import draft
 from support.metered import record_number
+from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.audit.signed_note import PublicKey

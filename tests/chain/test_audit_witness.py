@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.clock import ManualClock
+from support.waiting import wait_until
 
 from railscope.audit.cosignature import witness_key
 from railscope.audit.signed_note import PublicKey
@@ -164,9 +164,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
             await witness.check()
             assert witness.state.state == NO_CHECKPOINT
             await witness.client.close()
-        async with asyncio.timeout(60):
-            while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: log.signed.size, "the log is signed")
     assert not verify_log(audit_directory(tmp_path), key_of(tmp_path)).findings
 
 

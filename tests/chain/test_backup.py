@@ -13,9 +13,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema
 from support import postgresql
+from support.waiting import wait_until
 
 from railscope.service import run_in_thread
 from railscope.wire import SentAt

@@ -6,8 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from support.command_line import run, run_process
+from support.waiting import wait_until
 
 from railscope.service import run_in_thread
 from railscope_simulator import NodeSpec

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from functools import partial
 
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
+from support.waiting import wait_until
 
 from railscope.envelopes import unpack
 from railscope_collector.framelog.segment_files import (

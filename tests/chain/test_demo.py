@@ -10,12 +10,13 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.command_line import run
+from support.waiting import wait_until
 
 from railscope import __version__
 from railscope_collector.access.credentials import CredentialKey, digest_token
@@ -61,17 +62,8 @@ def processes_in(directory: Path) -> set[int]:
     return found
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - no event from another process
-            await asyncio.sleep(0.2)
-
-
 async def gone(directory: Path) -> None:
-    async def none_left() -> bool:
-        return not processes_in(directory)
-
-    await until(none_left)
+    await wait_until(lambda: not processes_in(directory), "all processes have ended", every=0.2)
 
 
 async def read_until(process: Process, text: str) -> str:

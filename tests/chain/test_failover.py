@@ -9,7 +9,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
+from support.waiting import wait_until
 from test_crash import frames_of_runs, identities
 
 from railscope_simulator.demo.process import Program

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from alerting_support import AlertingServers, RuleTimes, run_alerting
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from support.forked_program import ForkedProgram
+from support.waiting import wait_until
 
 from railscope_collector.access.credentials import digest_token
 from railscope_simulator.cluster.cluster_model import ClusterModel

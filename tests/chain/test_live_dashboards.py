@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from live_switches import LiveSwitches
 from prometheus_support import RunningPrometheus, running_prometheus
 from support.dashboards import DASHBOARDS
+from support.waiting import wait_until
 
 from railscope.catalog import switches as catalog
 from railscope.catalog.declare import BASIC, FULL, MetricDetail

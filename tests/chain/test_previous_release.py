@@ -14,8 +14,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from support.once_per_run import once_per_run
+from support.waiting import wait_until
 from test_crash import frames_of_runs, identities
 
 from railscope_agent.config import SourcePeriods

@@ -12,8 +12,9 @@ from typing import Self
 
 import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from support.certificates import self_signed
+from support.waiting import wait_until
 
 from railscope_simulator.demo.process import Program
 

@@ -8,10 +8,11 @@ import shutil
 
 import aiohttp
 import pytest
-from chain_support import ProgramDirectory, wait_until
+from chain_support import ProgramDirectory
 from support.command_line import run
 from support.forked_program import ForkedProgram
 from support.scenarios import SLOW_RECEIVER
+from support.waiting import wait_until
 
 PARTITION = """
 [[faults]]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.health_agents import answering, install_scripts, write_settings
-from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
+from support.slurm_cluster import SlurmCluster, running_slurm
+from support.waiting import block_until
 
 GPUS = 4
 
@@ -28,7 +29,7 @@ class CheckedCluster:
 
     def resume(self) -> None:
         self.slurm.run("scontrol", "update", f"NodeName={self.slurm.node}", "State=RESUME")
-        wait_until(lambda: self.slurm.state()[0] in {"idle", "mixed"}, "the node is not resumed")
+        block_until(lambda: self.slurm.state()[0] in {"idle", "mixed"}, "the node is resumed")
 
     def has_ended(self, job: str) -> bool:
         """True if a job ran to its end."""
@@ -72,11 +73,11 @@ def test_a_job_with_a_failed_gpu_is_rejected_and_the_node_drained(cluster: Check
     for agent, gpus in (("healthy", 2), ("failed", 1), ("none", 4)):
         cluster.use(agent)
         job = cluster.slurm.submit(gpus)
-        wait_until(partial(cluster.has_ended, job), f"job {job} does not end")
+        block_until(partial(cluster.has_ended, job), f"job {job} ends")
         assert cluster.slurm.state()[0] not in {"drained", "draining"}
     cluster.use("failed")
     job = cluster.slurm.submit(GPUS)
-    wait_until(lambda: cluster.slurm.state()[0] == "drained", "the node is not drained")
+    block_until(lambda: cluster.slurm.state()[0] == "drained", "the node is drained")
     assert cluster.slurm.state() == ("drained", "Prolog error")
     assert cluster.slurm.output(job) == ""
     line = (
@@ -91,7 +92,7 @@ def test_a_job_with_a_failed_gpu_is_rejected_and_the_node_drained(cluster: Check
 def test_the_health_check_logs_failed_devices_and_drains_nothing(cluster: CheckedCluster):
     cluster.use("failed")
     line = "-t railscope-health -p daemon.err -- failed: GPU 3: GPU lost; reboot the node"
-    wait_until(lambda: line in cluster.log(), "the health check does not run")
+    block_until(lambda: line in cluster.log(), "the health check runs")
     assert cluster.slurm.state()[0] == "idle"
     cluster.use("healthy")
 
@@ -104,12 +105,12 @@ def test_the_health_check_drains_the_node_if_it_is_set_to(cluster: CheckedCluste
     conf = cluster.slurm.environment["SLURM_CONF"]
     file.write_text(script.replace("drain=no\n", f"drain=yes\nexport SLURM_CONF={conf}\n"))
     cluster.use("failed")
-    wait_until(lambda: cluster.slurm.state()[0] == "drained", "the node is not drained")
+    block_until(lambda: cluster.slurm.state()[0] == "drained", "the node is drained")
     assert cluster.slurm.state()[1] == "railscope: GPU 3: GPU lost; reboot the node"
     by_hand = ("State=DRAIN", "Reason=by hand")
     cluster.slurm.run("scontrol", "update", f"NodeName={cluster.slurm.node}", *by_hand)
     lines = len(cluster.log())
-    wait_until(lambda: len(cluster.log()) > lines, "the health check does not run again")
+    block_until(lambda: len(cluster.log()) > lines, "the health check runs again")
     cluster.use("healthy")
     assert cluster.slurm.state() == ("drained", "by hand")
     cluster.resume()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from makers import FrameSender, rdma_schema
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
+from support.waiting import wait_until
 
 from railscope.catalog import collector as catalog
 from railscope.service import run_in_thread
@@ -23,13 +23,13 @@ CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 
 async def seen(one: RunningCollector, path: str, wanted: Callable[[int, Any], bool]) -> Any:
     """Wait until a page contains the expected content; return it."""
-    async with asyncio.timeout(60):
-        while True:
-            status, text = await one.get(path)
-            content = msgspec.json.decode(text)
-            if wanted(status, content):
-                return content
-            await asyncio.sleep(0.05)
+
+    async def content() -> Any:
+        status, text = await one.get(path)
+        found = msgspec.json.decode(text)
+        return found if wanted(status, found) else None
+
+    return await wait_until(content, f"{path} contains the expected content")
 
 
 async def test_views_over_the_api(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from makers import ClaimingAgent
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.metered import record_number
+from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope_collector.ledger.audit_outbox import put_record
 from railscope_collector.ledger.database import Database
 from railscope_collector.tables import metadata
-
-PATIENCE_SECONDS = 60
 
 
 def records(one: RunningCollector) -> list[AuditRecord]:
@@ -29,18 +27,14 @@ def assigned(one: RunningCollector) -> list[tuple[str, int, object]]:
 
 
 async def until_recorded(one: RunningCollector, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(assigned(one)) < count:  # noqa: ASYNC110 - the log has no event for tests
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: len(assigned(one)) >= count, f"{count} claims are in the log")
 
 
 async def sign_all(one: RunningCollector) -> None:
     """Sign what has come, now and not at the next minute. After that nothing writes the log."""
     log, observed = one.collector.trail.log, one.collector.audit.observed
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while observed.waiting_items:  # noqa: ASYNC110 - no event for tests
-            await asyncio.sleep(0.01)
-        await log.sign()
+    await wait_until(lambda: not observed.waiting_items, "all events are in the log")
+    await log.sign()
 
 
 async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
@@ -72,9 +66,7 @@ async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_
             with database.transaction() as connection:
                 return record_number(connection, "fact/1")
 
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while leaf() is None:  # noqa: ASYNC110 - the database has no event for tests
-                await asyncio.sleep(0.05)
+        await wait_until(lambda: leaf() is not None, "the record is in the log")
         found = records(running)[leaf() or 0]
         database.close()
     assert (found.type, found.ref[0]) == ("billing.price", "outbox/fact/1")

@@ -10,6 +10,7 @@ from makers import FrameSender, gpu_schema
 from running_collector import run_collector, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
 from support.audit_keys import load_or_create_key
+from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord
 from railscope.settings import SettingsError
@@ -24,8 +25,7 @@ async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRec
     await asyncio.sleep(0)
     for denial in denials:
         trail.record_denial(denial)
-    while trail.log.size < 3:  # noqa: ASYNC110 - the log has no event for tests
-        await asyncio.sleep(0)
+    await wait_until(lambda: trail.log.size >= 3, "the denials are in the log", every=0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     trail.log.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import pytest
 from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support import postgresql
+from support.waiting import wait_until
 
 from railscope.api.status import WORST_FIRST
 from railscope.catalog.entities import CLAIM
@@ -143,7 +143,7 @@ async def running(
 
 async def until_head(cluster: ClusterHead) -> None:
     """Wait until another collector is the head for this one, or it is the head and has the first views of its term."""
-    await until_true(
+    await until(
         lambda: (
             cluster.other_head
             or (cluster.role.state is not None and cluster.role.state.refresher.views.timestamp_ns)
@@ -160,23 +160,9 @@ def by_node(collectors: Mapping[str, RunningCollector]) -> dict[str, RunningColl
     }
 
 
-async def until_true(check: Callable[[], Any]) -> Any:
-    """Wait until a check without requests returns something true; return it."""
-
-    async def found() -> Any:
-        return check()
-
-    return await until(found)
-
-
 async def until(check: Callable[[], Any]) -> Any:
     """Wait until a check returns something true; return it."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            found = await check()
-            if found:
-                return found
-            await asyncio.sleep(0.05)
+    return await wait_until(check, "the check is true", patience=PATIENCE_SECONDS)
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from running_collector import RunningCollector, run_collector
 from support import postgresql, sonic_switch
-from test_cluster_head import settings_of, until, until_head, until_true
+from test_cluster_head import settings_of, until, until_head
 
 from railscope.wire import Batch, Envelope
 from railscope_collector.config import CollectorSettings, IngestLimits, SwitchesSettings
@@ -70,26 +70,26 @@ async def test_the_head_alone_polls_and_another_one_continues_when_it_ends(
         await until_head(other.collector.cluster)
         assert head.collector.cluster.role.state, "the first one is the head"
 
-        polls = await until_true(lambda: switch.requests.count(sonic_switch.PORTS))
-        await until_true(lambda: switch.requests.count(sonic_switch.PORTS) > polls)
-        await until_true(lambda: polled_by(head).polled_ns)
+        polls = await until(lambda: switch.requests.count(sonic_switch.PORTS))
+        await until(lambda: switch.requests.count(sonic_switch.PORTS) > polls)
+        await until(lambda: polled_by(head).polled_ns)
         assert (polled_by(other).polled_ns, polled_by(other).problem) == (0, "")
         assert await exposed(head, other) == [RECEIVED]
         assert other.collector.core.fleet.switches == {}
         of_head = head.collector.cluster.role.state.diagnosis
-        await until_true(lambda: of_head.pid)
+        await until(lambda: of_head.pid)
         received = polls_received(head)
-        await until_true(lambda: received)
+        await until(lambda: received)
         assert len(set(received)) == len(received)
 
         await first.aclose()
-        await until_true(lambda: other.collector.cluster.role.state)
-        await until_true(lambda: polled_by(other).polled_ns)
+        await until(lambda: other.collector.cluster.role.state)
+        await until(lambda: polled_by(other).polled_ns)
         assert await exposed(other) == [RECEIVED]
         of_other = other.collector.cluster.role.state.diagnosis  # type: ignore[union-attr] # it is the head now
-        await until_true(lambda: of_other.pid)
+        await until(lambda: of_other.pid)
         continued = polls_received(other)
-        await until_true(lambda: continued)
+        await until(lambda: continued)
 
         again = msgspec.structs.replace(
             head.collector.settings, listen=head.url.removeprefix("http://")
@@ -97,7 +97,7 @@ async def test_the_head_alone_polls_and_another_one_continues_when_it_ends(
         back = await stack.enter_async_context(run_collector(again))
         await until_head(back.collector.cluster)
         before = switch.requests.count(sonic_switch.PORTS)
-        await until_true(lambda: switch.requests.count(sonic_switch.PORTS) > before)
+        await until(lambda: switch.requests.count(sonic_switch.PORTS) > before)
         assert polled_by(back).polled_ns == 0
 
         async def is_exposed_once() -> bool:

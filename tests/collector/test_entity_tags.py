@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
 import aiohttp
 from makers import FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
+from support.waiting import wait_until
 
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import DiagnosisSettings
@@ -57,10 +57,11 @@ async def test_documents_that_have_not_changed_are_not_sent_again(tmp_path: Path
                 found |= {name} if status == 200 else set()
             return found
 
-        async with asyncio.timeout(60):
-            while not running.collector.refresher.views.jobs.timestamp_ns:
-                await running.collector.refresher.refresh()
-                await asyncio.sleep(0.01)  # the ledger is read meanwhile
+        async def has_jobs() -> int:
+            await running.collector.refresher.refresh()
+            return running.collector.refresher.views.jobs.timestamp_ns
+
+        await wait_until(has_jobs, "the ledger is read")
         running.collector.diagnosis.table = IncidentTable(time.time_ns())
         assert await changed() == NAMES
         assert await changed() == set()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from running_collector import run_collector, settings_in
+from support.waiting import wait_until
 
 from railscope.settings import SettingsError
 from railscope_collector.access import tokens_format
@@ -62,12 +61,6 @@ KINDS = [
 ]  # fmt: skip
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110 - the file is polled by another task
-            await asyncio.sleep(0.02)
-
-
 CASES = [(kind, text.encode()) for kind in KINDS for text in kind.hostile]
 CASES += [(kind, b"\xff\xfe") for kind in KINDS]
 
@@ -115,7 +108,7 @@ async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
         )
         for more in kind.hostile[:3:2]:
             file.write_bytes(good + more.encode() + b"\n")
-            await until(lambda: not valid())
+            await wait_until(lambda: not valid(), "the file is rejected")
             assert (await running.get("/-/healthy"))[0] == 200
             file.write_bytes(good)
-            await until(valid)
+            await wait_until(valid, "the file is accepted")

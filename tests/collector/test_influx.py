@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
+from support.waiting import wait_until
 
 from railscope.catalog import collector as catalog
 from railscope_collector.config import InfluxSettings
@@ -85,16 +86,11 @@ async def writing(server: InfluxServer, cells: int) -> AsyncIterator[InfluxSink]
         await asyncio.wait({task})
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            if true():
-                return
-            await asyncio.sleep(0.02)
-
-
 async def counted(sink: InfluxSink, lines_: int) -> None:
-    await until(lambda: sink.writer.written + sink.writer.dropped >= lines_)
+    await wait_until(
+        lambda: sink.writer.written + sink.writer.dropped >= lines_,
+        "the lines are written or dropped",
+    )
 
 
 @pytest.mark.parametrize(

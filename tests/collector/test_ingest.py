@@ -16,6 +16,7 @@ from running_collector import (
     settings_in,
 )
 from support.checkpoints import facts_of
+from support.waiting import wait_until
 
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
@@ -113,8 +114,8 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         )
         assert running.collector.core.counts.rejected == {"evidence": 1}
     async with run_collector(settings_in(tmp_path, limits=limits, metering=at_once)) as running:
-        while running.collector.core.evidence.intervals.by_key:  # noqa: ASYNC110 - no event for tests
-            await asyncio.sleep(0.01)
+        intervals = running.collector.core.evidence.intervals
+        await wait_until(lambda: not intervals.by_key, "the evidence is in the database")
         assert (await running.post(quarters[3], at=5000))[0] == 200
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
+from support.waiting import wait_until
 
 from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
 
-PATIENCE_SECONDS = 60
 FULL = "cannot write the state directory: No space left on device"
-
-
-async def until(condition, what: str) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - over HTTP there is no event
-            await asyncio.sleep(0.02)
-    assert what
 
 
 async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself(
@@ -33,7 +25,7 @@ async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself
     async with run_collector(settings_in(tmp_path)) as running:
         status, _ = await running.post(sender.body(gpu_frames(sender), schemas=True))
         assert status == 200
-        await until(is_head_kept, "the thread that checks the ledger has written its file")
+        await wait_until(is_head_kept, "the thread that checks the ledger has written its file")
     full = [True]
     before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
 
@@ -57,6 +49,6 @@ async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself
         async def goes_on() -> bool:
             return running.url != first and (await running.get("/-/ready"))[0] == 200
 
-        await until(goes_on, "it takes frames again")
+        await wait_until(goes_on, "it takes frames again")
         status, _ = await running.post(sender.body(gpu_frames(sender, 10)))
         assert status == 200

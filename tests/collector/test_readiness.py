@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from pathlib import Path
 
 from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 from support.disk import small_file_system
+from support.waiting import wait_until
 
 from railscope_collector.http.write_probes import REUSE_SECONDS
 
@@ -26,9 +26,11 @@ async def test_a_collector_with_a_full_disk_is_not_ready_until_there_is_space(tm
     with small_file_system(state / "frames", 32 << 10) as disk:
         async with run_collector(settings_in(tmp_path), prepare) as running:
             assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
-            async with asyncio.timeout(60):
-                while (await running.get("/-/ready"))[0] != 200:  # noqa: ASYNC110 - over HTTP there is no event
-                    await asyncio.sleep(0.02)
+
+            async def is_ready() -> bool:
+                return (await running.get("/-/ready"))[0] == 200
+
+            await wait_until(is_ready, "the collector is ready")
             filler = disk / "filler"
             filler.write_bytes(bytes(20 << 20))
             problem = "cannot write the frame log; the collector's log has the reason"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support import switch_readings
 from support.browser import Visitor, visiting
 from support.demo_months import copy_demo_months
+from support.waiting import wait_until
 
 from railscope_collector.access.credentials import Role, digest_token
 from railscope_collector.billing import billing_demo
@@ -152,12 +152,14 @@ async def site(
 async def find_own_record(running: RunningCollector) -> int:
     """The first record that names the tenant only: that it has signed in."""
     collector = running.collector
-    while True:
+
+    async def indices() -> list[int]:
         await collector.trail.log.sign()
-        entries = collector.entries.select(EntrySelection(0, 1, "vision")).entries
-        if entries:
-            return entries[0].index
-        await asyncio.sleep(0.05)
+        found = collector.entries.select(EntrySelection(0, 1, "vision")).entries
+        return [entry.index for entry in found]
+
+    (index,) = await wait_until(indices, "the sign-in is in the log")
+    return int(index)
 
 
 @pytest.mark.parametrize("is_plain", [False, pytest.param(True, marks=pytest.mark.thorough)])

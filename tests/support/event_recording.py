@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.agent_events import AgentEvents
 from support.audit import audit_log, draft, running_log
+from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope_collector.audit.event_recorder import EventRecorder
@@ -50,8 +51,11 @@ async def recorded_events(
 
 
 async def wait_for_records(observed: EventRecorder) -> list[AuditRecord]:
-    while observed.waiting_items or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
-        await asyncio.sleep(0.001)
+    await wait_until(
+        lambda: not observed.waiting_items and observed.snapshot() is not None,
+        "all events are in the log",
+        every=0.001,
+    )
     return [decode_audit_record(raw) for raw in observed.audit.records(1)]
 
 

@@ -7,12 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.waiting import block_until
 
 from railscope_simulator.demo.process import free_port
 
@@ -105,14 +105,6 @@ class SlurmCluster:
         return file.read_text() if file.exists() else ""
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + START_SECONDS
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.1)
-
-
 @contextmanager
 def running_slurm(directory: Path, gpus: int, more: Sequence[str]) -> Iterator[SlurmCluster]:
     """Run Slurm with further settings; skips if it is not installed."""
@@ -138,10 +130,10 @@ def running_slurm(directory: Path, gpus: int, more: Sequence[str]) -> Iterator[S
         cluster.start(
             "munged", "--foreground", "--force", f"--socket={directory}/munge.sock", *munge
         )
-        wait_until((directory / "munge.sock").exists, "munged has no socket")
+        block_until((directory / "munge.sock").exists, "munged has a socket")
         cluster.start("slurmctld", "-D")
         cluster.start("slurmd", "-D")
-        wait_until(lambda: _is_idle(cluster), "the node does not register")
+        block_until(lambda: _is_idle(cluster), "the node registers")
         yield cluster
     finally:
         for program in reversed(tuple(cluster.processes)):

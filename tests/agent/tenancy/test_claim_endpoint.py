@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -34,6 +33,7 @@ from support.claim_requests import ServedEndpoint, ask, serving
 from support.clock import NS, ManualClock
 from support.stories import Story
 from support.tenancy import device, event_line, short
+from support.waiting import block_until
 
 from railscope.cli import root
 from railscope.frame import NodeTimestamp
@@ -176,14 +176,14 @@ def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(directory: P
     ]  # fmt: skip
 
     def until_ok(method: str, path: str, body: object = None) -> dict[str, Any]:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
+        def answer() -> dict[str, Any] | None:
             with suppress(OSError):
-                status, answer = ask(state / "claims.sock", method, path, body)
-                if status == 200:
-                    return dict(answer)
-            time.sleep(0.05)
-        raise AssertionError(path)
+                status, found = ask(state / "claims.sock", method, path, body)
+                return dict(found) if status == 200 else None
+            return None
+
+        found: dict[str, Any] = block_until(answer, f"the agent answers {method} {path}")
+        return found
 
     for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as agent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -20,6 +19,7 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import verified_records
 from support.billing_port import BookedRows
 from support.certificates import ClientAuthority, self_signed
+from support.waiting import wait_until
 
 from railscope_collector.access.credentials import Role, digest_bytes, digest_token
 from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
@@ -140,11 +140,12 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
             ) as r,
         ):
             assert r.status == 200, await r.text()
-        async with asyncio.timeout(60):
-            while (await found.ask("GET", "/-/ready"))[0] != 200:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.05)
-            while running.collector.trail.log.signed.size == 0:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)
+
+        async def is_ready() -> bool:
+            return (await found.ask("GET", "/-/ready"))[0] == 200
+
+        await wait_until(is_ready, "the collector is ready")
+        await wait_until(lambda: running.collector.trail.log.signed.size, "the log is signed")
         yield found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
+from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord
 from railscope_collector.access.access_trail import (
@@ -101,12 +102,6 @@ async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> No
 # The running collector ----------------------------------------------------------------------------
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.02)
-
-
 def loaded(one: RunningCollector, name: str) -> Callable[[], bool]:
     return lambda: any(
         entry.credential.name == name for entry in one.collector.tokens.credentials.entries.values()
@@ -123,13 +118,13 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
         file.write_text(
             kept.replace(digest_token("token-reader"), digest_token("token-new")) + added
         )
-        await until(loaded(running, "board"))
+        await wait_until(loaded(running, "board"), "the token is loaded")
         assert (await running.get("/metrics"))[0] == 401
         assert (await running.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - a test's token
         assert (await running.get("/metrics", token="token-board"))[0] == 200  # noqa: S106 - as above
         assert (await running.get("/api/v1/nodes", token="token-board"))[0] == 403  # noqa: S106 - as above
         file.write_text("[nodes\n")
-        await until(lambda: not running.collector.tokens.is_valid)
+        await wait_until(lambda: not running.collector.tokens.is_valid, "the file is invalid")
         assert (await running.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
         page = (await running.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
         assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()

@@ -8,7 +8,7 @@ import signal
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from makers import FrameSender
 from running_collector import RunningCollector, logged_envelopes, run_collector, settings_in
+from support.waiting import wait_until
 
 from railscope.audit.record import decode_audit_record
 from railscope.catalog import gpu
@@ -86,23 +87,12 @@ async def sending(one: RunningCollector) -> AsyncIterator[SendingNodes]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        pytest.fail(f"not within {seconds} s: {what}")
-
-
 async def opened(one: RunningCollector, node: str) -> None:
     def is_open() -> bool:
         incidents = one.collector.diagnosis.table.incidents
         return any(getattr(each.document.cause, "node", "") == node for each in incidents)
 
-    await until(is_open, f"an incident of {node}")
+    await wait_until(is_open, f"an incident of {node}")
 
 
 def recorded_changes(one: RunningCollector) -> Counter[tuple[object, ...]]:
@@ -128,24 +118,24 @@ async def test_a_killed_diagnosis_returns_and_no_acknowledgement_waits_for_it(
         sending(one) as nodes,
     ):
         diagnosis = one.collector.diagnosis
-        await until(lambda: diagnosis.table.timestamp_ns, "an evaluation")
+        await wait_until(lambda: diagnosis.table.timestamp_ns, "an evaluation")
         nodes.xids.append("n1")
         await opened(one, "n1")
         first = diagnosis.pid
         os.kill(first, signal.SIGKILL)
         nodes.xids.append("n2")
-        await until(lambda: diagnosis.pid not in {0, first}, "another process")
+        await wait_until(lambda: diagnosis.pid not in {0, first}, "another process")
         await opened(one, "n2")
         assert diagnosis.restarts == 1
         assert diagnosis.problem == "ended with SIGKILL"
         assert await metric(one, "railscope_diagnosis_restarts_total") == 1
-        await until(lambda: len(recorded_changes(one)) >= 2, "two records")
+        await wait_until(lambda: len(recorded_changes(one)) >= 2, "two records")
         # Its changes are saved as acknowledged, and are not sent again as new ones.
         os.kill(diagnosis.pid, signal.SIGKILL)
-        await until(lambda: diagnosis.restarts == 2 and diagnosis.pid, "a third process")
+        await wait_until(lambda: diagnosis.restarts == 2 and diagnosis.pid, "a third process")
         await opened(one, "n1")
         evaluated_ns = diagnosis.table.timestamp_ns
-        await until(lambda: diagnosis.table.timestamp_ns > evaluated_ns, "an evaluation")
+        await wait_until(lambda: diagnosis.table.timestamp_ns > evaluated_ns, "an evaluation")
         assert nodes.failed == []
         assert nodes.longest_seconds < MAX_ACKNOWLEDGEMENT_SECONDS
     changes = recorded_changes(one)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import psycopg
 import pytest
 from support import postgresql
+from support.waiting import wait_until
 
 from railscope_collector.evidence.evidence_store import EncodedInterval, EvidenceStore
 from railscope_collector.evidence.node_intervals import FirstContact
@@ -39,13 +39,6 @@ def count_hanging(url: str) -> int:
 END_WAITING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
-async def until(check: Callable[[], bool]) -> None:
-    """Wait until a check is true, at most a minute."""
-    async with asyncio.timeout(60):
-        while not check():  # noqa: ASYNC110 - of a real server
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize("kind", ["interval", pytest.param("contact", marks=pytest.mark.thorough)])
 async def test_facts_that_only_the_primary_has_are_not_stored(kind: str) -> None:
     """A commit that waited for the standby ended with its connection; its rows are there when it is repeated."""
@@ -65,13 +58,15 @@ async def test_facts_that_only_the_primary_has_are_not_stored(kind: str) -> None
         set_standby(url, "missing")
         try:
             first = asyncio.create_task(call_database(write))
-            await until(lambda: count_hanging(url) == 1)
+            await wait_until(lambda: count_hanging(url) == 1, "a transaction hangs")
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(END_WAITING)
             with pytest.raises(UnusableLedgerError, match="closed the connection"):
                 await first
             again = asyncio.create_task(call_database(write))
-            await until(lambda: again.done() or count_hanging(url) == 1)
+            await wait_until(
+                lambda: again.done() or count_hanging(url) == 1, "a transaction hangs again"
+            )
             assert not again.done()
         finally:
             set_standby(url, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ from typing import TypeVar
 from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import verified_records
+from support.waiting import wait_until
 
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import MeteringSettings
@@ -22,12 +22,14 @@ T = TypeVar("T")
 
 async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
     """Wait for the expected response; return it."""
-    async with asyncio.timeout(60):
-        while True:
-            found = await ask()
-            if wanted(found):
-                return found
-            await asyncio.sleep(0.05)
+    answers = list[T]()
+
+    async def is_wanted() -> bool:
+        answers.append(await ask())
+        return wanted(answers[-1])
+
+    await wait_until(is_wanted, "the response is the expected one")
+    return answers[-1]
 
 
 async def page(one: RunningCollector) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,7 @@ from days import DAY, held, metered
 from structlog.testing import capture_logs
 from support.metered import revision_of
 from support.postgresql import PostgreSQL
+from support.waiting import block_until
 
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database
@@ -150,13 +150,12 @@ def test_a_write_that_starts_while_another_takes_the_lease_waits_and_fails(
 
 def wait_for(database: Database, condition: str, **values: int) -> None:
     """Wait until a query returns true."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def holds() -> object:
         with database.transaction() as connection:
-            if connection.execute(sa.text(condition), values).scalar():
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+            return connection.execute(sa.text(condition), values).scalar()
+
+    block_until(holds, condition)
 
 
 def test_released_it_is_free_at_once(database: Database):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from makers import FrameSender
 from running_collector import RunningCollector, run_collector, settings_in
 from support import snmpd
+from support.waiting import wait_until
 
 from railscope.catalog import cabling, entities, nic
 from railscope.frame import Entity, Schema
@@ -146,9 +146,7 @@ async def test_nic_on_a_leaf_of_another_rail_is_a_fault(tmp_path: Path):
         assert 'railscope_cabling_faults{kind="wrong_rail"} 1\n' in text
         assert 'railscope_cabling_faults{kind="ends_differ"} 0\n' in text
         cabling_log = one.collector.switches.cabling_log
-        async with asyncio.timeout(60):
-            while not cabling_log.faults:  # noqa: ASYNC110 - a comparison has no event
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: cabling_log.faults, "the cables are compared")
         assert [fault.kind for fault in cabling_log.faults] == ["wrong_rail"]
 
 
