@@ -5,8 +5,8 @@ moment answers of the host may change, and those that do not remain as they were
 
 ask SETTING=VALUE             settings of `collectives`; late_seconds=5
 step SECONDS                  time between moments
-dumps E0 E1 E2 E3 [K=V]       dumps of the ranks, each with its last collective (`-` is none): completed=4999, group=0,
-                              kind=all_reduce, size=16, rank=2 for one rank only, age=10 in seconds
+dumps E0 E1 E2 E3 [K=V]       dumps of the ranks, each with its last collective (`-` is none): completed=4999, age=10 in
+                              seconds; kind=nccl:all_gather of those that are not completed, odd=kind or size of rank 3
 recorded CASE                 dumps of a job that PyTorch has written, one second after each other
 servers E0 E1 E2 E3 [K=V]     the same by worker servers
 ras R0 R1 ... [name=0xb2]     a communicator in the report of RAS: all-reduces of each rank, `missing` or `dead`, or
@@ -149,20 +149,17 @@ class Job:
             if number == "-":
                 continue
             changes: dict[str, Any] = {}
-            if "kind" in given or "size" in given:
-                name, size = given.get("kind", "nccl:all_reduce"), int(given.get("size", "8"))
-                kind, size = (
-                    (name, size + rank // 3) if given.get("odd") == "size" else (name, size)
-                )
-                kind = "nccl:broadcast" if given.get("odd") == "kind" and rank == 3 else kind
+            if "kind" in given and int(number) > completed:
+                odd = given.get("odd") if rank == 3 else ""
+                kind = "nccl:broadcast" if odd == "kind" else given["kind"]
                 last = entry(
                     int(number),
                     began_ns,
                     is_completed=False,
                     profiling_name=kind,
-                    input_sizes=[[size]],
+                    input_sizes=[[8 + (odd == "size")]],
                 )
-                changes |= {"entries": [last]} if int(number) > completed else {}
+                changes["entries"] = [last]
             contents[rank] = parse_dump(
                 pickled(dump(range(4), int(number), completed, began_ns, **changes))
             )

@@ -5,7 +5,7 @@ A time is seconds, or has units: 1d2h30m. Second 0 is a midnight.
     boot NODE NAME TIME           a boot of a node; without it, a node booted 5,000 seconds before second 0
     claim NODE GPU CLAIM TIME     reported with the first samples from `reported` on (TIME if missing); `-` is no device
     end NODE GPU CLAIM TIME       the end of a claim
-    report NODE GPUS FROM-TO      samples, each 30 seconds; `step`, `sent`, `skew`, `limit` (of the token's authority), `run`,
+    report NODE GPUS FROM-TO      samples, each 30 seconds; `step`, `sent`, `skew`, `limit` (of the token's authority),
                                   `energy` (OFFSET+RATE in millijoules per second), `suspect` (since when the collector's clock was);
                                   `host` or `ports` (of two rails) instead of GPUs, and `mig=PROFILES` of one GPU, are other streams
     receive                       envelopes up to here arrive; otherwise they do in the order of their sending
@@ -164,11 +164,11 @@ class Played:
 
     def report(  # noqa: PLR0913 - options of the command
         self, node: str, gpus: str, span: str, *, step: str = "30", sent: str = "", skew: str = "", limit: str = "",
-        run: str = "", energy: str = "", suspect: str = "", mig: str | None = None,
+        energy: str = "", suspect: str = "", mig: str | None = None,
     ) -> None:  # fmt: skip
         first, last = map(seconds, re.fullmatch(r"(-?\w+)-(\w+)", span).groups())  # type: ignore[union-attr]
         one = self.nodes.setdefault(node, NodeReporter(node, f"{node}-boot"))
-        one.skew, one.run = seconds(skew or "0"), run or one.run
+        one.skew = seconds(skew or "0")
         schema: Schema = (
             host() if gpus == "host"
             else ports_of(2) if gpus == "ports"
