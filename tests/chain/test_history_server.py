@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from prometheus_support import running_prometheus
-from support.waiting import wait_until
 
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.console import PageProblemError, group_curves
