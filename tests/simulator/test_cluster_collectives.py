@@ -14,7 +14,7 @@ from railscope.frame import Event
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.commands.replay import ReplayedNode
 from railscope_agent.config import AgentSettings
-from railscope_simulator.cluster import collective_records, scoring
+from railscope_simulator.cluster import collective_records
 from railscope_simulator.cluster.captures import SampledCluster, write_cluster
 from railscope_simulator.cluster.scenario import (
     ClusterScenario,
@@ -22,6 +22,7 @@ from railscope_simulator.cluster.scenario import (
     PlannedClusterFault,
     SimulatedClusterSize,
 )
+from tests.collector.diagnosis.score import scoring
 
 SETTINGS = AgentSettings(collectives=CollectiveSettings(**collective_records.SETTINGS))
 SOURCES = ("gpu", "gpu_sharing", "tenancy", "flight_recorder", "nccl_inspector", "nccl_ras")

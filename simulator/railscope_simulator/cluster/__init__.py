@@ -9,7 +9,4 @@ collectives     progress of collectives: which ranks launched and ended them, an
 collective_records  records that they leave on nodes: logs, dumps, answers
 arrivals        heartbeats of the nodes, as the collector receives them
 captures        a capture per node, and the ground truth
-score_scenarios random scenarios of each class of incidents, and healthy ones
-scoring         comparison of a diagnosis with the ground truth
-score_table     table of the results
 """

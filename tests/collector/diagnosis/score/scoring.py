@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_simulator.cluster.captures import write_cluster
 from railscope_simulator.cluster.scenario import ClusterScenario
-from railscope_simulator.cluster.score_scenarios import draw_scenario, with_collectives
 from railscope_simulator.spec import SimulatorError
+from tests.collector.diagnosis.score.score_scenarios import draw_scenario, with_collectives
 
 JsonObject: TypeAlias = dict[str, Any]
 DIAGNOSE = (sys.executable, "-P", "-m", "railscope", "diagnose")
@@ -179,7 +179,7 @@ def diagnose(directory: Path, command: Sequence[str]) -> list[JsonObject]:
     """Return the incidents that a program reports of captures. Raises ScoreError."""
     arguments = [*command, "--captures", str(directory), "--format", "json"]
     try:
-        done = subprocess.run(  # noqa: S603 - the program that is scored
+        done = subprocess.run(
             arguments, capture_output=True, check=False, text=True, timeout=_TIME_LIMIT_SECONDS
         )
     except subprocess.TimeoutExpired as error:

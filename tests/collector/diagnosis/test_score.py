@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from railscope_simulator.cli import simulate
 from railscope_simulator.cluster.scenario import FAULT_KINDS, scenario_problems
-from railscope_simulator.cluster.score_scenarios import (
+from tests.collector.diagnosis.score.__main__ import score
+from tests.collector.diagnosis.score.score_scenarios import (
     CASCADE,
     CLASSES,
     COMPOUND,
     HEALTHY,
     draw_scenario,
 )
-from railscope_simulator.cluster.score_table import table
-from railscope_simulator.cluster.scoring import RunOutcome, compare
+from tests.collector.diagnosis.score.score_table import table
+from tests.collector.diagnosis.score.scoring import RunOutcome, compare
 
 NIC = {"kind": "nic", "node": "n1", "interface": "ens1", "device": "mlx5_0", "rail": 0}
 OTHER_NIC = {**NIC, "interface": "ens2", "device": "mlx5_3", "rail": 1}
@@ -147,8 +147,8 @@ def test_a_program_is_scored_with_its_incidents(tmp_path: Path):
         f"print({json.dumps(found)!r})\n"
     )
     command = f"{sys.executable} {program}"
-    options = ["score", "--seeds", "14", "--class", HEALTHY, "--command", command]
-    done = CliRunner().invoke(simulate, options)
+    options = ["--seeds", "14", "--class", HEALTHY, "--command", command]
+    done = CliRunner().invoke(score, options)
     assert done.exit_code == 0, done.output
     assert "healthy/14: false pfc_storm" in done.stderr
     assert "pfc_storm" in done.stdout
@@ -163,6 +163,6 @@ def test_a_program_is_scored_with_its_incidents(tmp_path: Path):
     ],
 )
 def test_invalid_options_are_rejected(options: list[str], problem: str) -> None:
-    done = CliRunner().invoke(simulate, ["score", *options])
+    done = CliRunner().invoke(score, options)
     assert done.exit_code == 2
     assert problem in done.output

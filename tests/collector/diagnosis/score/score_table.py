@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from railscope_simulator.cluster.scoring import FaultOutcome, RunOutcome, ScoreGoal, goal_of
+from tests.collector.diagnosis.score.scoring import FaultOutcome, RunOutcome, ScoreGoal, goal_of
 
 _CONFIDENCE, _TAIL = 1.96, 0.025
 """Quantile of the normal distribution, and probability beyond each end, of an interval of 95%."""
