@@ -36,7 +36,6 @@ from railscope_simulator import (
     capture_metadata,
     find_model,
     moments,
-    sonic_answers,
 )
 from railscope_simulator.cluster.captures import write_cluster
 from railscope_simulator.cluster.cluster_parts import count_processes
@@ -99,7 +98,7 @@ def simulate() -> None:
 @click.option(
     "--switches",
     default="",
-    help="Serve the switches of the fabric by gNMI and SNMP at HOST:PORT and the ports that follow, while frames are sent in real time.",
+    help="Serve the switches of the fabric by gNMI at HOST:PORT and the ports that follow, while frames are sent in real time.",
 )
 @config_option
 def cluster(
@@ -209,11 +208,11 @@ def _ship(shipped: ShippedCluster) -> ShippingOutcome:
 
 @simulate.command()
 @click.argument(
-    "sources",
+    "files",
     nargs=-1,
     required=True,
-    metavar="SOURCE...",
-    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE...",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
 @click.option(
     "--listen",
@@ -226,33 +225,22 @@ def _ship(shipped: ShippedCluster) -> ShippingOutcome:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the collector's switches file here.  [default: standard output]",
 )
-def switches(sources: tuple[Path, ...], listen: str, file: Path | None) -> None:
-    """Serve SONiC switches by gNMI, without TLS, until stopped: recorded ones, or those of live nodes.
+def switches(files: tuple[Path, ...], listen: str, file: Path | None) -> None:
+    """Serve the leaf switches of live nodes as SONiC by gNMI, without TLS, until stopped.
 
-    SOURCE is a directory with recorded answers, SWITCH/TARGET/PATH.json such as
-    leaf-07/COUNTERS_DB/COUNTERS/Ethernet*/Queues.json, or the file of a live node as for railscope simulate-agent: the
-    leaf switches of all of these nodes are simulated. The switches of a simulated cluster are served by railscope simulate cluster --switches.
+    FILE describes a live node, as for railscope simulate-agent. The switches of a simulated cluster are served by
+    railscope simulate cluster --switches.
     """
     _check_switches()
     from railscope_simulator import gnmi_server  # noqa: PLC0415 - an extra: only switches need gRPC
 
-    nodes = [source for source in sources if not source.is_dir()]
-    found: dict[str, sonic_answers.FindAnswer] = {}
+    clock = live_clock.LiveClock()
     with convert_errors(
         (LiveNodeFileError, settings.SettingsError, OSError, ValueError), click.ClickException
     ):
         host, port = listen_address.split_address(listen)
-        if nodes:
-            clock = live_clock.LiveClock()
-            found |= LiveSwitches(
-                [read_live_node(node) for node in nodes], lambda: clock.now().boot_ns
-            ).answers()
-        for source in sources:
-            if source.is_dir():
-                found |= sonic_answers.recorded_switches(source)
-        if not found:
-            message = "no switches: expected a directory SWITCH/TARGET with recorded answers"
-            raise click.ClickException(message)
+        nodes = [read_live_node(path) for path in files]
+        found = LiveSwitches(nodes, lambda: clock.now().boot_ns).answers()
         asyncio.run(_serve(gnmi_server.serve_switches(found, host, port), len(found), file))
 
 

@@ -1,36 +1,24 @@
-"""Server of gNMI for switches that are simulated or recorded, with the official messages.
+"""Server of gNMI for simulated switches, with the official messages.
 
 Each switch has a port of its own, and answers Get of one path of SONiC; a path that it does not have has the status
-NOT_FOUND, as in SONiC. A simulated one also answers Capabilities and Subscribe ONCE, by the models of OpenConfig.
+NOT_FOUND, as in SONiC.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from itertools import groupby
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import grpc
 
 from railscope import service
-from railscope_collector.switches import gnmi_messages, gnmi_session, grpc_listener
-from railscope_simulator import openconfig_answers, snmp_server
+from railscope.settings import SettingsError
+from railscope_collector.switches import gnmi_messages, gnmi_session
 from railscope_simulator.sonic_answers import FindAnswer, TablePath
 
 GetHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
-SubscribeHandler: TypeAlias = Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]
-ENCODINGS = ("JSON", "JSON_IETF", "PROTO")
 PERIOD_SECONDS = 5
 """Seconds between two polls of a simulated switch: the fewest that a collector accepts."""
 
@@ -66,73 +54,6 @@ def answer_requests(find: FindAnswer) -> GetHandler:
     return answer
 
 
-def encode_leaves(
-    leaves: Iterable[openconfig_answers.StateLeaf], encoding: str, timestamp_ns: int
-) -> Iterator[bytes]:
-    """Yield a message of a subscription for the leaves of each container."""
-    for container, group in groupby(leaves, key=lambda leaf: leaf.container):
-        prefix = {"elem": [{"name": name, "key": keys} for name, keys in container]}
-        updates = [
-            {"path": {"elem": [{"name": leaf.name}]}, "val": _typed(leaf.value, encoding)}
-            for leaf in group
-        ]
-        notification = {"timestamp": timestamp_ns, "prefix": prefix, "update": updates}
-        yield gnmi_messages.encode("SubscribeResponse", update=notification)
-
-
-def _typed(value: openconfig_answers.LeafValue, encoding: str) -> dict[str, object]:
-    if encoding == "PROTO":
-        return {"uint_val" if isinstance(value, int) else "string_val": value}
-    # Numbers of 64 bits are text in JSON_IETF (RFC 7951), with quotes as every text here.
-    text = f'"{value}"' if encoding == "JSON_IETF" or isinstance(value, str) else str(value)
-    return {"json_ietf_val" if encoding == "JSON_IETF" else "json_val": text.encode()}
-
-
-def encode_capabilities(models: Iterable[str], encodings: Sequence[str] = ENCODINGS) -> bytes:
-    """Return the answer of a switch with these models."""
-    supported = [{"name": name, "organization": "railscope"} for name in models]
-    return gnmi_messages.encode(
-        "CapabilityResponse",
-        supported_models=supported,
-        supported_encodings=encodings,
-        gNMI_version=gnmi_messages.VERSION,
-    )
-
-
-def answer_subscriptions(find: openconfig_answers.FindState) -> SubscribeHandler:
-    """Return a handler of subscriptions that answers with this state; a STREAM ends after its first pass."""
-
-    async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        request = gnmi_messages.decode("SubscribeRequest", await anext(requests)).subscribe
-        if request.mode == request.Mode.Value("POLL"):
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected mode ONCE or STREAM")
-        paths = [[element.name for element in each.path.elem] for each in request.subscription]
-        found = await service.run_in_thread(lambda: list(find()))
-        wanted = [
-            leaf
-            for leaf in found
-            if any(openconfig_answers.is_below(leaf.container, path) for path in paths)
-        ]
-        encoding = gnmi_messages.enumeration("Encoding")[request.encoding]
-        for message in encode_leaves(wanted, encoding, time.time_ns()):
-            yield message
-        yield gnmi_messages.encode("SubscribeResponse", sync_response=True)
-
-    return answer
-
-
-def openconfig_handlers(find: openconfig_answers.FindState) -> dict[str, Any]:
-    """Return the handlers of a switch with OpenConfig, by method."""
-
-    async def capabilities(_body: bytes, _context: Any) -> bytes:
-        return encode_capabilities(openconfig_answers.MODELS)
-
-    return {
-        "Capabilities": grpc.unary_unary_rpc_method_handler(capabilities),
-        "Subscribe": grpc.stream_stream_rpc_method_handler(answer_subscriptions(find)),
-    }
-
-
 @contextlib.asynccontextmanager
 async def serve(
     handlers: dict[str, Any], address: str, credentials: grpc.ServerCredentials | None = None
@@ -141,36 +62,38 @@ async def serve(
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     name = gnmi_session.GET.split("/")[1]
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    async with grpc_listener.serving_at(server, address, credentials) as port:
+    try:
+        port = (
+            server.add_secure_port(address, credentials)
+            if credentials
+            else server.add_insecure_port(address)
+        )
+    except RuntimeError as error:
+        message = f"cannot listen on {address}: {error}"
+        raise SettingsError(message) from error
+    await server.start()
+    try:
         yield port
+    finally:
+        await server.stop(None)
 
 
 @contextlib.asynccontextmanager
 async def serve_switches(
-    switches: Mapping[str, FindAnswer],
-    host: str,
-    first_port: int,
-    states: Mapping[str, openconfig_answers.FindState] = {},
-    communities: Mapping[str, snmp_server.Communities] = {},
+    switches: Mapping[str, FindAnswer], host: str, first_port: int
 ) -> AsyncIterator[str]:
     """Serve switches at this port and those that follow, at any with port 0; yield the switches file for them.
 
-    Those with a state are also served by the models of OpenConfig, those with communities by SNMP at the same port
-    (UDP). Raises SettingsError.
+    Raises SettingsError.
     """
     lines = []
     async with contextlib.AsyncExitStack() as stack:
         for number, (name, find) in enumerate(switches.items()):
-            address = f"{host}:{first_port and first_port + number}"
             handlers: dict[str, Any] = {
                 "Get": grpc.unary_unary_rpc_method_handler(answer_requests(find))
             }
-            if name in states:
-                handlers |= openconfig_handlers(states[name])
+            address = f"{host}:{first_port and first_port + number}"
             port = await stack.enter_async_context(serve(handlers, address))
-            if name in communities:
-                agent = snmp_server.serve(communities[name], host, port)
-                await stack.enter_async_context(agent)
             lines.append(
                 f'[{json.dumps(name)}]\naddress = "{host}:{port}"\nprotocol = "gnmi"\ndialect = "sonic"\nplaintext = true\n'
                 f"period_seconds = {PERIOD_SECONDS}\n"

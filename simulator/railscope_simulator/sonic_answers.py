@@ -6,9 +6,7 @@ watermarks of priority groups and the buffer pools.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 from railscope_simulator import port as port_model
@@ -147,19 +145,3 @@ _TABLES: Mapping[TablePath, Callable[[SimulatedSwitch], Mapping[str, object]]] =
     ("APPL_DB", "LLDP_ENTRY_TABLE"): _neighbours,
     ("APPL_DB", "LLDP_LOC_CHASSIS"): _chassis,
 }
-
-
-def recorded_switches(directory: Path) -> dict[str, FindAnswer]:
-    """Return the switches whose answers are recorded in a directory, as SWITCH/TARGET/PATH.json.
-
-    Raises OSError and ValueError.
-    """
-    switches: dict[str, FindAnswer] = {}
-    for switch in sorted(path for path in directory.iterdir() if path.is_dir()):
-        files = {
-            file.relative_to(switch).with_suffix("").parts: file for file in switch.rglob("*.json")
-        }
-        switches[switch.name] = {
-            path: json.loads(file.read_bytes()) for path, file in files.items()
-        }.get
-    return switches

@@ -35,12 +35,6 @@ WATERMARK_PERIOD_NS = 120 * SECOND_NS
 _REACTION_SECONDS = 1.5e-6
 """Time from the pause frame of a switch until its neighbour stops: what arrives meanwhile needs headroom."""
 _LANES_OF_A_PORT = 4
-HEADROOM_BYTES = 192 << 10
-"""Headroom of a lossless priority group: a port at 400 Gb/s needs 75 KB, one at 800 Gb/s twice as much."""
-QUEUE_LIMIT_BYTES = 8 << 20
-"""Buffer that a queue may occupy at most."""
-_UPTIME_BEFORE_NS = 40 * 86_400 * SECOND_NS
-"""Uptime of a switch when the simulation begins."""
 FRAME_BYTES = port_model.DATA_FRAME_WORDS * port_model.WORD_BYTES + port_model.CHECKSUM_BYTES
 """Bytes of a frame of RDMA on the wire."""
 
@@ -87,9 +81,6 @@ class SwitchPortCounters:
     pauses_sent: int = 0
     paused_ns: int = 0
     """Time in which the neighbour paused the port."""
-    pauses_received_per_second: int = 0
-    pauses_sent_per_second: int = 0
-    """Rates over the last step."""
     headroom_bytes: int = 0
     headroom_watermark_bytes: int = 0
     queues: list[QueueCounters] = field(default_factory=_queues)
@@ -105,24 +96,22 @@ class SwitchPortCounters:
         for queue in self.queues:
             queue.watermark_bytes = 0
 
-    def receive_pauses(self, pauses: int, paused_ns: int, span: TimeSpan) -> None:
+    def receive_pauses(self, pauses: int, paused_ns: int) -> None:
         """Count pauses by the neighbour in a step."""
         self.pauses_received += pauses
         self.paused_ns += paused_ns
-        self.pauses_received_per_second = round(pauses / span.seconds)
 
     def send_pauses(self, pauses: int, received_bytes: int, span: TimeSpan) -> None:
         """Count pauses that the switch has sent in a step, and the headroom for what it received meanwhile."""
         self.pauses_sent += pauses
-        self.pauses_sent_per_second = round(pauses / span.seconds)
         needed = round(received_bytes / span.seconds * _REACTION_SECONDS) + FRAME_BYTES
         self.headroom_bytes = needed if pauses else 0
         self.headroom_watermark_bytes = max(self.headroom_watermark_bytes, self.headroom_bytes)
 
     def begin(self) -> None:
-        """Start watermarks and rates: the work since boot was no step."""
+        """Start watermarks: the work since boot was no step."""
         self.clear_watermarks()
-        self.pauses_received_per_second = self.pauses_sent_per_second = self.headroom_bytes = 0
+        self.headroom_bytes = 0
 
 
 class LldpNeighbour(NamedTuple):
@@ -165,7 +154,6 @@ class SimulatedSwitch:
     name: str
     chassis: str
     ports: dict[str, SwitchPort] = field(default_factory=dict)
-    uptime_ns: int = _UPTIME_BEFORE_NS
 
     def add(self, port: SwitchPort) -> SwitchPort:
         """Add a port."""
@@ -248,7 +236,7 @@ class NicCable:
         by_priority = [port_model.PriorityTraffic(*row) for row in traffic]
         counters.received_multicasts += neighbour_frames
         counters.sent_multicasts += neighbour_frames
-        counters.receive_pauses(pauses_received, paused_ns, span)
+        counters.receive_pauses(pauses_received, paused_ns)
         sent_bytes = sum(each.sent_bytes for each in by_priority)
         sent_packets = sum(each.sent_packets for each in by_priority)
         corrupted = min(round_randomly(sent_packets * effects.corrupted, rng), sent_packets)
@@ -302,7 +290,7 @@ def transfer(
     receiver.counters.received_bytes += size_bytes
     pauses = round(step.paused * span.length_ns / frame_ns)
     receiver.counters.send_pauses(pauses, size_bytes, span)
-    sent.receive_pauses(pauses, round(step.paused * span.length_ns), span)
+    sent.receive_pauses(pauses, round(step.paused * span.length_ns))
     sent.lossless.add(step.packets, size_bytes)
     sent.lossless.marked_packets += round(step.packets * step.marked)
     sent.lossless.fill(step.marked, max(step.full, step.paused))
@@ -345,8 +333,6 @@ class LeafSwitches:
         effects: Callable[[int, int | None], FabricEffects] = lambda _node, _rail: NO_EFFECTS,
     ) -> None:
         """Count what the NICs have counted since the last call; `effects` are those of a node and a rail."""
-        for switch in self.switches.values():
-            switch.uptime_ns += span.length_ns
         for number, cables in enumerate(self._cables):
             for cable in cables:
                 cable.advance(span, effects(number, cable.rail))

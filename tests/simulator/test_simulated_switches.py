@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from support import sonic_switch as sonic
 from support.examples import fewer_examples
 
 from railscope.timestamps import SECOND_NS
-from railscope_collector.config import SwitchesSettings
-from railscope_collector.switches import gnmi_reader, switch_settings
 from railscope_simulator import (
-    gnmi_server,
     lldp_neighbours,
     node_model,
-    sonic_answers,
     switch_ports,
 )
 from railscope_simulator.cluster.cluster_model import ClusterModel
@@ -179,25 +170,3 @@ def test_live_nodes_that_started_at_different_times_are_rejected():
     later = replace(LIVE, started_boot_ns=LIVE.started_boot_ns + 1)
     with pytest.raises(ValueError, match="the same started_boot_ns"):
         LiveSwitches([LIVE, later], lambda: LIVE.started_boot_ns)
-
-
-async def read_all(file: Path) -> dict[str, Any]:
-    """Streams of each switch of a switches file, as the collector reads them."""
-    switches = switch_settings.read_switches(SwitchesSettings(file=str(file)))
-    readers = {switch.name: gnmi_reader.GnmiReader(switch, time.monotonic) for switch in switches}
-    return {name: (await reader.read()).streams for name, reader in readers.items()}
-
-
-async def test_recorded_answers_are_read_as_those_of_the_switch(tmp_path: Path):
-    tables = sonic.sonic_tables()
-    for path, rows in tables.items():
-        file = tmp_path.joinpath("recorded", "leaf-07", *path).with_suffix(".json")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(rows))
-    recorded = sonic_answers.recorded_switches(tmp_path / "recorded")
-    replayed = tmp_path / "replayed.toml"
-    async with gnmi_server.serve_switches(recorded, "127.0.0.1", 0) as text:
-        replayed.write_text(text)
-        found = await read_all(replayed)
-    async with sonic.sonic_switch() as switch:
-        assert found == await read_all(switch.write_switches(tmp_path, plaintext=True))

@@ -16,9 +16,7 @@ import numpy as np
 from railscope_simulator import (
     fabric,
     lldp_neighbours,
-    openconfig_answers,
     port as port_model,
-    snmp_answers,
     sonic_answers,
     switch_ports,
 )
@@ -44,8 +42,6 @@ class ClusterSwitches:
     def __init__(self, model: ClusterModel) -> None:
         self._model = model
         self._lock = threading.Lock()
-        self._objects: dict[tuple[str, str], list[snmp_answers.SnmpObject]] = {}
-        """Objects of SNMP by switch and community, since the last step: a walk has many requests."""
         self._leaves = switch_ports.LeafSwitches(model.nodes)
         self.switches = self._leaves.switches
         ports = model.nodes[0].machine.ports
@@ -93,36 +89,9 @@ class ClusterSwitches:
         """Return the function that answers for each switch."""
         return {name: partial(self.find_answer, name) for name in self.switches}
 
-    def find_state(self, switch: str) -> list[openconfig_answers.StateLeaf]:
-        """Return the leaves of a switch by the models of OpenConfig. Blocking."""
-        with self._lock:
-            return list(openconfig_answers.state_leaves(self.switches[switch]))
-
-    def states(self) -> dict[str, openconfig_answers.FindState]:
-        """Return the function that returns the leaves of each switch."""
-        return {name: partial(self.find_state, name) for name in self.switches}
-
-    def find_objects(self, switch: str, tables: str) -> list[snmp_answers.SnmpObject]:
-        """Return the objects of a switch by SNMP. Blocking."""
-        with self._lock:
-            key = switch, tables
-            if key not in self._objects:
-                self._objects[key] = snmp_answers.find_objects(self.switches[switch], tables)
-            return self._objects[key]
-
-    def communities(self) -> dict[str, dict[str, snmp_answers.FindObjects]]:
-        """Return the functions that return the objects of each switch, by community."""
-        return {
-            name: {
-                tables: partial(self.find_objects, name, tables) for tables in snmp_answers.TABLES
-            }
-            for name in self.switches
-        }
-
     def count(self, span: TimeSpan) -> None:
         """Count the last step of the model."""
         with self._lock:
-            self._objects.clear()
             self._leaves.advance(span, self._effects)
             for uplink in self._uplinks:
                 self._count_uplink(span, uplink)

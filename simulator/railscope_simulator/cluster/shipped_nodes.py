@@ -294,17 +294,14 @@ class ShippedCluster:
 
     @contextlib.asynccontextmanager
     async def _serve_switches(self) -> AsyncIterator[None]:
-        """Serve the switches by gNMI and SNMP, and write the switches file for the collector."""
+        """Serve the switches by gNMI, and write the switches file for the collector."""
         if self._switches is None:
             yield
             return
         from railscope_simulator import gnmi_server  # noqa: PLC0415 - an extra: only switches need gRPC
 
         host, first = listen_address.split_address(self.switch_listen)
-        served = self._switches
-        async with gnmi_server.serve_switches(
-            served.answers(), host, first, served.states(), served.communities()
-        ) as text:
+        async with gnmi_server.serve_switches(self._switches.answers(), host, first) as text:
             durable_files.write_atomically(self.directory / "switches.toml", text.encode())
             yield
 

@@ -22,7 +22,6 @@ from railscope_collector.switches import (
     switch_reading as base,
     switch_settings,
 )
-from railscope_simulator import gnmi_server, openconfig_answers, sonic_answers
 
 SYNC = gnmi_messages.encode("SubscribeResponse", sync_response=True)
 
@@ -113,7 +112,7 @@ async def test_switch_without_once_is_read_by_the_first_pass_of_samples(tmp_path
     [
         (["sonic-db", "openconfig-interfaces"], "auto", "expected a switch with SONiC"),
         ([], "auto", "expected a switch with SONiC"),
-        (openconfig_answers.MODELS, "sonic", "expected a switch with SONiC"),
+        (server.MODELS, "sonic", "expected a switch with SONiC"),
         (["ietf-interfaces"], "auto", "no model of ports in Capabilities"),
         (["sonic-db"], "openconfig", "no model of ports in Capabilities"),
     ],
@@ -140,44 +139,6 @@ async def test_sr_linux_is_read_by_its_native_models(tmp_path: Path):
     assert found["queue_ecn_marked_packets_total", "ethernet-1/1", "3"] == 88_000
     assert found["transceiver_receive_power_watts", "ethernet-1/1", "1"] == 831_764
     assert found["neighbour_known", "ethernet-1/1"] == 1
-
-
-async def test_same_leaf_in_both_dialects_has_equal_values(tmp_path: Path):
-    """The simulator serves one switch in both dialects; its ports have SONiC's names, or the names that LLDP announces."""
-    state = server.simulated_switch()
-    answers = {"leaf-07": lambda path: sonic_answers.find_answer(state, path)}
-    states = {"leaf-07": lambda: openconfig_answers.state_leaves(state)}
-    found = {}
-    async with gnmi_server.serve_switches(answers, "127.0.0.1", 0, states) as text:
-        for dialect in ("sonic", "openconfig"):
-            file = tmp_path / f"{dialect}.toml"
-            file.write_text(text.replace('dialect = "sonic"', f'dialect = "{dialect}"'))
-            reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
-            found[dialect] = values(await reader.read())
-    aliases = {name: port.alias for name, port in state.ports.items()}
-    sonic = {
-        (key[0], *(aliases.get(part, part) for part in key[1:])): value
-        for key, value in found["sonic"].items()
-    }
-    openconfig = found["openconfig"]
-    both = {
-        key
-        for key in sonic.keys() & openconfig.keys()
-        if Absent.UNSUPPORTED not in (sonic[key], openconfig[key])
-    }
-    assert {key: sonic[key] for key in both} == {key: openconfig[key] for key in both}
-    only_sonic = {key[0] for key in sonic.keys() - both if sonic[key] is not Absent.UNSUPPORTED}
-    assert only_sonic == {
-        "port_receive_pfc_pauses_ended_total",
-        "port_receive_pfc_pause_estimated_seconds_total",
-        "priority_group_headroom_watermark_bytes",
-        "queue_occupancy_bytes",
-    }
-    only_openconfig = {
-        key[0] for key in openconfig.keys() - both if openconfig[key] is not Absent.UNSUPPORTED
-    }
-    assert not only_openconfig
-    assert len({key[0] for key in both}) > 20
 
 
 # Faults ------------------------------------------------------------------------------------------
