@@ -33,7 +33,7 @@ WITHOUT_GRPCIO = [
     "import runpy, sys; sys.modules['grpc'] = None; runpy.run_module('railscope_simulator.demo', run_name='__main__')",
     "--any-ports",
 ]
-STARTED = "own-node is reporting"
+STARTED = "STATUS "
 BEFORE_NS = 3600 * 10**9
 
 
@@ -120,9 +120,7 @@ def check_stopped(rest: str, number: signal.Signals, directory: Path) -> None:
     """Check the output of a demo after a signal: it leaves its state, and nothing else."""
     assert f"stopped by {number.name}; state stays in {directory}" in rest
     assert "Traceback" not in rest
-    assert re.search(
-        r"^SUMMARY: 5 nodes ran\. .*\. Stopped before the checks at the end\.$", rest, re.MULTILINE
-    )
+    assert re.search(r"^SUMMARY: 5 nodes ran\. No fault began\.$", rest, re.MULTILINE)
     assert not processes_in(directory)
     assert [path.name for path in directory.parent.iterdir()] == ["demo"]
     assert (directory / "collector/audit/key.pub").is_file()
@@ -152,11 +150,10 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
         assert f"{directory} is in use by another demo; fix: stop it" in output
         text += await read_rest(process)
         assert process.returncode == 0, text
-    for line in ("every node reported (5 of them)", "no frame was lost", "the account balances"):
-        assert f"ok    {line}" in text
-    assert re.search(r"^ok    both ends of \d+ links count the same pauses", text, re.MULTILINE)
+    assert re.search(r"^\w+  collector http://127\.0\.0\.1:\d+, data ", text, re.MULTILINE)
+    assert re.search(r"^5 nodes: ", text, re.MULTILINE)
     assert re.search(
-        r"^SUMMARY: 5 nodes ran\. (?:No fault began|1 fault began: 1 just before the end)\. All checks passed\.$",
+        r"^SUMMARY: 5 nodes ran\. (?:No fault began|1 fault began: 1 just before the end)\.$",
         text,
         re.MULTILINE,
     )

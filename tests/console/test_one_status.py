@@ -11,7 +11,6 @@ from console_site import incident_at
 from support.command_line import run
 from support.scripted_server import by_path, scripted_server
 from test_console_pages import NOW_NS, Fleet, fleet, page_of
-from test_demo_table import NOTES, views
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
@@ -22,7 +21,6 @@ from railscope_collector.http.gpus_api import GpusQuery
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
-from railscope_simulator.demo.report import status_lines
 
 NODES = ["a", "b", "c", "d"]
 
@@ -53,8 +51,7 @@ async def test_every_surface_has_the_same_word_and_sums_while_a_node_is_stale(
     assert msgspec.to_builtins(model.status) == content
     with scripted_server(by_path({"/api/v1/status": content})) as server:
         terminal = run("status", "--collector", server.url)
-    demo = "\n".join(status_lines(views() | {"status": content}, (), NOTES))
-    for text in (page, terminal.stdout, demo):
+    for text in (page, terminal.stdout):
         assert "DEGRADED" in text
         for sums in ("4 nodes: 3 healthy, 1 unknown", "32 GPUs: 24 claimed, 8 unknown"):
             assert sums in text

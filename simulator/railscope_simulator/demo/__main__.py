@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import aiohttp
 import click
 
-from railscope import child_process
+from railscope import child_process, convert_errors
+from railscope.api.status import headline
 from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
-from railscope.standard_output import OutputError
+from railscope.standard_output import OutputError, check_output
 from railscope.timestamps import SECOND_NS
-from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
+from railscope_simulator.demo import faults, monitoring
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
-from railscope_simulator.demo.faults import (
-    SCHEDULERS,
-    DemoFault,
-    FaultChange,
-    FaultRecord,
-    FaultTarget,
-    changes,
-    next_begin,
-)
-from railscope_simulator.demo.link_ends import ComparedLinks
 from railscope_simulator.demo.process import ProgramError
-from railscope_simulator.demo.report import DemoScreen, account_table, verdict
-from railscope_simulator.demo.watchers import Watchers, WatchersError
+from railscope_simulator.demo.report import FaultReport, fault_text
 
-REFRESH_SECONDS, COMPARE_SECONDS = 2.0, 1.0
+POLL_SECONDS = 1.0
 _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INDENT = " " * 24
+"""Beginning of the second line of an event, below the text of the first."""
 
 
 @click.command()
@@ -61,20 +55,32 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def demo(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) -> None:  # noqa: FBT001 - flags
     """Run a collector, the agent of this host and simulated nodes with faults, as processes.
 
-    Each event is a line. Below them a terminal has the state of the cluster, at most 16 lines redrawn in place. At the
-    end, also after Ctrl-C, a summary states what happened. With --seconds, the exit status is 0 only if all checks passed. It needs a checkout.
+    Each fault, each incident and each change of the status is a line. At the end, also after Ctrl-C, a summary states
+    which faults were found. With --seconds, the exit status is 1 if the diagnosis missed a fault.
 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
     """
     if end_with_parent:
         child_process.end_with_parent(os.getppid())
     try:
+        _check_output()
         with _lock(directory):
-            cluster = DemoCluster(directory, dict(SCHEDULERS), any_ports=any_ports)
-            good = asyncio.run(DemoRun(cluster, Watchers(directory), seconds).run())
-    except (OutputError, WatchersError, ProgramError) as error:
+            cluster = DemoCluster(directory, dict(faults.SCHEDULERS), any_ports=any_ports)
+            good = asyncio.run(DemoRun(cluster, seconds).run())
+    except (OutputError, ProgramError, aiohttp.ClientError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0 if good else 1)
+
+
+def _check_output() -> None:
+    """Raise OutputError if standard output is closed, now or later."""
+    if sys.stdout is None:
+        message = (
+            "standard output is closed: expected a terminal or file; fix: redirect it to /dev/null"
+        )
+        raise OutputError(message)
+    # Without it, `python -m railscope_simulator.demo` gets an OSError in place of an OutputError.
+    check_output()
 
 
 @contextmanager
@@ -88,165 +94,117 @@ def _lock(directory: Path) -> Iterator[None]:
             f"starting the demo failed: {directory} is in use by another demo; fix: stop it, or"
             " choose another --directory"
         )
-        raise WatchersError(message) from None
+        raise ProgramError(message) from None
     except OSError as error:
         message = f"starting the demo failed: {directory}: {error}; fix: choose another --directory"
-        raise WatchersError(message) from error
+        raise ProgramError(message) from error
     try:
         yield
     finally:
         os.close(lock)
 
 
-@dataclass
 class DemoRun:
-    """One run: starts the cluster, begins and ends faults, and displays the results."""
+    """One run: starts the cluster, begins and ends faults, and prints what the collector reports of them."""
 
-    _cluster: DemoCluster
-    _watchers: Watchers
-    _seconds: int
-    _screen: DemoScreen = field(default_factory=DemoScreen)
-    _links: ComparedLinks = field(default_factory=ComparedLinks)
-    _stopped_by: signal.Signals | None = None
-    _was_suspended: bool = False
-    _views: dict[str, Any] = field(default_factory=dict)
-    """Views of the collector as they were drawn last; empty before."""
+    def __init__(self, cluster: DemoCluster, seconds: int) -> None:
+        self._cluster, self._seconds = cluster, seconds
+        self._stopped_by: signal.Signals | None = None
+        self._report = FaultReport(0)
+        self._headline = ""
 
     async def run(self) -> bool:
-        """Run until the end, or until a signal; return True if all checks passed."""
+        """Run until the end, or until a signal; return False if the diagnosis missed a fault before the end."""
         running = asyncio.ensure_future(self._run())
         loop = asyncio.get_running_loop()
         for number in _STOPPED_BY:
             loop.add_signal_handler(number, self._stop, number, running)
         try:
-            return await running
+            await running
+            is_good = not self._report.missed(self._elapsed())
         except asyncio.CancelledError:
             if self._stopped_by is None:
                 raise
-            stopped = (
-                f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}"
-            )
-            account = [account_table(self._views["account"])] if self._views else []
-            seconds = self._elapsed() if self._cluster.nodes else 0.0
-            summary = self._screen.summary(len(self._cluster.node_names), seconds)
-            self._screen.print("\n".join([*account, stopped, summary]))
-            return True
+            name, is_good = self._stopped_by.name, True
+            _print(f"stopped by {name}; state stays in {self._cluster.directory}")
+        seconds = self._elapsed() if self._cluster.nodes else 0.0
+        _print(self._report.summary(len(self._cluster.node_names), seconds))
+        return is_good
 
-    def _stop(self, number: signal.Signals, running: asyncio.Future[bool]) -> None:
+    def _stop(self, number: signal.Signals, running: asyncio.Future[None]) -> None:
         if self._stopped_by is None:
             self._stopped_by = number
             running.cancel()
 
-    async def _run(self) -> bool:
-        cluster, watchers, screen = self._cluster, self._watchers, self._screen
-        await run_in_thread(watchers.write)
-        screen.print(
+    async def _run(self) -> None:
+        cluster = self._cluster
+        _print(
             f"Starting {len(cluster.schedulers)} simulated nodes with 8 GPUs and 8 rails each ..."
         )
         await cluster.close_months()
         await run_in_thread(cluster.prepare)
         if not cluster.has_switches:
-            screen.print(MISSING_SWITCHES)
+            _print(MISSING_SWITCHES)
+        self._report = FaultReport(next(iter(cluster.nodes.values())).started_wall_ns)
         async with cluster:
-            await run_in_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
-            screen.print(f"{cluster.addresses()}\n\n{watchers.start_commands()}\n")
+            with convert_errors(OSError, ProgramError, "preparing Prometheus and Grafana failed: "):
+                await run_in_thread(
+                    monitoring.write_files,
+                    cluster.directory,
+                    cluster.collector,
+                    cluster.metrics_endpoints,
+                )
+            _print(f"{cluster.addresses()}\n\n{monitoring.start_commands(cluster.directory)}\n")
             await self._show()
-            ended = self._elapsed()
-            shipped = await cluster.stop_agents()
-            views = await cluster.stable_views()
-            good, report = verdict(cluster.node_names, shipped, views, self._compared_links())
-            screen.print(f"\n{report}\n\nAUDIT LOG")
-            # The check first: `and` would leave it out after another one has failed.
-            good = await cluster.check_audit_log() and good
-            summary = screen.summary(len(cluster.node_names), ended, good=good)
-            screen.print(f"\n{summary}")
-        return good
+            await cluster.print_status()
 
     async def _show(self) -> None:
-        """Draw the views until the end, while faults begin and end."""
-        started_wall_ns = next(iter(self._cluster.nodes.values())).started_wall_ns
-        record = FaultRecord(self._cluster.directory / "faults.jsonl", started_wall_ns)
-        elapsed = self._elapsed()
-        end = elapsed + self._seconds if self._seconds else None
-        tasks = {
-            asyncio.ensure_future(self._follow_faults(record)),
-            asyncio.ensure_future(self._compare_links(started_wall_ns)),
-        }
-        suspended_ns = _suspended_ns()
-        try:
-            while (end is None or self._elapsed() < end) and not self._screen.is_gone:
-                await asyncio.sleep(REFRESH_SECONDS)
-                for task in tasks:
-                    # A task that has failed ends the demo with its error; none of them ends by itself before.
-                    if task.done():
-                        task.result()
-                self._cluster.check_alive()
-                following = next_begin(self._elapsed())
-                seconds = following.seconds - self._elapsed()
-                fault = following.fault
-                next_fault = f"next fault in {seconds:.0f} s: {_title(fault)} on {fault.node}"
-                self._views = await self._cluster.views()
-                self._screen.draw(
-                    self._views, self._links, (f"console {self._cluster.url}/", next_fault)
-                )
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            # After the tasks have ended: one of them may be writing the same file.
-            record.close(self._elapsed())
-            self._was_suspended = _suspended_ns() - suspended_ns > SECOND_NS
+        """Print what changes until the end, while faults begin and end."""
+        changes = faults.changes()
+        change, begun = next(changes), self._elapsed()
+        while not self._seconds or self._elapsed() < begun + self._seconds:
+            await asyncio.sleep(POLL_SECONDS)
+            self._cluster.check_alive()
+            while change.seconds <= self._elapsed():
+                await self._apply(change)
+                change = next(changes)
+            for text in self._report.changes(await self._cluster.read_incidents()):
+                _announce(text)
+            line = headline(await self._cluster.read_status())
+            if line != self._headline:
+                self._headline = line
+                _announce(f"STATUS        {line}")
 
-    def _compared_links(self) -> ComparedLinks | None:
-        """Return the comparison of links; none if this machine was suspended: node and switch then skip different steps."""
-        return None if self._was_suspended else self._links
-
-    async def _compare_links(self, started_wall_ns: int) -> None:
-        """Compare both ends of all links."""
-        while True:
-            self._links.add(await self._cluster.switches(), started_wall_ns)
-            await asyncio.sleep(COMPARE_SECONDS)
+    async def _apply(self, change: faults.FaultChange) -> None:
+        """Announce a fault that begins or ends; one without a scenario stops the agent of its node."""
+        fault, cluster = change.fault, self._cluster
+        _announce(fault_text(change, faults.describe_target(cluster.nodes[fault.node], change)))
+        if change.begins:
+            self._report.begun.append(change)
+        if not fault.scenario:
+            switch = cluster.stop_agent if change.begins else cluster.restart_agent
+            await switch(fault.node)
 
     def _elapsed(self) -> float:
         """Return seconds since the simulated nodes began, by the clock that they follow."""
         started_ns = next(iter(self._cluster.nodes.values())).started_boot_ns
         return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / SECOND_NS
 
-    async def _follow_faults(self, record: FaultRecord) -> None:
-        """Announce and record each fault when it begins and when it ends."""
-        for change in changes():
-            while (remaining_seconds := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
-                await asyncio.sleep(remaining_seconds)
-            target = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
-            await run_in_thread(record.add, change, target)
-            self._screen.announce(*_fault_message(change, target))
-            if change.begins:
-                self._screen.faults.append(change)
-            if not change.fault.scenario:
-                cluster = self._cluster
-                switch = cluster.stop_agent if change.begins else cluster.restart_agent
-                await switch(change.fault.node)
+
+def _announce(text: str) -> None:
+    """Print an event with its time, wrapped for a terminal."""
+    line = f"{dt.datetime.now().astimezone():%H:%M:%S}  {text}"
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        wrapped = textwrap.wrap(line, width, subsequent_indent=_INDENT, break_on_hyphens=False)
+        line = "\n".join(wrapped)
+    _print(line)
 
 
-def _suspended_ns() -> int:
-    """Return the time for which this machine was suspended since its boot."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-
-
-def _title(fault: DemoFault) -> str:
-    """Return a fault as its incident is called; one without an incident by its own name."""
-    kind = CLASSES.get(fault.incident)
-    return kind.title if kind else fault.name.replace("_", " ")
-
-
-def _fault_message(change: FaultChange, target: FaultTarget) -> tuple[str, str]:
-    """Return the description of a change, and the alerts that it raises: an incident inhibits those on its symptoms."""
-    fault = change.fault
-    if not change.begins:
-        return f"FAULT ENDS    {fault.node}: {_title(fault)}", "; its alerts resolve within minutes"
-    alerts = [INCIDENT_RUNBOOK] if fault.incident else fault.alerts
-    expected = f". Expect {', '.join(alerts)} within {fault.within_seconds} s"
-    return f"FAULT BEGINS  {fault.node}: {target.text}", expected
+def _print(text: str) -> None:
+    """Print a text at once. Raises OutputError."""
+    click.echo(text)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

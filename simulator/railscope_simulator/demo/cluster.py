@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
-import json
 import os
 import secrets
 import shutil
@@ -17,11 +16,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
+import msgspec
 
-from railscope import extras
+from railscope import api, extras
+from railscope.api.status import Status
 from railscope.http_responses import read_body
 from railscope.service import run_in_thread
 from railscope.settings import CONFIGURATION_VARIABLE
@@ -29,7 +30,6 @@ from railscope.untrusted_text import parse_toml
 from railscope_simulator.demo.faults import ROUND_SECONDS, UPTIME_NS, plan_faults
 from railscope_simulator.demo.process import Program, ProgramError, run_to_end
 from railscope_simulator.live import LiveNode
-from railscope_simulator.lldp_neighbours import LEAF
 
 OWN_NODE = "own-node"
 HOST = "127.0.0.1"
@@ -43,14 +43,11 @@ MISSING_SWITCHES = (
 )
 
 PUSH_SECONDS = "1"
-_SETTLE_SECONDS = 15.0
 _TIMEOUT, _MAX_ANSWER_BYTES = aiohttp.ClientTimeout(total=60), 64 << 20
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
 vision,kubernetes,research,2020-01-01T00:00:00Z,
 """
-_LAST_LINE = r"agent_stopped shipped_frames=(\d+) dropped_frames=(\d+) waiting_envelopes=(\d+)"
-_COUNTS = ("shipped", "dropped", "waiting")
 
 
 READERS = {
@@ -118,7 +115,6 @@ class DemoCluster:
     has_switches: bool = field(default_factory=lambda: importlib.util.find_spec("grpc") is not None)
     """True if the leaf switches are simulated, which needs gRPC."""
     _tokens: dict[str, str] = field(default_factory=dict)
-    _ended: list[Program] = field(default_factory=list)
     _environment: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,18 +133,15 @@ class DemoCluster:
 
     async def close_months(self) -> None:
         """Create the collector's ledger with the two closed months of `railscope bill demo`. Raises ProgramError."""
-        ledger = self.directory / _COLLECTOR / "ledger.sqlite"
-        await run_in_thread(self._clear_collector)
-        arguments = ["bill", "demo", "--ledger", f"sqlite:///{ledger}"]
+        collector = self.directory / _COLLECTOR
+        await run_in_thread(shutil.rmtree, collector, ignore_errors=True)
+        collector.mkdir(0o700)
+        arguments = ["bill", "demo", "--ledger", f"sqlite:///{collector / 'ledger.sqlite'}"]
         if await run_to_end(arguments, self.directory, self._environment, is_quiet=True):
             message = (
                 f"closing the months of the demo failed; fix: run railscope {' '.join(arguments)}"
             )
             raise ProgramError(message)
-
-    def _clear_collector(self) -> None:
-        shutil.rmtree(self.directory / _COLLECTOR, ignore_errors=True)
-        (self.directory / _COLLECTOR).mkdir(0o700)
 
     def prepare(self) -> None:
         """Remove the state of the previous demo's agents, and write nodes, tokens and tenants. Blocking."""
@@ -196,7 +189,7 @@ class DemoCluster:
         )
         self._collector = Program(
             _COLLECTOR,
-            f"collector run --listen {self._free_address(_COLLECTOR)} --state-directory collector"
+            f"collector run --listen {self._address(COLLECTOR_PORT)} --state-directory collector"
             " --tokens-file tokens.toml --allow-anonymous-read".split(),
             environment,
         )
@@ -208,8 +201,8 @@ class DemoCluster:
             await self._collector.start(self.directory)
             match = await self._collector.find_logged(r"collector_started .*address=(\S+:\d+)")
             self.collector = match[1]
-            for name in self.node_names:
-                await self._start_agent(name, self._free_address(name))
+            for port, name in enumerate(self.node_names, OWN_PORT):
+                await self._start_agent(name, self._address(port))
             # Started together, awaited afterwards: the start of an agent takes seconds.
             for name in self._agents:
                 await self._wait_for_agent(name)
@@ -219,13 +212,14 @@ class DemoCluster:
             raise
         return self
 
-    def _usual_ports(self) -> dict[str, int]:
-        """Ports of the collector and of the agent of each node."""
-        ports = {name: port for port, name in enumerate(self.node_names, OWN_PORT)}
-        return {_COLLECTOR: COLLECTOR_PORT, **ports}
-
-    def _free_address(self, program: str) -> str:
-        return _address(0 if self.any_ports else self._usual_ports()[program])
+    def _address(self, port: int) -> str:
+        """Return an address with this port if it is free, otherwise with one chosen by the system."""
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # As the listener does: connections of the last demo that wait for their end are no listener.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, 0 if self.any_ports else port))
+            return f"{HOST}:{0 if self.any_ports else port}"
+        return f"{HOST}:0"
 
     async def _start_agent(self, name: str, address: str) -> None:
         is_simulated = name != OWN_NODE
@@ -250,7 +244,7 @@ class DemoCluster:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop all processes."""
-        await self.stop_agents()
+        await asyncio.gather(*(agent.stop() for agent in self._agents.values()))
         await self._collector.stop()
         await self._switches.stop()
         await self._session.close()
@@ -263,96 +257,46 @@ class DemoCluster:
 
     async def stop_agent(self, name: str) -> None:
         """Stop the agent of a node."""
-        agent = self._agents.pop(name)
-        # Kept for its last line: the frames that it has shipped are part of the verdict.
-        self._ended.append(agent)
-        await agent.stop()
+        await self._agents.pop(name).stop()
 
     async def restart_agent(self, name: str) -> None:
         """Start the agent of a node again, at its old address."""
-        address = _address(int(self.metrics_endpoints[name].rpartition(":")[2]))
-        await self._start_agent(name, address)
+        await self._start_agent(name, self.metrics_endpoints[name])
         await self._wait_for_agent(name)
 
-    async def stop_agents(self) -> list[dict[str, int]]:
-        """Stop all agents and return each one's final counts."""
-        await asyncio.gather(*(agent.stop() for agent in self._agents.values()))
-        ends = (agent.find(_LAST_LINE) for agent in (*self._ended, *self._agents.values()))
-        return [dict(zip(_COUNTS, map(int, end.groups()), strict=True)) for end in ends if end]
+    async def read_status(self) -> Status:
+        """Return the status of the cluster."""
+        return msgspec.json.decode(await self._get("/api/v1/status"), type=Status)
 
-    async def views(self) -> dict[str, Any]:
-        """Return all views of the collector; without incidents before its first diagnosis."""
-        names = ("status", "cluster", "rails", "tenants", "nodes", "account")
-        views = {name: await self._get(f"/api/v1/{name}") for name in names}
+    async def read_incidents(self) -> tuple[api.IncidentDocument, ...]:
+        """Return the incidents; none before the first diagnosis."""
         try:
-            views["incidents"] = await self._get("/api/v1/incidents")
+            body = await self._get("/api/v1/incidents")
         except aiohttp.ClientResponseError as error:
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
-            views["incidents"] = {"rows": []}
-        return views
+            return ()
+        return msgspec.json.decode(body, type=api.IncidentList).rows
 
-    async def switches(self) -> list[dict[str, Any]]:
-        """Return the leaf switches of the rails with their ports and links; none without switches."""
-        rows = (await self._get("/api/v1/switches"))["switches"] if self.has_switches else []
-        names = [row["switch"] for row in rows if row["switch"].startswith(LEAF)]
-        # In turn: the collector rejects a fourth concurrent read of one token.
-        return [await self._get(f"/api/v1/switches/{name}") for name in names]
+    async def print_status(self) -> None:
+        """Print the status as `railscope status` does."""
+        await run_to_end(["status", "--collector", self.url], self.directory, self._environment)
 
-    async def stable_views(self) -> dict[str, Any]:
-        """Return the views, computed after all received data."""
-        # A view that is newer than this one was computed after the agents had ended.
-        requested_ns = (await self._get("/api/v1/cluster"))["timestamp_ns"]
-        async with asyncio.timeout(_SETTLE_SECONDS):
-            while True:
-                views = await self.views()
-                if views["cluster"]["timestamp_ns"] > requested_ns:
-                    views["own"] = await self._own_counts()
-                    return views
-                await asyncio.sleep(0.2)
-
-    async def check_audit_log(self) -> bool:
-        """Stop the collector, verify its audit log as an outsider would, show its newest records."""
-        await self._collector.stop()
-        key = ("--key", "collector/audit/key.pub")
-        checked = await run_to_end(
-            ["audit", "verify", "collector/audit", *key], self.directory, self._environment
-        )
-        shown = await run_to_end(
-            ["audit", "tail", "collector/audit", "--count", "8"],
-            self.directory,
-            self._environment,
-        )
-        return checked == shown == 0
-
-    async def _own_counts(self) -> dict[str, float]:
-        async with self._session.get(self.url + "/metrics") as response:
-            lines = (await read_body(response, _MAX_ANSWER_BYTES)).decode().splitlines()
-        plain = [line.split(" ") for line in lines if not line.startswith("#") and "{" not in line]
-        return {name: float(value) for name, value in plain}
-
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _get(self, path: str) -> bytes:
         async with self._session.get(self.url + path) as response:
-            content: dict[str, Any] = json.loads(await read_body(response, _MAX_ANSWER_BYTES))
-            return content
+            return await read_body(response, _MAX_ANSWER_BYTES)
 
     def addresses(self) -> str:
-        """List the addresses to open during the demo, and those that are not the usual ones."""
+        """List what to open, and the commands to look with."""
         lines = "\n".join(
             f"  {f'http://{address}/metrics':40} {name}"
             for name, address in self.metrics_endpoints.items()
-        )
-        usual = {} if self.any_ports else self._usual_ports()
-        actual = {_COLLECTOR: self.collector, **self.metrics_endpoints}
-        moved = "\n".join(
-            f"  port {port} is taken: {name} listens on {actual[name]}"
-            for name, port in usual.items()
-            if not actual[name].endswith(f":{port}")
         )
         readers = "\n".join(
             f"  {self.directory / 'tokens' / name!s:40} {what}"
             for name, (_, what) in READERS.items()
         )
+        audit = self.directory / _COLLECTOR / "audit"
         program = shutil.which("railscope") or Path(sys.executable).with_name("railscope")
         return (
             f"Open in a browser\n  {self.url + '/':40} web console\n"
@@ -360,18 +304,6 @@ class DemoCluster:
             f"Metrics and data\n  {self.url + '/metrics':40} aggregates for Prometheus\n"
             f"  {self.url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
             f"In another terminal\n  {program} status --collector {self.url}\n  {program} top --collector {self.url}\n"
-            f"Metrics of the agents\n{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."
+            f"  {program} audit verify {audit} --key {audit / 'key.pub'}\n"
+            f"Metrics of the agents\n{lines}\nStop with Ctrl-C."
         )
-
-
-def _address(port: int) -> str:
-    """Return an address with this port if it is free, else with one chosen by the system."""
-    with socket.socket() as probe:
-        # As the listener does: connections of the last demo that wait for their end do not count as a
-        # listener.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return f"{HOST}:0"
-    return f"{HOST}:{port}"
