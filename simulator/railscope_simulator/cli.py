@@ -38,7 +38,6 @@ from railscope_simulator import (
     moments,
 )
 from railscope_simulator.cluster.captures import write_cluster
-from railscope_simulator.cluster.cluster_parts import count_processes
 from railscope_simulator.cluster.scenario import ScenarioError, read_scenario
 from railscope_simulator.cluster.shipped_nodes import ShippedCluster, ShippingOutcome
 from railscope_simulator.demo.faults import begin_node
@@ -148,7 +147,7 @@ def cluster(
                 )
             else:
                 _check_options_of_captures()
-                write_cluster(plan, directory, count_processes(plan.topology.nodes))
+                write_cluster(plan, directory)
         except OSError as error:
             raise click.ClickException(_problem(error)) from error
     nodes = format_count(plan.topology.nodes, "node")

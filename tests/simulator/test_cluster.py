@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,6 @@ from railscope.capture import read_capture
 from railscope.timestamps import SECOND_NS
 from railscope_simulator.cluster.captures import write_cluster
 from railscope_simulator.cluster.cluster_model import ClusterModel
-from railscope_simulator.cluster.cluster_parts import ClusterPart
 from railscope_simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
 
 CLUSTER = """
@@ -88,47 +82,13 @@ def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, nam
         assert read_capture(tmp_path / "out" / node).moments
 
 
-def wait_for_signal(fifo: Path, _: ClusterPart) -> None:
-    with fifo.open("w") as file:
-        file.write(f"{os.getpid()}\n")
-    while True:
-        signal.pause()
-
-
-def test_all_processes_of_a_simulation_end_with_it(tmp_path: Path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    code = (
-        "from pathlib import Path; from tests.simulator.test_cluster import wait_for_signal as wait; "
-        "from railscope_simulator.cluster import cluster_parts, topology; "
-        f"cluster_parts.run_parts(wait, Path({str(fifo)!r}), topology.ClusterTopology(2, 2), 2)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL
-        ) as parent,
-        os.fdopen(
-            os.open(fifo, os.O_RDWR)
-        ) as file,  # open for writing too: without an end between the writers
-    ):
-        parts = [os.pidfd_open(int(file.readline())) for _ in range(2)]
-        parent.terminate()
-    ended = [bool(select.select([part], [], [], 60)[0]) for part in parts]
-    for part, is_ended in zip(parts, ended, strict=True):
-        if not is_ended:
-            signal.pidfd_send_signal(part, signal.SIGKILL)
-        os.close(part)
-    assert ended == [True, True]
-
-
 @pytest.mark.thorough
 def test_equal_scenarios_produce_equal_captures(tmp_path: Path):
     path = tmp_path / "scenario.toml"
     noisy = CLUSTER.replace("seed = 4", "seed = 4\njitter = 0.4\nlost = 0.2")
     path.write_text(noisy + fault("slow_receiver", begin_seconds=20, nodes=[1], indices=[3]))
-    for name, processes in (("first", 1), ("second", 2)):
-        write_cluster(read_scenario(path), tmp_path / name, processes)
+    for name in ("first", "second"):
+        write_cluster(read_scenario(path), tmp_path / name)
     written = sorted(
         file.relative_to(tmp_path / "first") for file in (tmp_path / "first").rglob("*.*")
     )

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from railscope_simulator import lldp_neighbours, simulation
 from railscope_simulator.cluster import collective_records, collectives
 from railscope_simulator.cluster.arrivals import Heartbeat, HeartbeatPath
 from railscope_simulator.cluster.cluster_model import ClusterModel
-from railscope_simulator.cluster.cluster_parts import WHOLE_CLUSTER, ClusterPart, run_parts
 from railscope_simulator.cluster.scenario import (
     FAULT_KINDS,
     ClusterScenario,
@@ -182,16 +181,11 @@ class GroundTruthRecorder:
 
 
 class SampledCluster:
-    """A cluster, or a part of it, that advances from sample to sample, with its heartbeats and its ground truth."""
+    """A cluster that advances from sample to sample, with its heartbeats and its ground truth."""
 
-    def __init__(
-        self,
-        scenario: ClusterScenario,
-        started_wall_ns: int = STARTED_WALL_NS,
-        part: ClusterPart = WHOLE_CLUSTER,
-    ) -> None:
+    def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
         self.scenario = scenario
-        self.model = ClusterModel(scenario, started_wall_ns, part)
+        self.model = ClusterModel(scenario, started_wall_ns)
         self.paths = [HeartbeatPath(scenario, spec, i) for i, spec in enumerate(self.model.specs)]
         self._truth = GroundTruthRecorder(self.model)
         self._jobs = [
@@ -203,13 +197,11 @@ class SampledCluster:
             node: collective_records.NodeCollectives(job, place)
             for job in self._jobs
             for place, node in enumerate(job.job.plan.nodes)
-            if node in self.model.numbers
         }
         self._recorders = [
             simulation.CaptureRecorder(node, *self._views(number))
-            for number, node in zip(self.model.numbers, self.model.nodes, strict=True)
+            for number, node in enumerate(self.model.nodes)
         ]
-        # The stream of the cluster, not of a node: every part takes its samples at the same times.
         self._rng = self.model.specs[0].shared_stream("samples")
 
     def _views(self, number: int) -> list[simulation.NodeView]:
@@ -242,14 +234,13 @@ class SampledCluster:
     def changes(self) -> Iterator[CaptureMoment | None]:
         """Yield the changes of each node since its last sample; None if it is down or the sample is lost."""
         offset_ns = self.model.offset_ns
-        # Drawn for all nodes, so that all parts draw the same.
-        is_kept = [not offset_ns or self._rng.random() >= self.scenario.lost for _ in self.paths]
-        for number, recorder in zip(self.model.numbers, self._recorders, strict=True):
-            is_sampled = is_kept[number] and not self.paths[number].is_off(offset_ns / SECOND_NS)
+        for path, recorder in zip(self.paths, self._recorders, strict=True):
+            is_kept = not offset_ns or self._rng.random() >= self.scenario.lost
+            is_sampled = is_kept and not path.is_off(offset_ns / SECOND_NS)
             yield recorder.changes() if is_sampled else None
 
     def metadata(self) -> Iterator[CaptureMetadata]:
-        """Yield the metadata of the capture of each node of the part."""
+        """Yield the metadata of the capture of each node."""
         faults = ", ".join(fault.fault for fault in self.scenario.faults) or "no faults"
         origin = f"simulated cluster: {faults}, seed {self.scenario.seed}"
         for node in self.model.nodes:
@@ -269,24 +260,13 @@ def make_output_directory(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
 
 
-class _CapturePlan(NamedTuple):
-    scenario: ClusterScenario
-    directory: Path
-
-
-def write_cluster(scenario: ClusterScenario, directory: Path, processes: int = 1) -> None:
+def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
     """Simulate a cluster, and write its captures and its ground truth into a new or empty directory.
 
     Raises OSError.
     """
     make_output_directory(directory)
-    run_parts(_write_part, _CapturePlan(scenario, directory), scenario.topology, processes)
-
-
-def _write_part(plan: _CapturePlan, part: ClusterPart) -> None:
-    """Write the captures of a part; the first part also writes the files of the cluster."""
-    directory, cluster = plan.directory, SampledCluster(plan.scenario, part=part)
-    arrivals: list[Heartbeat] = []
+    cluster, arrivals = SampledCluster(scenario), list[Heartbeat]()
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(CaptureWriter(directory / about.node, about))
@@ -294,19 +274,15 @@ def _write_part(plan: _CapturePlan, part: ClusterPart) -> None:
         ]
         for offset_ns in cluster.offsets():
             span = cluster.advance(offset_ns)
-            if part.is_first:
-                arrivals += [beat for path in cluster.paths for beat in path.arrivals(span)]
+            arrivals += [beat for path in cluster.paths for beat in path.arrivals(span)]
             for writer, moment in zip(writers, cluster.changes(), strict=True):
                 if moment is not None:
                     writer.write(moment)
-    if part.is_first:
-        rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
-        (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
-        cluster.write_truth(directory)
-        if any(job.collectives for job in plan.scenario.jobs):
-            (directory / "agent.toml").write_text(
-                collective_records.SETTINGS_FILE, encoding="utf-8"
-            )
+    rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
+    (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
+    cluster.write_truth(directory)
+    if any(job.collectives for job in scenario.jobs):
+        (directory / "agent.toml").write_text(collective_records.SETTINGS_FILE, encoding="utf-8")
 
 
 def _received_ns(heartbeat: Heartbeat) -> int:

@@ -23,7 +23,6 @@ from railscope_simulator import (
     node_model,
     port,
 )
-from railscope_simulator.cluster.cluster_parts import WHOLE_CLUSTER, ClusterPart
 from railscope_simulator.cluster.fabric_state import FabricState, FabricTraffic, QueueRates
 from railscope_simulator.cluster.flow_rates import FlowSolver
 from railscope_simulator.cluster.job_model import ClusterJob, JobProgress
@@ -112,18 +111,13 @@ class JobStep(NamedTuple):
 
 
 class ClusterModel:
-    """A cluster after its last step; `nodes` have the models of the part's nodes, with these `numbers`.
+    """A cluster after its last step.
 
     `steps` are the jobs' last steps, `conditions` those of all devices in the last step, `paused` is the share of it in which each NIC
     was paused; `traffic` and `queues` are what passed through the fabric.
     """
 
-    def __init__(
-        self,
-        scenario: ClusterScenario,
-        started_wall_ns: int = STARTED_WALL_NS,
-        part: ClusterPart = WHOLE_CLUSTER,
-    ) -> None:
+    def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
         self.scenario = scenario
         self._started_wall_ns = started_wall_ns
         self.topology = scenario.topology
@@ -133,7 +127,6 @@ class ClusterModel:
             node: index for index, job in enumerate(scenario.jobs) for node in job.nodes
         }
         self.specs = [self._spec(model, number) for number in range(self.topology.nodes)]
-        # Of all nodes, in every part: faults of ports act on the fabric of the whole cluster.
         self._node_faults = [
             fault_schedule.NodeFaultSchedule(
                 spec, self._occurrences(spec, number), has_job=number in self._job_of
@@ -144,12 +137,9 @@ class ClusterModel:
             if xid := FAULT_KINDS[fault.fault].xid:
                 error = seconds_to_ns(fault.begin_seconds), fault.indices[0], xid
                 self._node_faults[fault.nodes[0]].errors.append(error)
-        self.part = part
-        self.numbers = part.numbers(self.topology.nodes)
-        schedules = (self._node_faults[number] for number in self.numbers)
-        self.nodes = [node_model.NodeModel(faults.spec, faults) for faults in schedules]
+        self.nodes = [node_model.NodeModel(faults.spec, faults) for faults in self._node_faults]
         self._clocks = np.ones((self.topology.nodes, self.topology.rails))
-        self._exchange_clocks()
+        self._read_clocks()
         shared = self.specs[0].shared_stream
         self.jobs = [ClusterJob(plan, shared(f"job {plan.name}")) for plan in scenario.jobs]
         self._incasts = [fault for fault in scenario.faults if fault.senders]
@@ -161,11 +151,10 @@ class ClusterModel:
         self.traffic = FabricTraffic.zeros(self.topology)
         self.queues = QueueRates.zeros(self.topology)
 
-    def _exchange_clocks(self) -> None:
+    def _read_clocks(self) -> None:
         """Update the clocks of all GPUs relative to those without throttling."""
-        for number, node in zip(self.numbers, self.nodes, strict=True):
+        for number, node in enumerate(self.nodes):
             self._clocks[number] = [gpu.silicon.unthrottled_share for gpu in node.gpus]
-        self.part.exchange(self._clocks, self.numbers)
 
     def _spec(self, model: device_models.GpuModel, number: int) -> NodeSpec:
         size = self.scenario.cluster
@@ -324,9 +313,9 @@ class ClusterModel:
             self._substep(TimeSpan(start_ns, end_ns), found, traffic, totals, span.length_ns)
         self.steps = [JobStep(*step) for step in zip(totals, working, strict=True)]
         self.paused = traffic.paused
-        for number, node in zip(self.numbers, self.nodes, strict=True):
+        for number, node in enumerate(self.nodes):
             self._advance_node(number, node, found, traffic, until_ns)
-        self._exchange_clocks()
+        self._read_clocks()
         self.offset_ns = until_ns
 
     def _substep(
