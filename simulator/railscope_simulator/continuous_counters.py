@@ -13,7 +13,7 @@ from railscope.capture import Json
 MIN_ADVANCE = 1000
 """Smaller steps are those of events and states, which change at once."""
 _PAUSE_FRAMES = re.compile(r"[rt]x_prio\d_pause|SAI_PORT_STAT_PFC_\d_[TR]X_PKTS")
-"""Both ends of a link have the same count of these at any time of a step: the demo compares them."""
+"""Both ends of a link have the same count of these at any time of a step: the console shows them side by side."""
 
 
 def between(before: Json, after: Json, elapsed_ns: int, step_ns: int) -> Json:

@@ -118,8 +118,8 @@ def test_a_slow_receiver_shows_at_its_port_and_at_its_job_only(tmp_path: Path):
         for rail in (2, 3)
     ]
     assert handled[1] > 10 * abs(handled[0]), "its sender is notified"
-    (step,) = model.steps
-    assert step.progress.iterations < 5 / 4 * 0.8
+    (progress,) = model.progress
+    assert progress.iterations < 5 / 4 * 0.8
     idle = model.nodes[3]
     assert not any(gpu.demand.resident for gpu in idle.gpus)
 

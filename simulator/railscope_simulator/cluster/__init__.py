@@ -8,5 +8,6 @@ cluster_model   all of them advance together, with the nodes (`railscope_simulat
 collectives     progress of collectives: which ranks launched and ended them, and when
 collective_records  records that they leave on nodes: logs, dumps, answers
 arrivals        heartbeats of the nodes, as the collector receives them
-captures        a capture per node, and the ground truth
+captures        a capture per node
+ground_truth    what a diagnosis should conclude
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,18 +102,11 @@ class ClusterConditions:
         return shares
 
 
-class JobStep(NamedTuple):
-    """Progress of a job during a step, and the share of the step in which it could work."""
-
-    progress: JobProgress
-    working_share: float
-
-
 class ClusterModel:
     """A cluster after its last step.
 
-    `steps` are the jobs' last steps, `conditions` those of all devices in the last step, `paused` is the share of it in which each NIC
-    was paused; `traffic` and `queues` are what passed through the fabric.
+    `progress` is that of the jobs in the step, `conditions` those of all devices in it; `traffic` and `queues` are what passed through
+    the fabric.
     """
 
     def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
@@ -145,9 +137,8 @@ class ClusterModel:
         self._incasts = [fault for fault in scenario.faults if fault.senders]
         groups = [*map(self._job_flows, self.jobs), *map(self._incast_flows, self._incasts)]
         self._solver = FlowSolver(self.topology, groups) if groups else None
-        self.steps: list[JobStep] = []
+        self.progress: list[JobProgress] = []
         self.conditions: ClusterConditions
-        self.paused = np.zeros((self.topology.nodes, self.topology.rails))
         self.traffic = FabricTraffic.zeros(self.topology)
         self.queues = QueueRates.zeros(self.topology)
 
@@ -306,13 +297,11 @@ class ClusterModel:
         self.queues = QueueRates.zeros(self.topology)
         self.traffic = traffic = FabricTraffic.zeros(self.topology)
         totals = [JobProgress() for _ in self.jobs]
-        working = [job.working_share(span) for job in self.jobs]
         count = max(1, min(round(span.seconds / _SUBSTEP_SECONDS), _MAX_SUBSTEPS))
         edges = np.linspace(span.start_ns, span.end_ns, count + 1).round().astype(int).tolist()
         for start_ns, end_ns in itertools.pairwise(edges):
             self._substep(TimeSpan(start_ns, end_ns), found, traffic, totals, span.length_ns)
-        self.steps = [JobStep(*step) for step in zip(totals, working, strict=True)]
-        self.paused = traffic.paused
+        self.progress = totals
         for number, node in enumerate(self.nodes):
             self._advance_node(number, node, found, traffic, until_ns)
         self._read_clocks()
@@ -374,9 +363,9 @@ class ClusterModel:
     ) -> None:
         demands: list[JobDemand] = [JobDemand()] * self.topology.rails
         if number in self._job_of:
-            job, step = self.jobs[self._job_of[number]], self.steps[self._job_of[number]]
+            job, progress = self.jobs[self._job_of[number]], self.progress[self._job_of[number]]
             busy, delay = found.busy_shares(job, number), float(found.delay[number])
-            demands = job.demand(step.progress, busy, delay)
+            demands = job.demand(progress, busy, delay)
             for index in np.flatnonzero(found.launches[number] == 0).tolist():
                 # The process is present, but its GPU has no work.
                 demands[index] = JobDemand(present=demands[index].present)

@@ -97,7 +97,7 @@ class JobCollectives:
 
     @property
     def _progress(self) -> JobProgress:
-        return self._model.steps[self._model.jobs.index(self.job)].progress
+        return self._model.progress[self._model.jobs.index(self.job)]
 
     def _begin(self, number: int) -> _Communicator:
         return _Communicator(number, f"0x{self._rng.getrandbits(63):x}", [0] * self.ranks)

@@ -123,15 +123,13 @@ class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table of faults.
 
-    `incident_class` and `action` are the ground truth: the class that a diagnosis should conclude, and the remedy.
-    A harmless event has no class; `xid` is that of an application's error. `accepted` are other classes and kinds of entities that are correct as well.
+    `incident_class` is the class that a diagnosis should conclude. A harmless event has no class; `xid` is that of an application's error. `accepted` are other classes and kinds of entities that are correct as well.
     `effects` are fields with their values at strength 0 and 1; `scenario` is a fault of a single node.
     """
 
     text: str
     entity: Literal["nic", "gpu", "node", "leaf", "job", "storage"]
     incident_class: str = ""
-    action: str = ""
     effects: dict[str, tuple[float, float]] = {}
     scenario: str = ""
     xid: int = 0
