@@ -240,7 +240,7 @@ class NicModel:
 
 
 _NIC_MODELS = read_table("nic_models", dict[str, NicModel])
-CONNECTX7, THOR2, E810 = (_NIC_MODELS[name] for name in ("cx7", "bnxt", "irdma"))
+CONNECTX7, THOR2 = (_NIC_MODELS[name] for name in ("cx7", "bnxt"))
 
 _MIXED_RAILS = 4
 

@@ -112,6 +112,8 @@ class DemoRun:
         self._stopped_by: signal.Signals | None = None
         self._report = FaultReport(0)
         self._headline = ""
+        self._read_seconds = 0.0
+        """Time since the simulated nodes began, when the incidents were last read."""
 
     async def run(self) -> bool:
         """Run until the end, or until a signal; return False if the diagnosis missed a fault before the end."""
@@ -121,14 +123,13 @@ class DemoRun:
             loop.add_signal_handler(number, self._stop, number, running)
         try:
             await running
-            is_good = not self._report.missed(self._elapsed())
+            is_good = not self._report.missed(self._read_seconds)
         except asyncio.CancelledError:
             if self._stopped_by is None:
                 raise
             name, is_good = self._stopped_by.name, True
             _print(f"stopped by {name}; state stays in {self._cluster.directory}")
-        seconds = self._elapsed() if self._cluster.nodes else 0.0
-        _print(self._report.summary(len(self._cluster.node_names), seconds))
+        _print(self._report.summary(len(self._cluster.node_names), self._read_seconds))
         return is_good
 
     def _stop(self, number: signal.Signals, running: asyncio.Future[None]) -> None:
@@ -168,6 +169,7 @@ class DemoRun:
             while change.seconds <= self._elapsed():
                 await self._apply(change)
                 change = next(changes)
+            self._read_seconds = self._elapsed()
             for text in self._report.changes(await self._cluster.read_incidents()):
                 _announce(text)
             line = headline(await self._cluster.read_status())

@@ -11,7 +11,7 @@ from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
 from railscope_simulator.demo.faults import DemoFault, FaultChange
 
-_MISSED = "NOT FOUND"
+_MISSED = "not found"
 _MAX_EARLY_SECONDS = 60
 """Time before its fault that the onset of an incident may have: windows of its evidence are a minute at most."""
 
@@ -60,7 +60,7 @@ class FaultReport:
         names = ", ".join(f"{fault.name} on {fault.node}" for fault in self.missed(seconds))
         return (
             f"SUMMARY: {nodes} nodes ran. {begun} began{outcomes and f': {outcomes}'}."
-            f"{names and f' {_MISSED}: {names}.'}"
+            f"{names and f' NOT FOUND: {names}.'}"
         )
 
     def _outcome(self, change: FaultChange, seconds: float) -> str:
