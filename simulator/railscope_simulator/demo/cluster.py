@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import importlib.util
 import os
 import secrets
@@ -27,6 +26,7 @@ from railscope.http_responses import read_body
 from railscope.service import run_in_thread
 from railscope.settings import CONFIGURATION_VARIABLE
 from railscope.untrusted_text import parse_toml
+from railscope_collector.access.credentials import digest_token
 from railscope_simulator.demo.faults import ROUND_SECONDS, UPTIME_NS, plan_faults
 from railscope_simulator.demo.process import Program, ProgramError, run_to_end
 from railscope_simulator.live import LiveNode
@@ -48,8 +48,6 @@ _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
 vision,kubernetes,research,2020-01-01T00:00:00Z,
 """
-
-
 READERS = {
     "operator": ("operators", "the whole cluster; also without a token"),
     "tenant": ("tenants.vision", "tenant vision: its jobs, GPU time and invoices"),
@@ -75,16 +73,12 @@ def write_identities(directory: Path, nodes: Iterable[str]) -> dict[str, str]:
         for section, holders in sections.items()
         for line in (
             f"[{section}]",
-            *(f'"{name}" = "sha256:{_digest(token)}"' for name, token in holders.items()),
+            *(f'"{name}" = "{digest_token(token)}"' for name, token in holders.items()),
         )
     ]
     (directory / "tokens.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
     return tokens
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def program_environment(

@@ -13,7 +13,7 @@ from railscope_simulator.demo.faults import DemoFault, FaultChange
 
 _MISSED = "not found"
 _MAX_EARLY_SECONDS = 60
-"""Time before its fault that the onset of an incident may have: windows of its evidence are a minute at most."""
+"""Time by which an onset may precede its fault: the windows of evidence are a minute at most."""
 
 
 def fault_text(change: FaultChange, target: str) -> str:
