@@ -99,7 +99,7 @@ def test_marks_are_made_of_what_is_declared(dashboard: dict[str, Any]):
 
 @EACH_DASHBOARD
 def test_links_to_the_console_name_pages_on_the_subject(dashboard: dict[str, Any]):
-    """Each path is that of one page, with a value for each of its parts, and a time if the page takes one."""
+    """Each path is that of one page, with a value for each of its parts, and the end of the period if the page takes one."""
     own = dashboard["links"][-1]
     assert own["title"] == "Console"
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
@@ -114,10 +114,10 @@ def test_links_to_the_console_name_pages_on_the_subject(dashboard: dict[str, Any
         patterns = {page: re.sub(r"\{\w+\}", "[^/]+", page.path) for page in page_table.PAGES}
         (page,) = (page for page, pattern in patterns.items() if re.fullmatch(pattern, filled))
         assert len(names) == page.path.count("{"), url
-        assert query.startswith("at=${__to}") == ("at" in page.query.__struct_fields__), url
+        assert query == ("to=${__to}" if page.query is page_table.HistoryQuery else ""), url
         found[url] = page
     page = found[own["url"].removeprefix(CONSOLE_URL)]
-    assert own["keepTime"] == (page.query is not page_table.HistoryQuery)
+    assert not own["keepTime"], "the console has no pages of the past"
     uid_by_page = {
         each: re.findall(
             r"/d/([\w-]+)",

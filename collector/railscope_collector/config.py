@@ -202,7 +202,7 @@ class ConsoleSettings(Struct, frozen=True, kw_only=True):
     """Base URL of Grafana: pages have links to its dashboards. Empty: none."""
     history_url: str = ""
     """Base URL of a Prometheus-compatible server that scrapes the agents and the collector, from which curves are read.
-    Empty: curves of nodes are read from the frame log.
+    Empty: curves of nodes and GPUs are read from the frame log, and rails and jobs have none.
     """
     history_token_file: str = ""
     """File that contains the bearer token for this server. Empty: none is sent."""

@@ -33,7 +33,7 @@ def build_dashboard() -> Dashboard:
         "railscope-cluster",
         question,
         SECTIONS,
-        console="/?at=${__to}",
+        console="/",
         marks=marks,
         tags=tags,
     )

@@ -223,5 +223,4 @@ def _other_dashboards() -> build.DashboardLink:
 def _console_page(path: str) -> build.DashboardLink:
     about = f"Web console of the collector at {CONSOLE_URL}; docs/dashboards.md documents how to set this address"
     link = build.DashboardLink("Console").type(DashboardLinkType.LINK).url(CONSOLE_URL + path)
-    # `to=now` selects the present; the page of a GPU rejects a range besides a moment.
-    return link.keep_time(keep_time="/gpus/" not in path).tooltip(about).icon("external link")
+    return link.tooltip(about).icon("external link")

@@ -33,7 +33,7 @@ def build_dashboard() -> Dashboard:
         "railscope-incidents",
         question,
         SECTIONS,
-        console="/incidents?at=${__to}",
+        console="/incidents",
         tags=("health",),
     )
 

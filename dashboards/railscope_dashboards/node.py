@@ -27,7 +27,7 @@ def build_dashboard() -> Dashboard:
         "railscope-node",
         "What is the state of this node?",
         SECTIONS,
-        console="/nodes/${node:percentencode}?at=${__to}",
+        console="/nodes/${node:percentencode}",
         choices=(dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info"),),
         marks=marks,
         tags=("gpu", "rdma"),

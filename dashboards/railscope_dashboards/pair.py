@@ -38,7 +38,7 @@ def build_dashboard() -> Dashboard:
         "railscope-pair",
         "Does this GPU wait for its NIC, or the NIC for the GPU?",
         SECTIONS,
-        console="/nodes/${node:percentencode}/gpus/${gpu:percentencode}?at=${__to}",
+        console="/nodes/${node:percentencode}/gpus/${gpu:percentencode}?to=${__to}",
         choices=CHOICES,
         marks=marks,
         tags=("gpu", "rdma"),

@@ -373,12 +373,12 @@ def _cell(column: Column) -> list[DynamicConfigValue]:
 
 
 def _link_of(label: str) -> DynamicConfigValue:
-    """Link of a cell: its dashboard with the same data source, or its page of the console; with the same time range."""
+    """Link of a cell: its dashboard with the same data source and time range, or its page of the console."""
     value, times = "${__value.raw:percentencode}", "${__url_time_range}"
     if label in DETAILS:
         url = f"/d/{DETAILS[label]}?var-{label}={value}&${{datasource:queryparam}}&{times}"
     else:
-        url = f"{CONSOLE_URL}/{label}s/{value}?at=${{__to}}&{times}"
+        url = f"{CONSOLE_URL}/{label}s/{value}"
     return DynamicConfigValue("links", [{"title": f"Open this {label}", "url": url}])
 
 

@@ -25,7 +25,7 @@ from railscope_collector.billing import billing_demo
 from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.config import DiagnosisSettings, IngestLimits, SwitchesSettings
-from railscope_collector.console.page_table import PAGES, PAGES_BY_NAME, Page
+from railscope_collector.console.page_table import PAGES, Page
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.http.signed_entries import EntrySelection
 from railscope_collector.ledger.ledger_store import Ledger
@@ -170,20 +170,6 @@ async def test_a_page_has_no_problems_for_an_auditor(
     visited = await site.visitors[Role.AUDITOR].visit(site.path_of(page), is_plain=is_plain)
     assert page.title.partition(" ")[0] in visited.text
     assert len(visited.text_without_scripts) > 0.8 * len(visited.text)
-
-
-PAST = "?at=2026-01-01T00:00:00Z"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["overview", "incident", "job"])
-async def test_a_page_of_the_past_has_no_problems(site: VisitedSite, name: str) -> None:
-    visited = await site.visitors[Role.AUDITOR].visit(site.path_of(PAGES_BY_NAME[name]) + PAST)
-    assert HOSTILE in visited.text
-    assert len(visited.text_without_scripts) > 0.8 * len(visited.text)
-    if name in {"overview", "node", "rail", "job"}:
-        assert "2026-01-01 00:00:00" in visited.text
-        assert "What is not known" in visited.text
 
 
 def names_of_others(text: str) -> list[str]:

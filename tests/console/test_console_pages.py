@@ -121,9 +121,8 @@ async def page_of(
     asked = PageRequest(page, reader, parts, parse_query(page, values))
     model = await site.models[name](asked)
     content = model if isinstance(model, PageContent) else PageContent(model)
-    template = "moment" if isinstance(model, incident_pages.MomentModel) else name
     model, shown = content
-    text = page_rendering.render(f"{template}.html", model=model, request=asked, **shown)
+    text = page_rendering.render(f"{name}.html", model=model, request=asked, **shown)
     return text, ShownPage(model, shown)
 
 

@@ -163,8 +163,7 @@ class Console:
         if "fragment" in request.query:
             return _respond(request, content)
         twin = page_table.TWIN_PREFIX + str(request.rel_url)
-        is_live = page.is_live and not getattr(asked.query, "at", "")
-        shell = self.shell.values(request, credential, asked.title, twin=twin, is_live=is_live)
+        shell = self.shell.values(request, credential, asked.title, twin=twin, is_live=page.is_live)
         shell["dashboard"] = asked.dashboard()
         shell["content"] = content.body
 
@@ -186,12 +185,8 @@ class Console:
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> page_table.PageRequest:
         query, parts = page_table.parse_query(page, request.query), dict(request.match_info)
-        at, ends_now = getattr(query, "at", ""), request.query.get("to") == "now"
-        if at and (ends_now or history_pages.parse_moment("at", at) > self.wall_ns()):
-            # From a link of Grafana, whose range ends now by the browser's clock: the present.
-            query = msgspec.structs.replace(query, at="")
-        # A page of a fixed time shows exact times: relative ones would change with each request.
-        now_ns = self.wall_ns() if page.is_live and not getattr(query, "at", "") else 0
+        # A page that is not refreshed shows exact times: relative ones would change with each request.
+        now_ns = self.wall_ns() if page.is_live else 0
         return page_table.PageRequest(page, credential, parts, query, self.grafana_url, now_ns)
 
     async def _content(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
@@ -215,9 +210,9 @@ class Console:
                 encoded = msgspec.json.encode(model)
                 encoded = extent.add_to(encoded) if extent else encoded
                 return RenderedContent.from_body(encoded.decode())
-            is_moment = isinstance(model, incident_pages.MomentModel)
-            template = "moment.html" if is_moment else f"{asked.page.name}.html"
-            text = page_rendering.render(template, model=model, request=asked, **content.shown)
+            text = page_rendering.render(
+                f"{asked.page.name}.html", model=model, request=asked, **content.shown
+            )
             if extent:
                 text = page_rendering.render("extent.html", extent=extent) + text
             return RenderedContent.from_body(text)
@@ -334,18 +329,13 @@ class Console:
 
 def page_models(api: read_api.ViewApi) -> page_table.PageModels:
     """Return the models of the pages about the cluster, by name of the page."""
-    incidents = incident_pages.IncidentPages(api)
-    models = {
+    return {
         **fleet_pages.FleetPages(api).models(),
         **device_pages.DevicePages(api).models(),
-        **incidents.models(),
+        **incident_pages.IncidentPages(api).models(),
         **job_pages.JobPages(api).models(),
         **search_page.SearchPage(api).models(),
     }
-    past = {
-        name: partial(incidents.at_moment, models[name]) for name in incident_pages.MOMENT_PAGES
-    }
-    return models | past
 
 
 def _respond(

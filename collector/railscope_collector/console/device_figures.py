@@ -195,15 +195,3 @@ def node_figures(rails: Sequence[int]) -> Sequence[NamedFigure]:
         for curve in (sent, received)
     ]
     return (*_NODE_FIGURES, *(by_rail if rails else ()), *(NIC_FIGURES[1:2] if rails else ()))
-
-
-_OF_GROUPS = {
-    "gpu_mean", "gpu_power", "gpu_temperature_max", "nic_sent", "nic_received", "paused", "pausing", "marked", "cnp_sent",
-}  # fmt: skip
-GROUP_FIGURES = tuple(
-    NamedFigure(f"group_{curve.name}", f"{figure.title}: {curve.label}", figure.unit, (curve,))
-    for figure in (*NIC_FIGURES, *_NODE_FIGURES)
-    for curve in figure.curves
-    if curve.name in _OF_GROUPS
-)
-"""Figures of the devices of a rail or a job on one node, with a curve each."""

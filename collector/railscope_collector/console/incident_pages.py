@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 
 from railscope import api as resources, incident_victims
 from railscope.service import run_in_thread
-from railscope.timestamps import format_timestamp, parse_timestamp
+from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_collector.console import (
     PageProblemError,
     curves as shapes,
@@ -31,8 +31,8 @@ from railscope_collector.switches import links
 
 _MAX_SHOWN = 3
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
-MOMENT_PAGES = ("overview", "node", "rail", "job")
-"""Pages that show the present, or what is stored of a time in the past."""
+AROUND_NS = 600 * SECOND_NS
+"""Time before the onset and after the end of an incident of which events of its node are shown."""
 
 
 class RunbookModel(msgspec.Struct, frozen=True):
@@ -66,33 +66,6 @@ def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tu
         if incident.is_open and incident.document.severity != "info"
         for job in incident.jobs
     }
-
-
-class MomentModel(msgspec.Struct, frozen=True):
-    """Page about the overview, a node, a rail or a job at a time in the past: what is stored of it, and what is not."""
-
-    at_ns: int
-    from_ns: int
-    to_ns: int
-    """Period of the events."""
-    incidents: tuple[resources.IncidentDocument, ...]
-    found: int
-    events: tuple[resources.Event, ...] | None
-    """Events around the time; null if the reader sees none."""
-    gaps: tuple[str, ...]
-    """Parts that are not known of the time, with the reason."""
-    has_curves: bool
-    """True if curves around the time may be stored."""
-
-
-NOT_STORED = "states of nodes, readings, ages of data and running jobs are stored of the present only; without `[console] history_url`, curves of rails and jobs cover the last hour"
-AS_OF_NOW = "incidents have the evidence, victims and action of their last evaluation; of the closed ones, the oldest are dropped in time"
-
-
-def was_open_at(incident: incident_table.ReportedIncident, at_ns: int) -> bool:
-    """True if an incident was open at a time."""
-    ended = incident.document.ended
-    return incident.onset_ns <= at_ns and (ended is None or parse_timestamp(ended) > at_ns)
 
 
 class EvidenceFigure(NamedTuple):
@@ -129,22 +102,6 @@ def evidence_figure(curve: resources.CurveDocument, number: int, onset_ns: int) 
     return EvidenceFigure(figure, period, onset_ns)
 
 
-def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str]) -> bool:
-    """True if an incident reaches the node, the rail or the job that the parts of a path name, or if they name none."""
-    if "node" in parts:
-        victims = {nic.node for nic in incident.victim_nics}
-        return parts["node"] in {
-            *incident.reach.nodes,
-            *victims,
-            incident_table.cause_labels(incident.document.cause)[1],
-        }
-    if "rail" in parts:
-        rail = getattr(incident.document.cause, "rail", None)
-        return parts["rail"] in {*incident.reach.rails, str(rail)}
-    key = (parts.get("tenant"), parts.get("source"), parts.get("workload"))
-    return not parts or key in {(job.tenant, job.source, job.workload) for job in incident.jobs}
-
-
 @dataclass(slots=True)
 class IncidentPages:
     """Models of the pages of incidents, from what the API shows to the same reader."""
@@ -161,65 +118,16 @@ class IncidentPages:
 
     def _incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
         query = request.query
-        at_ns = history_pages.parse_moment("at", query.at) if query.at else None
 
         def is_selected(incident: incident_table.ReportedIncident) -> bool:
-            if query.severity not in {"", incident.document.severity}:
-                return False
-            if at_ns is None:
-                return query.state in {"all", incident.state}
-            return was_open_at(incident, at_ns)
+            is_severe = query.severity in {"", incident.document.severity}
+            return is_severe and query.state in {"all", incident.state}
 
         found = self.api.listed_incidents.select(
             request.credential, is_selected, request.part, query.sort
         )
         problem = entity_states.diagnosis_problem(found.timestamp_ns, self.api.wall_ns())
-        return page_table.PageContent(found, {"at_ns": at_ns, "problem": problem})
-
-    async def at_moment(
-        self,
-        present: page_table.PageModel,
-        request: page_table.PageRequest,
-    ) -> msgspec.Struct | page_table.PageContent:
-        """Return what is stored of a time in the past; without one the model of the present."""
-        if not request.query.at:
-            return await present(request)
-        at_ns = history_pages.parse_moment("at", request.query.at)
-        model = await run_in_thread(self._make_moment, request, at_ns)
-        if not model.found and request.page.name in {"node", "rail"}:
-            await present(request)  # rejects the name of a node or a rail that is not known
-        return model
-
-    def _make_moment(self, request: page_table.PageRequest, at_ns: int) -> MomentModel:
-        table, parts, core = self.api.incidents(), request.parts, self.api.core
-        visible = incidents_api.visible_incidents(table, request.credential)
-        found = [
-            each
-            for each in visible
-            if was_open_at(each, at_ns)
-            and ("node" in parts or each.document.explained_by is None)
-            and _concerns(each, parts)
-        ]
-        from_ns, to_ns = at_ns - history_pages.BEFORE_NS, at_ns + history_pages.AFTER_NS
-        gaps, events, nodes = [NOT_STORED, AS_OF_NOW], None, dict(core.fleet.nodes)
-        if not table.timestamp_ns:
-            gaps.append(entity_states.NOT_DIAGNOSED)
-        elif table.timestamp_ns < at_ns:
-            until = format_timestamp(table.timestamp_ns, "seconds")
-            gaps.append(f"incidents are known until {until}")
-        if request.page.name in {"overview", "node"} and request.tenant is None:
-            stored = list(core.events)
-            oldest_ns = min((each.event.wall_ns for each in stored), default=at_ns + 1)
-            if oldest_ns > from_ns:
-                gaps.append("events before the oldest one that is kept in memory are not stored")
-            of_page = [each for each in stored if parts.get("node", each.node) == each.node]
-            around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
-            events = self.api.event_writer().newest(around, MAX_TIMELINE)
-        rows = documents_of(incident_table.worst_first(found)[:MAX_TIMELINE])
-        oldest_ns = self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
-        is_stored = at_ns > oldest_ns or bool(self.api.console.history_url)
-        has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_stored
-        return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps), has_curves)
+        return page_table.PageContent(found, {"problem": problem})
 
     async def _incident(self, request: page_table.PageRequest) -> page_table.PageContent:
         table, number = self.api.incidents(), request.parts["incident"]
@@ -276,8 +184,8 @@ class IncidentPages:
         number, node = document.id, incident_table.cause_labels(document.cause)[1]
         until_ns = parse_timestamp(document.ended) if document.ended else self.api.wall_ns()
         reads_nodes, writer = request.allows("nodes"), self.api.event_writer()
-        first_ns = incident.onset_ns - history_pages.BEFORE_NS
-        last_ns = until_ns + history_pages.BEFORE_NS
+        first_ns = incident.onset_ns - AROUND_NS
+        last_ns = until_ns + AROUND_NS
 
         def is_about(seen_event: SeenEvent) -> bool:
             entity = seen_event.event.entity

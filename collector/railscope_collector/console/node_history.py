@@ -15,18 +15,14 @@ import numpy as np
 
 from railscope import device_names, reading, wire
 from railscope.catalog import METRICS
-from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope.timestamps import HOUR_NS, SECOND_NS, utc_text
 from railscope_collector.console.curves import CurveGap, Floats, HistoryCurve, TimeRange, Times
 from railscope_collector.console.device_figures import CurveSource, NamedCurve, NamedFigure
-from railscope_collector.console.stored_frames import (
-    MAX_RECORDS,
-    FoundFrames,
-    StoredBatch,
-    StoredFrames,
-)
+from railscope_collector.console.stored_frames import FoundFrames, StoredBatch, StoredFrames
 from railscope_collector.fleet.schema_columns import columns_of
 from railscope_collector.fleet.sheets import Codes, Integers
 
+SOURCE = "the frame log of the collector"
 MAX_PERIOD_NS = 6 * HOUR_NS
 MAX_STEP_NS = 60 * SECOND_NS
 """Time between two readings of a counter up to which its rate is known."""
@@ -51,28 +47,19 @@ _TrackKey: TypeAlias = tuple[str, int, tuple[str, ...]]
 """Curve, number of its source, key of the entity."""
 
 
-class PairDevices(NamedTuple):
-    """A GPU and the NICs on its rail: their names, and the keys of their entities."""
-
-    gpu: device_names.Names
-    nics: tuple[device_names.Names, ...]
-    rail: int | None
-    keys: DeviceKeys
-    labels: Mapping[str, Mapping[str, Sequence[str]]]
-    """Values of the labels of their metrics, by the device that curves name."""
-
-
-def nic_labels(nics: Iterable[device_names.Names]) -> Mapping[str, Sequence[str]]:
-    """Return the values of the labels of metrics of NICs."""
-    shown = list(nics)
-    return {name: [nic[name] for nic in shown if nic[name]] for name in ("interface", "device")}
-
-
 class NodeCurves(NamedTuple):
     """Curves by name, and the receipt from which on frames are stored; 0 if there are none."""
 
     curves: dict[str, HistoryCurve]
     oldest_ns: int
+
+    def missing(self, from_ns: int) -> str:
+        """Return what the frame log lacks of a period that begins at a time; empty for nothing."""
+        if 0 < self.oldest_ns <= from_ns:
+            return ""
+        if not self.oldest_ns:
+            return "no frame of this period is stored"
+        return f"stored since {utc_text(self.oldest_ns)}"
 
 
 class _UsedColumn(NamedTuple):
@@ -94,20 +81,19 @@ class _Track:
     runs: list[Integers] = field(default_factory=list)
 
 
-def read_curves(  # noqa: PLR0913, PLR0917 - what is read, and the period
+def read_curves(
     frames: StoredFrames,
     node: str,
     keys: DeviceKeys,
     figures: Iterable[NamedFigure],
     period: TimeRange,
-    max_records: int = MAX_RECORDS,
 ) -> NodeCurves:
     """Return the curves of figures of devices of a node. Blocking; raises OSError."""
     # The first rate of the period needs a reading before it.
     before = period._replace(from_ns=period.from_ns - MAX_STEP_NS)
     named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
     columns = _CurveColumns.of(keys, [curve for curve, _ in named])
-    found = frames.read(node, before, columns.choose, max_records)
+    found = frames.read(node, before, columns.choose)
     tracks = _collect_tracks(found.batches)
     outside = _reason_outside(found, period)
     curves = {}

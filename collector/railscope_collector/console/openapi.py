@@ -46,8 +46,6 @@ class Operation(NamedTuple):
     """Further parameters of the query with their values, of which several select any; none for one text."""
     other_forms: Sequence[str] = ()
     """Media types beside JSON."""
-    has_moment: bool = False
-    """True if it has another document for a time in the past."""
     may_lack_query: bool = False
     """True if the query names a resource, which may not exist."""
 
@@ -129,8 +127,7 @@ def _operations() -> Iterator[tuple[route_table.Route, Operation]]:
         if route.path.startswith(PREFIX):
             yield route, OPERATIONS[route.name]
     for page in page_table.PAGES:
-        has_moment = page.name in incident_pages.MOMENT_PAGES
-        yield page.routes()[1], Operation(PAGES[page.name], page.query, has_moment=has_moment)
+        yield page.routes()[1], Operation(PAGES[page.name], page.query)
 
 
 @cache
@@ -138,7 +135,6 @@ def openapi_document() -> bytes:
     """Return the document as JSON."""
     found = list(_operations())
     structs = [op.answer for _, op in found if not isinstance(op.answer, tuple)]
-    structs.append(incident_pages.MomentModel)
     queries = [each for _, op in found if op.query for each in msgspec.structs.fields(op.query)]
     kinds = [*structs, ApiError, *(each.type for each in queries)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + "{name}")
@@ -194,10 +190,7 @@ def _operation(
     if isinstance(operation.answer, tuple):
         forms = operation.answer
     else:
-        schema = answers[str(operation.answer)]
-        if operation.has_moment:
-            schema = {"anyOf": [schema, answers[str(incident_pages.MomentModel)]]}
-        content["application/json"] = {"schema": schema}
+        content["application/json"] = {"schema": answers[str(operation.answer)]}
     for form in forms:
         is_json = form == "application/json"
         content.setdefault(

@@ -124,7 +124,6 @@ _environment.globals |= {
     "static": _URLS.__getitem__,
     "other_reasons": other_reasons,
     "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
-    "short_periods": {"15 minutes": 15, "1 hour": 60},
 }
 _environment.filters |= {
     "number": figures.quantity,

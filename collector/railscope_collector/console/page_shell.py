@@ -54,8 +54,8 @@ class PageShell:
     ) -> dict[str, object]:
         """Return the values of the frame around a page."""
         has_session = self.sessions.find(session_cookie.find_value(request)) is not None
-        query = {name: text for name, text in request.query.items() if name != "at"}
-        fragment = str(request.rel_url.with_query(query | {"fragment": "1"})) if is_live else ""
+        query = {**request.query, "fragment": "1"}
+        fragment = str(request.rel_url.with_query(query)) if is_live else ""
         return {
             "title": title,
             "menu": list(page_table.menu(credential.role)) if credential else [],
@@ -72,6 +72,7 @@ class PageShell:
                 credential and page_table.PAGES_BY_NAME["search"].admits(credential.role)
             ),
             "banner": self.banner,
+            "names_past": "at" in request.query,
             "version": __version__,
         }
 

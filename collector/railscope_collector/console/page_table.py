@@ -29,7 +29,7 @@ TWIN_PREFIX = "/api/v1/pages"
 PAGE_ROWS = 100
 """Rows of a page; the API returns more on request."""
 RecordIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-MomentText = Annotated[str, msgspec.Meta(max_length=40)]
+TimeText = Annotated[str, msgspec.Meta(max_length=40)]
 
 
 class EmptyQuery(msgspec.Struct, frozen=True):
@@ -56,19 +56,12 @@ class IncidentsQuery(PartQuery, frozen=True):
     state: Literal["open", "closed", "all"] = "open"
     severity: Literal["", "critical", "warning", "info"] = ""
     sort: Literal["", "onset", "victim_count", "lost_gpu_time_seconds", "title"] = ""
-    at: MomentText = ""
 
 
 class SearchQuery(msgspec.Struct, frozen=True):
     """Query of a search."""
 
     q: SearchText = ""
-
-
-class MomentQuery(PartQuery, frozen=True):
-    """Query of a page of the present, or of the time `at`."""
-
-    at: MomentText = ""
 
 
 class RailsQuery(msgspec.Struct, frozen=True):
@@ -100,11 +93,10 @@ class JobsQuery(PartQuery, frozen=True):
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
-    """Query of a page with curves: the period, as times or around one moment."""
+    """Query of a page with curves: the period."""
 
-    from_: MomentText = ""
-    to: MomentText = ""
-    at: MomentText = ""
+    from_: TimeText = ""
+    to: TimeText = ""
     width: Annotated[int, msgspec.Meta(ge=100, le=1000)] = curves.PICTURE_WIDTH
     """Pixels of the curves in the JSON twin."""
 
@@ -146,7 +138,7 @@ AUDIT = frozenset({Role.AUDITOR})
 
 _detail = partial(Page, is_live=False, in_menu=False, reads_storage=True)
 PAGES: Collection[Page] = (
-    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
+    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, PartQuery),
     Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
     Page(
         "incident",
@@ -157,10 +149,10 @@ PAGES: Collection[Page] = (
         in_menu=False,
     ),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=read_api.NodesQuery),
-    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=PartQuery, in_menu=False),
     Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, gpus_api.GpusQuery),
     Page("rails", "/rails", "Rails", RUNNING, query=RailsQuery),
-    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=PartQuery, in_menu=False),
     Page("switches", "/switches", "Switches", RUNNING, query=SwitchesQuery),
     _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PartQuery),
     _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
@@ -171,7 +163,7 @@ PAGES: Collection[Page] = (
         "Job {workload} of {tenant}",
         RUNNING,
         TenantScope.NAMED,
-        MomentQuery,
+        PartQuery,
         in_menu=False,
     ),
     Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, TenantsQuery),

@@ -1,4 +1,4 @@
-"""Frames of a node or a switch in the frame log: chosen columns of a period, batch by batch."""
+"""Frames of a node in the frame log: chosen columns of a period, batch by batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from railscope_collector.framelog.record_index import FoundRecords, RecordIndex
 MAX_BYTES = 1 << 30
 """Above any decompressed envelope that was accepted."""
 MAX_RECORDS = 6000
-"""Envelopes that one page reads; of a node that sends every 5 seconds, those of eight hours, and of eight nodes those of one."""
+"""Envelopes that one page reads; of a node that sends every 5 seconds, those of eight hours."""
 MAX_LATE_NS = HOUR_NS // 6
 """Delay of an envelope up to which its frames are found."""
 ColumnT = TypeVar("ColumnT")
@@ -76,10 +76,9 @@ class StoredFrames:
         node: str,
         period: TimeRange,
         choose: Callable[[wire.WireSchema], Iterable[tuple[int, ColumnT]]],
-        max_records: int = MAX_RECORDS,
     ) -> FoundFrames[ColumnT]:
         """Return the columns of a node that `choose` selects of each schema. Blocking; raises OSError."""
-        found = self.records.find(node, period.from_ns, period.to_ns + MAX_LATE_NS, max_records)
+        found = self.records.find(node, period.from_ns, period.to_ns + MAX_LATE_NS, MAX_RECORDS)
         chosen: dict[bytes, _ChosenColumns[ColumnT] | None] = {}
         batches = []
         for record in found.records:
