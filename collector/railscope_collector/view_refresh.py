@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.catalog.gpu_health import GPU_HEALTH
-from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import PRESENT
-from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope.timestamps import SECOND_NS
 from railscope_collector.account import account_cells, account_sums, live_account
 from railscope_collector.files.quotas_file import Quotas
 from railscope_collector.fleet import fleet, view_cells
@@ -26,7 +25,6 @@ from railscope_collector.inventory.inventory_watch import InventoryComparison, I
 from railscope_collector.ledger.cluster_extent import ClusterExtent
 from railscope_collector.metering.units import Units
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.views import cluster_load
 from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.gpu_list import ListedReadings
 from railscope_collector.views.rollups import NO_TENANT, Rollups, TenantsOf
@@ -67,8 +65,6 @@ class CollectorViews:
     gpus: ListedReadings = field(default_factory=ListedReadings)
     extent: ClusterExtent | None = None
     """Collectors whose nodes the views contain; None of one that shows its own nodes only."""
-    load: tuple[cluster_load.ClusterLoad, ...] = ()
-    """Load of the last 15 minutes, the newest last."""
 
 
 @dataclass(slots=True)
@@ -174,7 +170,6 @@ class ViewRefresher:
             failed,
             gpus,
             self.extent(),
-            cluster_load.extend_load(self.views.load, _load(now_ns, cluster, account, held_units)),
         )
         return self.views
 
@@ -286,20 +281,6 @@ class ViewRefresher:
                 yield view_cells.ViewCell(
                     catalog.NODE_AGE, (name,), (now_ns - node.timestamp_ns) / SECOND_NS
                 )
-
-
-def _load(
-    now_ns: int,
-    cluster: Iterable[view_cells.ViewCell],
-    account: account_sums.GpuTimeAccount | None,
-    held_units: Mapping[str, Units],
-) -> cluster_load.ClusterLoad:
-    if account is None:
-        return cluster_load.measure_load(now_ns, cluster, None, None)
-    today = account_cells.quota_days("day", now_ns)
-    held_gpus = float(sum(held_units.values()) / GPU_CAPACITY)
-    held_ns = sum(account.held_time(*today).values()) / GPU_CAPACITY
-    return cluster_load.measure_load(now_ns, cluster, held_gpus, float(held_ns / HOUR_NS))
 
 
 def _job_count_cells(jobs: RunningJobs) -> Iterator[view_cells.ViewCell]:

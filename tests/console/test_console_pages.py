@@ -53,7 +53,6 @@ from railscope_collector.http.event_list import EventWriter
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
-from railscope_collector.views.cluster_load import ClusterLoad, extend_load
 from railscope_collector.views.fresh_rows import Floats
 from railscope_collector.views.gpu_list import LISTED_METRICS, ListedReadings
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
@@ -289,30 +288,3 @@ def check_row(name: str, length: int) -> None:
     writer = EventWriter({}, lambda *_: None)
     (row,) = writer.newest([SeenEvent("n1", "boot", event)] * 2, 1)
     assert row.name == name
-
-
-async def test_the_overview_has_a_curve_of_15_minutes_of_each_value(tmp_path: Path) -> None:
-    api = fleet(tmp_path, ["a"], []).pages.api
-    views = replace(api.views(), load=loads(), jobs=RunningJobs(NOW_NS))
-    api = replace(api, views=lambda: views)
-    text, model = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
-    assert model.load.transmit_bytes_per_second == pytest.approx(30.0)
-    assert model.load.max_pause_ratio == 0.0, "that of the newest roll-ups, of the last minute"
-    assert model.load.gpu_hours_today == 59
-    assert "<b>59</b> GPU-hours today (UTC)" in text
-    assert "<b>0 of 8</b> GPUs claimed" in text
-    assert text.count('class="spark"') == len(model.load.curves) == 7
-    shown = {name: curve.values for name, curve in model.load.curves.items()}
-    assert max(each for each in shown["max_pause_ratio"] if each is not None) == 0.9
-    assert shown["power_watts"][:2] == [None, 1000.0], "a value that is not known is a gap"
-
-
-def loads() -> tuple[ClusterLoad, ...]:
-    """Loads of ten minutes: a large pause eight minutes ago, a smaller one two minutes ago, and no power at first."""
-    points: tuple[ClusterLoad, ...] = ()
-    for step in range(60):
-        pause = {12: 0.9, 48: 0.4}.get(step, 0.0)
-        power = 1000.0 if step else None
-        at_ns = NOW_NS - (59 - step) * 10 * SECOND_NS
-        points = extend_load(points, ClusterLoad(at_ns, 4, 0.5, power, 30.0, pause, 2, float(step)))
-    return points

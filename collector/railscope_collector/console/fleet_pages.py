@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from railscope import api as resources
 from railscope.api.status import Status, headline
@@ -17,20 +15,27 @@ from railscope.catalog.agent import GOVERNOR_EVENT, REPLAY_MEMORY
 from railscope.catalog.declare import Rollup
 from railscope.catalog.incidents import EVALUATION_TIME
 from railscope.catalog.rollup import derived_name
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.service import run_in_thread
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector import view_refresh
-from railscope_collector.console import curves, incident_pages, page_table, rail_grid
+from railscope_collector.account import account_cells
+from railscope_collector.console import incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.http import read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
-from railscope_collector.views import cluster_load
 
 MAX_WORST, MAX_EVENTS, MAX_NAMED = 20, 20, 10
 MAX_VALUES = 300
-_SPARK_WIDTH = 100
+_SENT = ("sum_rdma_transmit_bytes_per_second", "sum_nic_transmit_bytes_per_second")
+"""Roll-ups in order of preference."""
+_PAUSES = tuple(
+    f"max_nic_{direction}_{kind}_pause_ratio"
+    for direction in ("receive", "transmit")
+    for kind in ("pfc", "global")
+)
 _SIMULATED_AGENTS = derived_name(REPLAY_MEMORY, "cluster", Rollup.COUNT)
 
 
@@ -61,9 +66,6 @@ class RunningLoad(msgspec.Struct, frozen=True):
     """Largest share of time in which a NIC was paused or paused its switch, in the last minute."""
     gpu_hours_today: float | None
     """GPU time held since midnight (UTC)."""
-    curves: dict[str, curves.ThinnedCurve]
-    """Curve of the last 15 minutes of each of these values, and of `held_gpus` and `running_jobs`, by its name."""
-    period: tuple[int, int]
 
 
 class OverviewModel(msgspec.Struct, frozen=True):
@@ -258,30 +260,27 @@ class FleetPages:
 
 
 def _load(views: view_refresh.CollectorViews) -> RunningLoad:
-    points = views.load or (cluster_load.ClusterLoad(views.timestamp_ns),)
-    newest = points[-1]
-    to_ns = newest.timestamp_ns
-    period = curves.TimeRange(to_ns - cluster_load.HISTORY_NS, to_ns)
+    values = defaultdict[str, list[float]](list)
+    for cell in views.cluster.cells:
+        values[cell.metric.name].append(cell.value)
+
+    def largest(*names: str) -> float | None:
+        """Return the largest of some roll-ups, with those of each priority."""
+        found = (each for name in names for each in values[f"railscope_cluster_{name}"])
+        return max(found, default=None)
+
+    sent = map(largest, _SENT)
+    held_ns = None
+    if views.account is not None:
+        today = account_cells.quota_days("day", views.timestamp_ns)
+        held_ns = float(sum(views.account.held_time(*today).values()) / GPU_CAPACITY)
     return RunningLoad(
-        newest.mean_utilization_ratio,
-        newest.power_watts,
-        newest.transmit_bytes_per_second,
-        newest.max_pause_ratio,
-        newest.gpu_hours_today,
-        {name: _spark(points, name, period) for name in newest._fields[1:]},
-        period,
+        largest("mean_gpu_utilization_ratio"),
+        largest("sum_gpu_power_watts"),
+        next((each for each in sent if each is not None), None),
+        largest(*_PAUSES),
+        None if held_ns is None else held_ns / HOUR_NS,
     )
-
-
-def _spark(
-    points: Sequence[cluster_load.ClusterLoad], name: str, period: curves.TimeRange
-) -> curves.ThinnedCurve:
-    """Return the curve of a value of the load."""
-    values = [getattr(each, name) for each in points]
-    times_ns = np.array([each.timestamp_ns for each in points], np.int64)
-    known = np.array([math.nan if each is None else each for each in values], np.float64)
-    curve = curves.HistoryCurve(name, "", "", times_ns, known)
-    return curves.thin_curve(curve, period, _SPARK_WIDTH)
 
 
 def _data_state(
