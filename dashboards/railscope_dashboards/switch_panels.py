@@ -60,9 +60,9 @@ def with_nic(expression: str, selector: str = ON_RAIL) -> str:
     return f"{expression} * on ({PORT}) group_left ({NIC}, rail) {info}"
 
 
-def with_port(expression: str) -> str:
+def with_port(expression: str, selector: str = ON_RAIL) -> str:
     """Add switch, port and rail to each series of a NIC; NICs without a link are omitted."""
-    info = f"group by ({PORT}, {NIC}, rail) (topk by ({NIC}) (1, {_INFO}{ON_RAIL}))"
+    info = f"group by ({PORT}, {NIC}, rail) (topk by ({NIC}) (1, {_INFO}{selector}))"
     return f"{expression} * on ({NIC}) group_left ({PORT}, rail) {info}"
 
 
@@ -162,14 +162,22 @@ def _nodes() -> Iterator[panels.Panel]:
         yield panels.grid(ident, title, text, "node", "rail", found)
 
 
+def counted_frames(
+    switch_counter: str, nic_counter: str, links: str = ON_RAIL, ports: str = "", nodes: str = ""
+) -> tuple[str, str]:
+    """Return the pause frames of the last 15 minutes of each link, as the switch port and as the NIC counted them."""
+    frames = f"railscope_switch_port_{switch_counter}_pfc_pause_frames_total{ports}"
+    port = f"sum by ({PORT}) (max by ({PORT}, priority) ({frames} - {frames} offset 15m >= 0))"
+    other = f"railscope_nic_{nic_counter}_pfc_pause_frames_total{nodes}"
+    nic = f"sum by ({NIC}) ({other} - {other} offset 15m >= 0)"
+    by = f"{NIC}, {PORT}"
+    return f"sum by ({by}) ({with_nic(port, links)})", f"sum by ({by}) ({with_port(nic, links)})"
+
+
 def _differences() -> Iterator[panels.Panel]:
     def between(switch_counter: str, nic_counter: str) -> query.Query:
-        frames = f"railscope_switch_port_{switch_counter}_pfc_pause_frames_total"
-        port = f"sum by ({PORT}) (max by ({PORT}, priority) ({frames} - {frames} offset 15m >= 0))"
-        other = f"railscope_nic_{nic_counter}_pfc_pause_frames_total{query.NODES}"
-        nic = f"sum by ({NIC}) ({other} - {other} offset 15m >= 0)"
-        by = f"{NIC}, {PORT}"
-        difference = f"sum by ({by}) ({with_nic(port)}) - sum by ({by}) ({with_port(nic)})"
+        port, nic = counted_frames(switch_counter, nic_counter, nodes=query.NODES)
+        difference = f"{port} - {nic}"
         return query.build_query(f"topk(20, abs({difference}) > 0)", query.COUNT)
 
     yield panels.rows(

@@ -13,6 +13,7 @@ from railscope_dashboards.switch_panels import (
     PORT,
     PRIORITY,
     QUEUE,
+    counted_frames,
     each_rate,
     pause_frames,
     port_rate,
@@ -257,6 +258,10 @@ def _links() -> Iterator[panels.Panel]:
         for name in ("up", "speed_bytes_per_second")
     )
     neighbours = f"max by ({', '.join(_NEIGHBOUR)}) (railscope_switch_neighbour_info{HERE})"
+    to_nic, to_switch = (
+        [query.build_query(each, query.COUNT) for each in counted_frames(*counters, HERE, HERE)]
+        for counters in (("transmit", "receive"), ("receive", "transmit"))
+    )
     yield from (
         panels.rows(601, "NICs", "Links between ports of the switch and NICs, by LLDP of either end or the cabling file.", keys,
               panels.Column("State", query.build_query(up, query.COUNT), panels.ALL_IS_GOOD, {0: "down", 1: "up"}, worst="lowest"),
@@ -266,6 +271,9 @@ def _links() -> Iterator[panels.Panel]:
         panels.rows(603, "Cabling faults", "Of all switches, by kind; docs/switches.md explains them, and the console lists them with their ports.", {"kind": "Kind"},
               panels.Column("Faults", query.build_query(_FAULTS, query.COUNT), panels.NONE_IS_GOOD, worst="highest")),
         panels.lines(604, "Cabling faults over time", "Of all switches, by kind.", query.build_query(_FAULTS, query.COUNT, "{{kind}}"), span=12),
+        panels.rows(605, "Pause frames at both ends", "What both ends of each link counted in the last 15 minutes. They are read at different times: a part of a poll's growth is normal, more is a fault of a counter, of a setting or of the cabling.", keys,
+              panels.Column("To the NIC: sent", to_nic[0], worst="highest"), panels.Column("Received", to_nic[1]),
+              panels.Column("To the switch: sent", to_switch[1], worst="highest"), panels.Column("Received by the switch", to_switch[0]), span=24),
     )  # fmt: skip
 
 

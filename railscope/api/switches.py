@@ -6,7 +6,7 @@ import msgspec
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Increase of a counter or value of a gauge in base units, or the reason for its absence."""
+    """Rate of a counter per second or value of a gauge in base units, or the reason for its absence."""
 
     value: int | float | None = None
     absent: str = ""
@@ -80,7 +80,7 @@ class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SwitchPort(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A port of a switch; increases are those of the interval of the document."""
+    """A port of a switch; rates are those between its last two readings."""
 
     port: str
     state: str
@@ -147,19 +147,10 @@ class SwitchList(msgspec.Struct, frozen=True):
     offset: int = 0
 
 
-class ShownInterval(msgspec.Struct, frozen=True):
-    """Interval of increases, between two readings of the switch; the reason if there is none."""
-
-    from_ns: int | None = None
-    to_ns: int | None = None
-    absent: str = ""
-
-
 class SwitchDetail(_SwitchFacts, frozen=True, kw_only=True):
     """One switch, with a part of its ports; `faults` is the number of all of its cabling faults."""
 
     timestamp_ns: int
-    interval: ShownInterval
     ports: tuple[SwitchPort, ...]
     found: int
     """Number of all ports."""
@@ -167,17 +158,17 @@ class SwitchDetail(_SwitchFacts, frozen=True, kw_only=True):
     offset: int = 0
 
 
-class ComparedIncrease(msgspec.Struct, frozen=True):
-    """Increase of a quantity at both ends of a link."""
+class ComparedRate(msgspec.Struct, frozen=True):
+    """Rate of a quantity at both ends of a link."""
 
     quantity: str
     priority: str
     """Empty for the whole port."""
     unit: str
     switch: Counted
+    """Between the last two readings of the switch."""
     nic: Counted
-    difference: float | None
-    """Excess of the switch over the NIC; null if unknown, or if both do not count the same."""
+    """Mean of the last minute; of pause time the largest share of ten seconds."""
 
 
 class SwitchQueue(msgspec.Struct, frozen=True):
@@ -223,7 +214,7 @@ class TransceiverLane(msgspec.Struct, frozen=True):
 
 
 class PortFact(msgspec.Struct, frozen=True):
-    """A further quantity of a port: the increase of a counter, or the highest value of a gauge of its priorities."""
+    """A further quantity of a port: the rate of a counter, or the highest value of a gauge of its priorities."""
 
     quantity: str
     metric: str
@@ -237,8 +228,7 @@ class SwitchPortDetail(msgspec.Struct, frozen=True):
     timestamp_ns: int
     switch: Switch
     port: SwitchPort
-    interval: ShownInterval
-    compared: tuple[ComparedIncrease, ...]
+    compared: tuple[ComparedRate, ...]
     nic_absent: str
     """Reason why the side of the NIC is absent; empty if it is there."""
     queues: tuple[SwitchQueue, ...]

@@ -56,6 +56,7 @@ never-installed,8,8,2020-01-01T00:00:00Z,
 """
 RETIRED = f"gpu,from,to,reason\n{build_node_hardware(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
+BOTH_ENDS = "Both ends are read for less than its 15 minutes."
 TOO_COOL = "No GPU gets hot before its capture starts again."
 NO_LOSS = "No job is slower than before: captures are too short for its past."
 SIMULATED = "Costs of agents that replay captures are not comparable."
@@ -88,7 +89,8 @@ QUIET: Mapping[tuple[str, str], str] = {
     (
         "Rails and congestion",
         "Pause frames that only one end counted",
-    ): "Both ends are read for less than its 15 minutes.",
+    ): BOTH_ENDS,
+    ("Switches", "Pause frames at both ends"): BOTH_ENDS,
 }
 """Panels without data here, by dashboard and title, with the reason."""
 OTHER_SWITCHES = (

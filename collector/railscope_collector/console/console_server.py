@@ -107,7 +107,7 @@ class Console:
     ) -> Console:
         """Return the console of a collector: its pages show what its API returns. Raises SettingsError."""
         history = history_pages.HistoryPages.from_api(api, billing.read_pool)
-        switches = switch_pages.SwitchPages(api, history.frames, history.reading)
+        switches = switch_pages.SwitchPages(api)
         statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
         return cls(
             authorizer,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
@@ -20,19 +21,9 @@ from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import Credential
 from railscope_collector.console import PageProblemError, page_table
-from railscope_collector.console.counter_increases import (
-    NOT_READ,
-    TOLERANCE_NS,
-    StoredCounters,
-    read_counters,
-)
-from railscope_collector.console.curves import TimeRange
-from railscope_collector.console.history_pages import USUAL_PERIOD_NS
-from railscope_collector.console.stored_frames import StoredFrames
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from railscope_collector.http import list_query, read_api
 from railscope_collector.http.json_responses import json_error, tagged_response
-from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.switches import links, switch_reading, switch_view
 
@@ -40,12 +31,8 @@ MAX_FAULTS, MAX_LISTED = 100, 10_000
 """Cabling faults of one page; links, and cabling faults, of the list of links."""
 READ, UNKNOWN = "read", "unknown"
 UP, DOWN, DISABLED = "up", "down", "disabled"
-NO_INTERVAL = "fewer than two readings of the switch are stored in the last 15 minutes"
-NOT_LINKED = "no NIC is known at the other end"
-_PORT_COUNTERS = (
-    catalog.SENT, catalog.PFC_SENT, catalog.PFC_RECEIVED, catalog.ALL_PFC_SENT, catalog.ALL_PFC_RECEIVED, catalog.SENT_DISCARDS,
-    catalog.RECEIVED_DISCARDS, catalog.QUEUE_MARKED_PACKETS, catalog.PORT_MARKED_PACKETS,
-)  # fmt: skip
+NO_RATE = "fewer than two readings"
+NOT_LINKED, STALE = "no NIC is known at the other end", "the node is stale"
 _UNSUPPORTED = Absent.UNSUPPORTED.label
 
 
@@ -56,8 +43,6 @@ class CountedAtBothEnds(NamedTuple):
     label: str
     at_switch: Metric
     at_nic: Metric
-    is_same: bool = True
-    """True if both ends count the same, so that a difference is a fault."""
 
 
 COMPARED = (
@@ -69,9 +54,9 @@ COMPARED = (
     CountedAtBothEnds("to_switch_packets", "Packets to the switch", catalog.RECEIVED_PACKETS, nic.SENT_PACKETS),
     CountedAtBothEnds("to_switch_pfc_pause_frames", "Pause frames to the switch", catalog.PFC_RECEIVED, nic.PFC_SENT),
     CountedAtBothEnds("to_switch_pfc_pause_seconds", "Pause time of the switch", catalog.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME),
-    CountedAtBothEnds("to_switch_estimated_pause_seconds", "Pause time of the switch, its estimate", catalog.ESTIMATED_PAUSE, nic.PFC_SENT_TIME, is_same=False),
-    CountedAtBothEnds("to_host_dropped_packets", "Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED, is_same=False),
-    CountedAtBothEnds("to_switch_dropped_packets", "Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT, is_same=False),
+    CountedAtBothEnds("to_switch_estimated_pause_seconds", "Pause time of the switch, its estimate", catalog.ESTIMATED_PAUSE, nic.PFC_SENT_TIME),
+    CountedAtBothEnds("to_host_dropped_packets", "Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED),
+    CountedAtBothEnds("to_switch_dropped_packets", "Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT),
 )  # fmt: skip
 _OF_QUEUES: Mapping[str, Metric] = {
     "marks": catalog.QUEUE_MARKED_PACKETS,
@@ -116,29 +101,32 @@ _OF_PORTS: Mapping[str, Metric] = {
     "Supply voltage of the transceiver": catalog.TRANSCEIVER_SUPPLY,
 }
 """Further quantities of a port, by their name on its page."""
-_DETAILS = tuple(
-    metric for table in (_OF_QUEUES, _OF_GROUPS, _OF_LANES, _OF_PORTS) for metric in table.values()
-)
 _NIC_STREAM = "nic"
 _ONE_SWITCH = frozenset({entities.SWITCH.name, entities.SWITCH_POOL.name})
 """Kinds of entities that are of a whole switch."""
 
 
 class _Values:
-    """Newest readings of a switch by metric and entity, and its facts, which remain when it is unknown. Blocking to make."""
+    """Newest readings of a switch or node by metric and entity, and its facts. Blocking to make.
 
-    def __init__(
-        self, readings: switch_view.SwitchSnapshot, facts: switch_view.SwitchSnapshot
-    ) -> None:
-        self.readings: dict[tuple[Metric, tuple[str, ...]], Reading] = {
-            (metric, entity.key): found
-            for stream in readings.values()
-            for metric, entity, found in stream.readings()
-        }
+    Of an unknown one, each value has the reason `absent`, and the facts remain.
+    """
+
+    def __init__(self, snapshot: switch_view.SwitchSnapshot, absent: str = "") -> None:
+        self.absent = absent
+        self.readings: dict[tuple[Metric, tuple[str, ...]], Reading] = {}
+        self.rates: dict[tuple[Metric, tuple[str, ...]], float] = {}
+        self.parts: dict[tuple[Metric, tuple[str, ...]], list[tuple[str, ...]]] = defaultdict(list)
+        """Keys of the parts of each port by metric."""
         self.facts: dict[str, dict[tuple[str, ...], dict[str, str]]] = defaultdict(dict)
-        for stream in facts.values():
+        for stream in snapshot.values():
             for entity in stream.read_schema().entities:
                 self.facts[entity.kind][entity.key] = entity.facts
+            for metric, entity, reading in () if absent else stream.readings():
+                self.readings[metric, entity.key] = reading
+                self.parts[metric, entity.key[:2]].append(entity.key)
+            for metric, entity, rate in () if absent else stream.rates():
+                self.rates[metric, entity.key] = rate
 
     def ports(self) -> list[str]:
         """Return the names of the ports, in the order of the switch."""
@@ -149,40 +137,31 @@ class _Values:
         facts = self.facts.get(kind.name, {}).get(key, {})
         return {name: facts[name] for name in kind.facts if name in facts}
 
-    def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
-        """Return a gauge."""
+    def newest(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
+        """Return the value of a gauge, or the total of a counter."""
+        if self.absent:
+            return resources.Counted(None, self.absent)
         return _counted(metric, self.readings.get((metric, key), Absent.UNSUPPORTED))
 
-    def highest(self, metric: Metric, port: tuple[str, ...]) -> resources.Counted:
-        """Return the highest value of the queues of a port."""
-        of_port = [key for of, key in self.readings if of is metric and key[:2] == port]
-        return _combined(max, [self.value(metric, key) for key in of_port])
-
-
-class _Increases:
-    """Increases of counters over one interval; those of an unknown switch have its reason."""
-
-    def __init__(
-        self, stored: StoredCounters, interval: TimeRange | None, absent: str = ""
-    ) -> None:
-        self.stored, self.interval, self.absent = stored, interval, absent
-        self.keys: dict[tuple[str, tuple[str, ...]], list[tuple[str, ...]]] = defaultdict(list)
-        for metric, key in stored.readings:
-            self.keys[metric, key[:2]].append(key)
-
     def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
-        """Return the increase of one counter."""
-        if self.interval is None:
-            return resources.Counted(None, self.absent)
-        found = self.stored.increase((metric.name, key), self.interval)
-        if isinstance(found, str):
-            return resources.Counted(None, found)
-        return resources.Counted(switch_view.in_units(metric, found))
+        """Return the value of a gauge, or the rate of a counter per second."""
+        found = self.newest(metric, key)
+        if metric.kind is not MetricKind.COUNTER or found.value is None:
+            return found
+        rate = self.rates.get((metric, key), math.nan)
+        if math.isnan(rate):
+            return resources.Counted(None, NO_RATE)
+        return resources.Counted(switch_view.in_units(metric, rate))
 
-    def total(self, metric: Metric, port: tuple[str, ...]) -> resources.Counted:
-        """Return the increase of a counter of all parts of a port."""
-        keys = self.keys.get((metric.name, port), [])
-        return _combined(sum, [self.value(metric, key) for key in keys], self.absent)
+    def combined(
+        self,
+        combine: Callable[[Iterable[float]], float],
+        metric: Metric,
+        port: tuple[str, ...],
+    ) -> resources.Counted:
+        """Return the sum or the largest value of all parts of a port."""
+        of_port = [self.value(metric, key) for key in self.parts.get((metric, port), ())]
+        return _combined(combine, of_port, self.absent)
 
 
 def _counted(metric: Metric, value: Reading) -> resources.Counted:
@@ -209,23 +188,9 @@ class _ReadSwitch(NamedTuple):
 
     row: resources.Switch
     values: _Values
-    increases: _Increases
-    interval: resources.ShownInterval
     joined: links.JoinedLinks
     faults: Sequence[links.CablingFault]
     snapshot: switch_view.SwitchSnapshot
-
-    def increase(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
-        """Return the increase of a counter; the reason of the switch for one that it never had."""
-        found, reading = self.increases.value(metric, key), self.values.readings.get((metric, key))
-        if found.absent == NOT_READ and (reading is None or isinstance(reading, Absent)):
-            return resources.Counted(None, (reading or Absent.UNSUPPORTED).label)
-        return found
-
-    def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
-        """Return the increase of a counter, or the value of a gauge."""
-        is_counter = metric.kind is MetricKind.COUNTER
-        return self.increase(metric, key) if is_counter else self.values.value(metric, key)
 
     @property
     def newest_ns(self) -> int | None:
@@ -238,8 +203,6 @@ class SwitchPages:
     """Handlers of the routes of switches, and models of their pages: the same documents."""
 
     api: read_api.ViewApi
-    frames: StoredFrames
-    reading: ReadPool
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -258,13 +221,13 @@ class SwitchPages:
         listed = await self._select(slice(None))
         return await tagged_response(request, lambda: listed)
 
-    async def _answer(self, request: web.Request, credential: Credential) -> web.Response:
+    async def _answer(self, request: web.Request, _: Credential) -> web.Response:
         name, port = request.match_info["switch"], request.match_info.get("port")
         try:
             found = await (
-                self._detail(credential, name, slice(None), with_readings=True)
+                self._detail(name, slice(None), with_readings=True)
                 if port is None
-                else self._port_detail(credential, name, port)
+                else self._port_detail(name, port)
             )
         except PageProblemError as error:
             return json_error(error.status, error.text)
@@ -337,7 +300,7 @@ class SwitchPages:
         reason = "not in the file of switches" if problem is None else problem
         ports, ports_up, uptime, facts = None, None, None, {}
         if stream := snapshot.get(switch_reading.SWITCH):
-            of_switch = _Values({switch_reading.SWITCH: stream}, {switch_reading.SWITCH: stream})
+            of_switch = _Values({switch_reading.SWITCH: stream})
             facts = of_switch.facts_of(entities.SWITCH, (name,))
             ports = of_switch.value(catalog.PORTS, (name,)).value
             uptime = of_switch.value(catalog.UPTIME, (name,)).value
@@ -360,14 +323,8 @@ class SwitchPages:
             **facts,
         )
 
-    async def _read(
-        self,
-        credential: Credential,
-        name: str,
-        metrics: Sequence[Metric],
-        choose: Callable[[list[str]], Collection[str]],
-    ) -> _ReadSwitch:
-        """Return the readings of a switch, and increases of counters of chosen ports. Raises PageProblemError."""
+    async def _read(self, name: str) -> _ReadSwitch:
+        """Return the readings of a switch. Raises PageProblemError."""
         core = self.api.core
         problem = self.api.switches.problems().get(name)
         node = core.fleet.switches.get(SWITCH_PREFIX + name)
@@ -375,49 +332,31 @@ class SwitchPages:
             text = f"unknown switch {name[:100]!r}: expected one of the file of switches"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
         snapshot, newest_ns = switch_view.take_snapshot(core, node), _newest_ns(node)
-        join, now_ns = self.api.link_ends.take(), self.api.wall_ns()
-        period = TimeRange(now_ns - USUAL_PERIOD_NS, now_ns)
-        counters = {metric.name for metric in metrics}
+        join = self.api.link_ends.take()
 
         def make() -> _ReadSwitch:
             joined = join()
             row = self._row(name, snapshot, newest_ns, problem, joined)
-            values = _Values({} if row.state == UNKNOWN else snapshot, snapshot)
-            stored, ports = StoredCounters(), set(choose(values.ports()))
-            if row.state == READ:
-                stored = read_counters(
-                    self.frames,
-                    SWITCH_PREFIX + name,
-                    counters,
-                    period,
-                    lambda key: key[1] in ports,
-                )
-            interval = stored.interval({catalog.SENT.name})
-            absent = "" if interval else row.reason or NO_INTERVAL
-            increases = _Increases(stored, interval, absent)
-            shown = (
-                resources.ShownInterval(*interval)
-                if interval
-                else resources.ShownInterval(absent=absent)
-            )
             faults = [each for each in joined.faults if each.port[0] == name]
-            return _ReadSwitch(row, values, increases, shown, joined, faults, snapshot)
+            return _ReadSwitch(row, _Values(snapshot, row.reason), joined, faults, snapshot)
 
-        return await self.reading.read(credential, make)
+        return await run_in_thread(make)
+
+    def _take_nics(self, node: str) -> switch_view.SwitchSnapshot:
+        """Return the last readings of the NICs of a node."""
+        core = self.api.core
+        return switch_view.take_snapshot(core, core.fleet.nodes.get(node), (_NIC_STREAM,))
 
     async def _switch(self, request: page_table.PageRequest) -> resources.SwitchDetail:
-        return await self._detail(request.credential, request.parts["switch"], request.part)
+        return await self._detail(request.parts["switch"], request.part)
 
     async def _detail(
-        self, credential: Credential, name: str, part: slice, *, with_readings: bool = False
+        self, name: str, part: slice, *, with_readings: bool = False
     ) -> resources.SwitchDetail:
         """Return a switch with a part of its ports. Raises PageProblemError."""
-        read = await self._read(credential, name, _PORT_COUNTERS, lambda ports: ports[part])
+        read = await self._read(name)
         linked = [link.nic[0] for port, link in read.joined.links.items() if port[0] == name]
-        hosts = {
-            node: switch_view.take_snapshot(self.api.core, self.api.core.fleet.nodes.get(node), (_NIC_STREAM,))
-            for node in (linked if with_readings else ())
-        }  # fmt: skip
+        hosts = {node: self._take_nics(node) for node in (linked if with_readings else ())}
 
         def make() -> resources.SwitchDetail:
             ports = read.values.ports()
@@ -430,7 +369,6 @@ class SwitchPages:
             return resources.SwitchDetail(
                 **facts,
                 timestamp_ns=self.api.wall_ns(),
-                interval=read.interval,
                 ports=tuple(rows),
                 found=len(ports),
                 offset=part.start or 0,
@@ -441,14 +379,15 @@ class SwitchPages:
 
     def _port_row(self, read: _ReadSwitch, port: str) -> resources.SwitchPort:
         """Return the row of a port. Blocking."""
-        key, values, increases = (read.row.switch, port), read.values, read.increases
+        key, values = (read.row.switch, port), read.values
         up, enabled = values.value(catalog.PORT_UP, key), values.value(catalog.PORT_ENABLED, key)
         state = {1: UP, 0: DOWN}.get(int(up.value), UNKNOWN) if up.value is not None else UNKNOWN
-        sent, received = (
-            _first_known(increases.total(by_priority, key), increases.value(together, key))
-            for by_priority, together in (
+        sent, received, marks = (
+            _first_known(values.combined(sum, by_part, key), values.value(together, key))
+            for by_part, together in (
                 (catalog.PFC_SENT, catalog.ALL_PFC_SENT),
                 (catalog.PFC_RECEIVED, catalog.ALL_PFC_RECEIVED),
+                (catalog.QUEUE_MARKED_PACKETS, catalog.PORT_MARKED_PACKETS),
             )
         )
         drops = (catalog.SENT_DISCARDS, catalog.RECEIVED_DISCARDS)
@@ -458,13 +397,10 @@ class SwitchPages:
             speed=values.value(catalog.SPEED, key),
             pauses_sent=sent,
             pauses_received=received,
-            dropped=_combined(sum, [increases.value(metric, key) for metric in drops]),
-            marks=_first_known(
-                increases.total(catalog.QUEUE_MARKED_PACKETS, key),
-                increases.value(catalog.PORT_MARKED_PACKETS, key),
-            ),
-            depth=values.highest(catalog.QUEUE_OCCUPANCY, key),
-            watermark=values.highest(catalog.QUEUE_WATERMARK, key),
+            dropped=_combined(sum, [values.value(metric, key) for metric in drops]),
+            marks=marks,
+            depth=values.combined(max, catalog.QUEUE_OCCUPANCY, key),
+            watermark=values.combined(max, catalog.QUEUE_WATERMARK, key),
             neighbour=values.facts_of(entities.SWITCH_NEIGHBOUR, key),
             link=self._linked_nic(read.joined.links.get(key)),
             **values.facts_of(entities.SWITCH_PORT, key),
@@ -480,50 +416,36 @@ class SwitchPages:
         return resources.PortLink(node, interface, link.rail, link.evidence, gpu=gpu)
 
     async def _port(self, request: page_table.PageRequest) -> resources.SwitchPortDetail:
-        parts = request.parts
-        return await self._port_detail(request.credential, parts["switch"], parts["port"])
+        return await self._port_detail(request.parts["switch"], request.parts["port"])
 
-    async def _port_detail(
-        self, credential: Credential, name: str, port: str
-    ) -> resources.SwitchPortDetail:
+    async def _port_detail(self, name: str, port: str) -> resources.SwitchPortDetail:
         """Return a port with both ends of its link. Raises PageProblemError."""
-        compared = [each.at_switch for each in COMPARED]
-        counters = (each for each in _DETAILS if each.kind is MetricKind.COUNTER)
-        metrics = (*compared, *_PORT_COUNTERS, *counters)
-        read = await self._read(credential, name, metrics, lambda _: (port,))
+        read = await self._read(name)
         if port not in read.values.ports():
             text = f"unknown port {port[:100]!r} of {name}: expected one that it reports"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
-        return await self.reading.read(credential, lambda: self._make_port(read, port))
+        link = read.joined.links.get((name, port))
+        nics = self._take_nics(link.nic[0]) if link else {}
 
-    def _make_port(self, read: _ReadSwitch, port: str) -> resources.SwitchPortDetail:
-        row, interval = self._port_row(read, port), read.increases.interval
-        nic_counters, absent = StoredCounters(), NOT_LINKED
-        if row.link:
-            counters = {each.at_nic.name for each in COMPARED}
-            if interval:
-                period = TimeRange(interval.from_ns - TOLERANCE_NS, interval.to_ns + TOLERANCE_NS)
-                interface = row.link.interface
-                nic_counters = read_counters(
-                    self.frames, row.link.node, counters, period, lambda key: key[0] == interface
-                )
-            absent = read.interval.absent
-            if not absent and not nic_counters.readings:
-                absent = "no reading of the NIC is stored"
-        at_nic = _Increases(nic_counters, None if absent else interval, absent)
-        return resources.SwitchPortDetail(
-            self.api.wall_ns(),
-            read.row,
-            row,
-            read.interval,
-            tuple(_compared_rows(read, port, row.link, at_nic)),
-            absent,
-            tuple(_part_rows(read, port, _OF_QUEUES, resources.SwitchQueue)),
-            tuple(_part_rows(read, port, _OF_GROUPS, resources.PriorityGroup)),
-            tuple(_part_rows(read, port, _OF_LANES, resources.TransceiverLane)),
-            tuple(_fact_rows(read, port)),
-            _fault_rows([each for each in read.faults if each.port[1] == port]),
-        )
+        def make() -> resources.SwitchPortDetail:
+            absent = NOT_LINKED
+            if link:
+                absent = "" if self.api.gpus.newest().fresh.get(link.nic[0]) else STALE
+            of_nic = _Values(nics, absent)
+            return resources.SwitchPortDetail(
+                self.api.wall_ns(),
+                read.row,
+                self._port_row(read, port),
+                tuple(_compared_rows(read, port, link.nic[1] if link else "", of_nic)),
+                absent,
+                tuple(_part_rows(read, port, _OF_QUEUES, resources.SwitchQueue)),
+                tuple(_part_rows(read, port, _OF_GROUPS, resources.PriorityGroup)),
+                tuple(_part_rows(read, port, _OF_LANES, resources.TransceiverLane)),
+                tuple(_fact_rows(read, port)),
+                _fault_rows([each for each in read.faults if each.port[1] == port]),
+            )
+
+        return await run_in_thread(make)
 
 
 def _readings(read: _ReadSwitch) -> dict[str, list[resources.PortReading]]:
@@ -556,7 +478,7 @@ def _with_readings(
             link,
             switch_timestamp_ns=read.newest_ns,
             host_timestamp_ns=_timestamp_ns(of_node, _NIC_STREAM),
-            counters=tuple(_totals(read, row.port, link.interface, _Values(of_node, of_node))),
+            counters=tuple(_totals(read, row.port, link.interface, _Values(of_node))),
         )
     return msgspec.structs.replace(row, link=link, readings=tuple(readings.get(row.port, ())))
 
@@ -565,13 +487,13 @@ def _totals(
     read: _ReadSwitch, port: str, interface: str, host: _Values
 ) -> Iterator[resources.ComparedCounter]:
     """Yield the counters of both ends of a link."""
-    at_port = _Values(read.snapshot, {})
+    at_port = _Values(read.snapshot)
     for each in COMPARED:
         for metric, key in at_port.readings:
             if metric is each.at_switch and key[:2] == (read.row.switch, port):
                 ends = (
-                    at_port.value(metric, key),
-                    host.value(each.at_nic, (interface, *key[2:])),
+                    at_port.newest(metric, key),
+                    host.newest(each.at_nic, (interface, *key[2:])),
                 )
                 at_switch, at_nic = (end.absent if end.value is None else end.value for end in ends)
                 priority = "".join(key[2:])
@@ -579,26 +501,23 @@ def _totals(
 
 
 def _compared_rows(
-    read: _ReadSwitch, port: str, link: resources.PortLink | None, at_nic: _Increases
-) -> Iterator[resources.ComparedIncrease]:
-    """Yield what both ends count; of priorities those that counted anything at either end."""
+    read: _ReadSwitch, port: str, interface: str, nics: _Values
+) -> Iterator[resources.ComparedRate]:
+    """Yield what both ends count, per second; of priorities those that count anything at either end."""
     key = read.row.switch, port
-    interface = link.interface if link else ""
-    for _, label, at_switch, of_nic, is_same in COMPARED:
+    for _, label, at_switch, at_nic in COMPARED:
         is_by_priority = len(at_switch.about.labels) > len(key)
         for part in map(str, switch_reading.PRIORITIES) if is_by_priority else ("",):
             parts = (part,) if part else ()
-            switch = read.increase(at_switch, (*key, *parts))
-            host = at_nic.value(of_nic, (interface, *parts))
-            if part and not (switch.value or host.value):
-                continue
-            difference = None
-            if is_same and switch.value is not None and host.value is not None:
-                difference = switch.value - host.value
-            unit = at_switch.unit if at_switch.unit in {"bytes", "seconds"} else ""
-            yield resources.ComparedIncrease(label, part, unit, switch, host, difference)
+            switch = read.values.value(at_switch, (*key, *parts))
+            nic_end = nics.value(at_nic, (interface, *parts))
+            if not part or switch.value or nic_end.value:
+                unit = _UNITS.get(at_switch.unit, "per second")
+                yield resources.ComparedRate(label, part, unit, switch, nic_end)
 
 
+_UNITS = {"bytes": "bytes per second", "seconds": "ratio"}
+"""Units of rates by those of their counters."""
 PartRow = TypeVar("PartRow")
 
 
@@ -609,7 +528,7 @@ def _part_rows(
     key, metrics = (read.row.switch, port), frozenset(table.values())
     parts = {each[2] for of, each in read.values.readings if each[:2] == key and of in metrics}
     for part in sorted(parts, key=lambda name: (len(name), name)):
-        values = {name: read.value(metric, (*key, part)) for name, metric in table.items()}
+        values = {name: read.values.value(metric, (*key, part)) for name, metric in table.items()}
         yield make(part, **values)
 
 
@@ -618,10 +537,11 @@ def _fact_rows(read: _ReadSwitch, port: str) -> Iterator[resources.PortFact]:
     key = read.row.switch, port
     for name, metric in _OF_PORTS.items():
         if len(metric.about.labels) == len(key):
-            value = read.value(metric, key)
+            value = read.values.value(metric, key)
         else:
-            value = read.values.highest(metric, key)
-        yield resources.PortFact(name, metric.name, metric.unit, value)
+            value = read.values.combined(max, metric, key)
+        unit = "per second" if metric.kind is MetricKind.COUNTER else metric.unit
+        yield resources.PortFact(name, metric.name, unit, value)
 
 
 def _first_known(*values: resources.Counted) -> resources.Counted:

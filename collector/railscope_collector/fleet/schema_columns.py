@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from railscope.catalog import KINDS, METRICS, account, agent, declare, rollup
-from railscope.catalog.entities import GPU as GPU_ENTITY
+from railscope.catalog import KINDS, METRICS, account, agent, declare, nic, rollup
+from railscope.catalog.entities import GPU as GPU_ENTITY, SWITCH
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
 from railscope.mig_profiles import count_memory_slices
@@ -35,6 +35,8 @@ ColumnKey: TypeAlias = tuple[declare.Metric, tuple[str, ...]]
 """A metric, and the part of the GPU or port that it describes: a clock, a priority."""
 
 NO_MEMBER = -1
+_AT_LINKS = frozenset({nic.RECEIVED_PACKETS, nic.SENT_PACKETS, nic.PFC_RECEIVED, nic.PFC_SENT})
+"""Counters of NICs without a roll-up that pages show beside those of the switch port."""
 _COMPARED = frozenset((each.metric, each.part) for each in account.STRAGGLER_MEASURES.values())
 
 
@@ -55,7 +57,8 @@ def has_rate(metric: declare.Metric, entity: WireEntity) -> bool:
     """True if a view reads the rate of a counter."""
     if metric.kind is not declare.MetricKind.COUNTER or entity.kind != metric.about.name:
         return False
-    return bool(metric.rollups) or is_of_jobs(metric, entity)
+    is_of_link = metric in _AT_LINKS or metric.about.outermost is SWITCH
+    return is_of_link or bool(metric.rollups) or is_of_jobs(metric, entity)
 
 
 def rate_columns(wire: WireSchema) -> dict[int, declare.Metric]:

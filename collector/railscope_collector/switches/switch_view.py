@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from railscope.catalog import INFO, METRICS, switches as catalog
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.reading import PRESENT, REASONS, Absent, Reading, from_stored
@@ -40,6 +43,10 @@ class StreamSnapshot(NamedTuple):
     values: list[int]
     codes: list[int]
     timestamp_ns: int
+    rated: npt.NDArray[np.intp]
+    """Columns of counters with a rate."""
+    stored_rates: npt.NDArray[np.float32]
+    """Their rates per second, NaN before two readings."""
 
     def readings_of(self, metric: Metric) -> dict[tuple[str, ...], Reading]:
         """Return the readings of one metric by entity. Blocking."""
@@ -58,6 +65,14 @@ class StreamSnapshot(NamedTuple):
                 reading = from_stored(self.values[column], counter=is_counter)
             yield metric, schema.entities[member], reading
 
+    def rates(self) -> Iterator[tuple[Metric, WireEntity, float]]:
+        """Yield the rates of counters per second, in units of their readings; NaN before two readings. Blocking."""
+        schema = self.read_schema()
+        of_column = dict(zip(self.rated.tolist(), self.stored_rates.tolist(), strict=True))
+        for column, group, member in columns_of(schema):
+            if column in of_column:
+                yield METRICS[group.metric], schema.entities[member], of_column[column]
+
 
 SwitchSnapshot = Mapping[str, StreamSnapshot]
 """Last frames of a node or switch, by stream."""
@@ -73,6 +88,8 @@ def take_snapshot(
             row.block.values_of(row.index).tolist(),
             row.block.reasons_of(row.index).tolist(),
             row.timestamp_ns,
+            row.block.layout.counters,
+            row.block.rates_of(row.index).copy(),
         )
         for stream, row in (node.rows.items() if node else ())
         if not streams or stream in streams
@@ -108,7 +125,7 @@ def fault_cells(join: Callable[[], links.JoinedLinks]) -> Iterator[ViewCell]:
         yield ViewCell(catalog.CABLING_FAULTS, (kind,), counts[kind])
 
 
-def in_units(metric: Metric, value: int) -> int | float:
+def in_units(metric: Metric, value: float) -> int | float:
     """Return a stored value in base units; an integer stays exact."""
     numerator, denominator = metric.scale.as_integer_ratio()
     return value * numerator if denominator == 1 else value * numerator / denominator
