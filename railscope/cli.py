@@ -49,7 +49,9 @@ _SECTIONS = {
     "Try it": ("demo", "simulate", "simulate-agent"),
 }  # fmt: skip
 """Commands by section of the help."""
-COLLECTOR_MODULES = frozenset(("aiohttp", "influxdb_client", "jinja2", "numpy", "sqlalchemy"))
+COLLECTOR_MODULES = frozenset(
+    ("aiohttp", "influxdb_client", "jinja2", "markdown_it", "numpy", "sqlalchemy")
+)
 """Modules of the extra `collector`, which commands load without a check of their own."""
 COMPLETION_VARIABLE = "_RAILSCOPE_COMPLETE"
 """Environment variable of the completion scripts of shells, as click names it."""

@@ -25,7 +25,6 @@ from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.config import DiagnosisSettings
 from railscope_collector.console import (
     PageProblemError,
-    incident_pages,
     page_rendering,
 )
 from railscope_collector.console.console_server import page_models
@@ -171,16 +170,18 @@ async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_pa
 
 
 def test_markdown_of_a_document_stays_text() -> None:
-    blocks = page_rendering.parse_markdown(
-        f"# {HOSTILE}\n\nsee [x](javascript:alert(1)), `{HOSTILE}` and [y](Known.md)\n- a\n  b\n- c",
+    text = page_rendering.render_markdown(
+        f"# {HOSTILE}\n\nsee [x](javascript:alert(1)), `{HOSTILE}`, ![i](i.png) and [y](Known.md#a)\n"
+        "- a\n  b\n- `Known`, [`Known`](Known.md), <http://x>",
         {"Known": "/runbooks/Known"},
     )
-    text = page_rendering.render(
-        "runbook.html", model=incident_pages.RunbookModel("x", tuple(blocks))
-    )
     assert "<img" not in text
-    assert re.findall(r'href="([^"]*)"', text) == ["/runbooks/Known"]
-    assert "<li>a b</li>" in text
+    assert re.findall(r'href="([^"]*)"', text) == [
+        "/runbooks/Known#a",
+        "/runbooks/Known",
+        "/runbooks/Known",
+    ]
+    assert "<li>a\nb</li>" in text
 
 
 async def test_twins_tags_and_static_files(tmp_path: Path) -> None:

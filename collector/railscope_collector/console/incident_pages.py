@@ -39,16 +39,19 @@ class RunbookModel(msgspec.Struct, frozen=True):
     """One runbook."""
 
     name: str
-    blocks: tuple[page_rendering.TextBlock, ...]
+    text: str
+    """Markdown."""
 
 
-def read_runbook(name: str) -> RunbookModel:
+def read_runbook(name: str) -> page_table.PageContent:
     """Return a runbook. Blocking; raises PageProblemError."""
     if name not in page_rendering.RUNBOOK_FILES:
         message = f"unknown runbook {name[:100]!r}: expected one of {', '.join(page_rendering.RUNBOOK_FILES)}"
         raise PageProblemError(HTTPStatus.NOT_FOUND, message)
     text = page_rendering.RUNBOOK_FILES[name].read_text()
-    return RunbookModel(name, page_rendering.parse_markdown(text, page_rendering.RUNBOOKS))
+    titled = text.replace("# ", "# Runbook ", 1)
+    html = page_rendering.render_markdown(titled, page_rendering.RUNBOOKS)
+    return page_table.PageContent(RunbookModel(name, text), {"html": html})
 
 
 def documents_of(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import jinja2
-import msgspec
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from markupsafe import Markup
 
 from railscope import api, figures
@@ -159,95 +159,61 @@ def render(template: str, **values: object) -> Markup:
     return Markup(_environment.get_template(template).render(values))  # noqa: S704 - the templates escape
 
 
-# Markdown of runbooks: headings, paragraphs, lists, tables, blocks of code, links and code in texts.
+# Without HTML: tags in a document are text.
+_markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
 
 
-class TextSpan(msgspec.Struct, frozen=True):
-    """Part of a text: plain, `code`, `strong`, or the text of a link."""
-
-    kind: str
-    text: str
-    target: str = ""
-    """Path of a link."""
-
-
-class TextBlock(msgspec.Struct, frozen=True):
-    """Part of a document: a heading with its level, a paragraph, a list, a table or a block of code."""
-
-    kind: str
-    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
-    """Rows with their cells; of a list, items of one cell; of all others one cell."""
-    level: int = 0
-    anchor: str = ""
-    """Identity of a heading."""
+def render_markdown(text: str, targets: Mapping[str, str]) -> Markup:
+    """Return a document as HTML; `targets` are the paths of files that links and code may name, other links are text."""
+    rendered: list[Token] = []
+    for token in _markdown.parse(text):
+        if token.type == "inline":
+            token.children = list(_link(token.children or (), targets))
+            if rendered[-1].type == "heading_open":
+                anchor = re.sub(r"[^\w]+", "-", token.content.strip().lower())
+                rendered[-1].attrSet("id", anchor)
+        elif token.type in _CELLS:
+            token.attrs |= _CELLS[token.type]
+        frame = _TABLE_FRAME.get(token.type, "")
+        added = [Token("html_block", "", 0, content=frame), token]
+        rendered += (added if token.nesting > 0 else added[::-1]) if frame else [token]
+    found = _markdown.renderer.render(rendered, _markdown.options, {})
+    return Markup(found.replace("<pre>", '<pre tabindex="0">'))  # noqa: S704 - the renderer escapes
 
 
-_KINDS = (
-    ("heading", re.compile(r"(#{1,6}) +")),
-    ("numbers", re.compile(r"\d+\. +")),
-    ("list", re.compile(r"- +")),
-    ("table", re.compile(r"\|")),
-)
-_SPANS = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\[([^\]]+)\]\(([^)\s]+)\)")
-_RULE = re.compile(r"[|\-: ]+")
+_CELLS: Mapping[str, dict[str, str | int | float]] = {
+    "th_open": {"scope": "col"},
+    "td_open": {"class": "text"},
+}
+_TABLE_FRAME = {
+    "table_open": '<div class="scroll" tabindex="0" role="region" aria-label="Table">\n',
+    "table_close": "</div>\n",
+}
 
 
-def parse_markdown(text: str, targets: Mapping[str, str]) -> tuple[TextBlock, ...]:
-    """Return the blocks of a document; `targets` are the paths of files that links and code may name."""
-    blocks: list[TextBlock] = []
-    for number, part in enumerate(re.split(r"^```.*\n", text, flags=re.MULTILINE)):
-        if number % 2:
-            blocks.append(TextBlock("code", (((TextSpan("text", part.rstrip("\n")),),),)))
-            continue
-        for lines in re.split(r"\n\s*\n", part):
-            blocks += _blocks_of(lines.strip("\n").split("\n"), targets)
-    return tuple(blocks)
-
-
-def _blocks_of(lines: list[str], targets: Mapping[str, str]) -> Iterator[TextBlock]:
-    """Yield the blocks of consecutive lines; a line that begins with a space continues the one before."""
-    joined: list[tuple[str, str]] = []
-    for line in filter(None, lines):
-        kind = next((name for name, begin in _KINDS if begin.match(line)), "paragraph")
-        if kind == "paragraph" and joined and joined[-1][0] != "heading":
-            kind, begun = joined.pop()
-            joined.append((kind, f"{begun} {line.strip()}"))
+def _link(tokens: Iterable[Token], targets: Mapping[str, str]) -> Iterator[Token]:
+    """Yield the parts of a text, with links to known files only."""
+    path = ""
+    for token in tokens:
+        if token.type == "link_open":
+            path = _target(str(token.attrs["href"]), targets)
+            if path:
+                yield Token("link_open", "a", 1, attrs={"href": path})
+        elif token.type == "link_close":
+            if path:
+                yield token
+            path = ""
+        elif (
+            token.type == "code_inline" and not path and (named := _target(token.content, targets))
+        ):
+            yield Token("link_open", "a", 1, attrs={"href": named})
+            yield token
+            yield Token("link_close", "a", -1)
         else:
-            joined.append((kind, line))
-    for kind, group in groupby(joined, lambda each: each[0]):
-        texts = [text for _, text in group]
-        begin = dict(_KINDS).get(kind)
-        if kind == "table":
-            cells = [
-                text.strip().strip("|").split("|") for text in texts if not _RULE.fullmatch(text)
-            ]
-            yield TextBlock(
-                kind, tuple(tuple(_spans(cell.strip(), targets) for cell in row) for row in cells)
-            )
-        elif kind == "heading":
-            for text in texts:
-                level, title = text.partition(" ")[::2]
-                anchor = re.sub(r"[^\w]+", "-", title.strip().lower())
-                yield TextBlock(kind, ((_spans(title.strip(), targets),),), len(level), anchor)
-        else:
-            items = (begin.sub("", text, count=1) if begin else text for text in texts)
-            yield TextBlock(kind, tuple((_spans(item, targets),) for item in items))
+            yield token
 
 
-def _spans(text: str, targets: Mapping[str, str]) -> tuple[TextSpan, ...]:
-    found: list[TextSpan] = []
-    end = 0
-    for match in _SPANS.finditer(text):
-        found.append(TextSpan("text", text[end : match.start()]))
-        code, strong, label, target = match.groups()
-        if strong:
-            found.append(TextSpan("strong", strong))
-        else:
-            file, _, section = (target or code).partition("#")
-            path = targets.get(Path(file).name.removesuffix(".md"), "")
-            kind = "code" if code else "text"
-            found.append(
-                TextSpan(kind, code or label, f"{path}#{section}" if path and section else path)
-            )
-        end = match.end()
-    return tuple(each for each in (*found, TextSpan("text", text[end:])) if each.text)
+def _target(text: str, targets: Mapping[str, str]) -> str:
+    file, _, section = text.partition("#")
+    path = targets.get(Path(file).name.removesuffix(".md"), "")
+    return f"{path}#{section}" if path and section else path
