@@ -6,8 +6,9 @@ is not known is a gap with its reason: nothing is drawn through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -83,15 +84,8 @@ def thin(times_ns: Times, values: Floats, period: TimeRange, width: int) -> NDAr
     return found
 
 
-def thinned(curve: HistoryCurve, period: TimeRange, width: int) -> HistoryCurve:
-    """Return a curve with the values that a picture of a width needs."""
-    chosen = thin(curve.times_ns, curve.values, period, width)
-    times_ns, values = curve.times_ns[chosen], curve.values[chosen]
-    return HistoryCurve(curve.name, curve.label, curve.unit, times_ns, values, curve.gaps)
-
-
 class ThinnedCurve(msgspec.Struct, frozen=True):
-    """A curve with the values that a picture of a width needs."""
+    """A curve with the values that a picture of a width needs, as JSON has it."""
 
     name: str
     label: str
@@ -105,14 +99,14 @@ class ThinnedCurve(msgspec.Struct, frozen=True):
 
 
 def thin_curve(curve: HistoryCurve, period: TimeRange, width: int) -> ThinnedCurve:
-    """Return a curve as JSON has it."""
-    found = thinned(curve, period, width)
+    """Return a curve with the values that a picture of a width needs."""
+    chosen = thin(curve.times_ns, curve.values, period, width)
     return ThinnedCurve(
         curve.name,
         curve.label,
         curve.unit,
-        (found.times_ns // _MILLISECOND_NS).tolist(),
-        [value if np.isfinite(value) else None for value in found.values.tolist()],
+        (curve.times_ns[chosen] // _MILLISECOND_NS).tolist(),
+        [value if np.isfinite(value) else None for value in curve.values[chosen].tolist()],
         tuple(curve.gaps[:MAX_GAPS]),
         len(curve.gaps),
     )
@@ -133,106 +127,55 @@ class SvgFigure:
     """Position and width of the gaps of all curves."""
 
 
-def to_svg(curves: Sequence[HistoryCurve], period: TimeRange, width: int) -> SvgFigure:
+def picture(shown: Sequence[ThinnedCurve], from_ns: int, to_ns: int) -> SvgFigure:
     """Return the picture of curves; the axis begins at zero unless a value is negative."""
-    all_thinned = [thinned(curve, period, width) for curve in curves]
-    known_values = [each.values[np.isfinite(each.values)] for each in all_thinned]
-    everything = np.concatenate([np.zeros(1), *known_values])
-    bottom, top = float(everything.min()), float(everything.max())
-    figure = SvgFigure(width, HEIGHT, top if top > bottom else bottom + 1.0, bottom)
-    scale = HEIGHT / (figure.top - bottom)
-    for curve in all_thinned:
-        figure.lines.append(
-            [
-                " ".join(
-                    f"{x:.1f},{HEIGHT - (value - bottom) * scale:.1f}"
-                    for x, value in zip(xs, values, strict=True)
-                )
-                for xs, values in _runs(curve, period, width)
-            ]
-        )
+    known = (value for curve in shown for value in curve.values if value is not None)
+    everything = [0.0, *known]
+    bottom, top = min(everything), max(everything)
+    figure = SvgFigure(PICTURE_WIDTH, HEIGHT, top if top > bottom else bottom + 1.0, bottom)
+
+    def place(timestamp_ns: int) -> float:
+        return (timestamp_ns - from_ns) / max(to_ns - from_ns, 1) * PICTURE_WIDTH
+
+    def point(x: float, value: float) -> str:
+        return f"{x:.1f},{HEIGHT - (value - bottom) / (figure.top - bottom) * HEIGHT:.1f}"
+
+    for curve in shown:
+        lines: list[str] = []
+        points = zip(curve.times_ms, curve.values, strict=True)
+        for is_known, run in groupby(points, lambda each: each[1] is not None):
+            if is_known:
+                line = [(place(ms * _MILLISECOND_NS), value or 0.0) for ms, value in run]
+                # One value alone becomes a short line.
+                line += [(line[0][0] + 1.0, line[0][1])] * (len(line) == 1)
+                lines.append(" ".join(point(*each) for each in line))
+        figure.lines.append(lines)
     # Several curves have the same gaps.
-    spans = {(gap.from_ns, gap.to_ns) for curve in curves for gap in curve.gaps[:MAX_GAPS]}
-    for from_ns, to_ns in sorted(spans):
-        begin = max(_place(from_ns, period, width), 0.0)
-        end = min(_place(to_ns, period, width), float(width))
+    spans = {(gap.from_ns, gap.to_ns) for curve in shown for gap in curve.gaps}
+    for begin_ns, end_ns in sorted(spans):
+        begin, end = max(place(begin_ns), 0.0), min(place(end_ns), float(PICTURE_WIDTH))
         if end > begin:
             figure.gaps.append((round(begin, 1), round(max(end - begin, 1.0), 1)))
     return figure
 
 
-def picture(thinned_curves: Sequence[ThinnedCurve], from_ns: int, to_ns: int) -> SvgFigure:
-    """Return the picture of curves in their JSON form."""
-    curves = []
-    for each in thinned_curves:
-        times_ns = np.array(each.times_ms, np.int64) * _MILLISECOND_NS
-        values = np.array(each.values, np.float64)
-        curves.append(HistoryCurve(each.name, each.label, each.unit, times_ns, values, each.gaps))
-    return to_svg(curves, TimeRange(from_ns, to_ns), PICTURE_WIDTH)
-
-
-def _place(timestamp_ns: int, period: TimeRange, width: int) -> float:
-    return (timestamp_ns - period.from_ns) / max(period.to_ns - period.from_ns, 1) * width
-
-
-def _runs(
-    curve: HistoryCurve, period: TimeRange, width: int
-) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield the horizontal positions and values of each run of known values; one alone becomes a short line."""
-    is_known = np.isfinite(curve.values)
-    for run in np.split(np.arange(len(is_known)), np.flatnonzero(~is_known)):
-        known_positions = run[is_known[run]]
-        if len(known_positions):
-            xs = [_place(ns, period, width) for ns in curve.times_ns[known_positions].tolist()]
-            values = curve.values[known_positions].tolist()
-            if len(known_positions) == 1:
-                xs, values = [xs[0], xs[0] + 1.0], values * 2
-            yield xs, values
-
-
-@dataclass(frozen=True, slots=True)
-class CurveSummary:
-    """The numbers of a curve that its caption states."""
-
-    last: float
-    last_ns: int
-    minimum: float
-    minimum_ns: int
-    maximum: float
-    maximum_ns: int
-
-
-def summarize(curve: HistoryCurve) -> CurveSummary | None:
-    """Return the last, the smallest and the largest value of a curve; None if nothing is known."""
-    known_positions = np.flatnonzero(np.isfinite(curve.values))
-    if not len(known_positions):
-        return None
-    values, times_ns = curve.values[known_positions], curve.times_ns[known_positions]
-    places = len(known_positions) - 1, int(values.argmin()), int(values.argmax())
-    last, low, high = ((float(values[place]), int(times_ns[place])) for place in places)
-    return CurveSummary(*last, *low, *high)
-
-
 def caption(curve: HistoryCurve) -> str:
     """Return what a curve shows in words: last, smallest and largest value with their times."""
-    summary = summarize(curve)
-    if summary is None:
+    known = np.flatnonzero(np.isfinite(curve.values))
+    if not len(known):
         reason = f": {curve.gaps[0].reason}" if curve.gaps else ""
         return f"{curve.label}: no value in this period{reason}."
+    values, times_ns = curve.values[known], curve.times_ns[known]
     low, high, last = (
-        f"{figures.quantity(value, curve.unit)} at {clock_text(ns)}"
-        for value, ns in (
-            (summary.minimum, summary.minimum_ns),
-            (summary.maximum, summary.maximum_ns),
-            (summary.last, summary.last_ns),
-        )
+        f"{figures.quantity(float(values[at]), curve.unit)} at {clock_text(int(times_ns[at]))}"
+        for at in (values.argmin(), values.argmax(), -1)
     )
     return f"{curve.label}: last {last}; minimum {low}; maximum {high}."
 
 
-def gaps_text(curves: Iterable[HistoryCurve | ThinnedCurve]) -> str:
+def gaps_text(curves: Iterable[ThinnedCurve]) -> str:
     """Return why parts of figures are shaded, each reason once; empty if none is."""
-    reasons = dict.fromkeys(gap.reason for curve in curves for gap in curve.gaps[:MAX_GAPS])
+    reasons = dict.fromkeys(gap.reason for curve in curves for gap in curve.gaps)
     return f"Shaded: {'; '.join(reasons)}." if reasons else ""
 
 

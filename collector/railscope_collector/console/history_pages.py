@@ -42,7 +42,7 @@ OLDEST_NS = 946_684_800 * SECOND_NS
 SERVER_FAILED = "the server with history cannot be read now"
 """Reason for tenants: it has no address."""
 NO_SERVER = (
-    "curves of rails and jobs need a server with history, which `[console] history_url` names"
+    "rails and jobs have curves if the setting console.history_url names a server with history"
 )
 FigureTitles = Mapping[str, tuple[str, Sequence[str]]]
 """Title and names of the curves of each figure."""

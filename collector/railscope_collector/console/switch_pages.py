@@ -151,7 +151,9 @@ class _Values:
         rate = self.rates.get((metric, key), math.nan)
         if math.isnan(rate):
             return resources.Counted(None, NO_RATE)
-        return resources.Counted(switch_view.in_units(metric, rate))
+        found_rate = switch_view.in_units(metric, rate)
+        # A poll is stamped before its reads, which take varying times: 1.02 s/s occurs.
+        return resources.Counted(min(found_rate, 1.0) if metric.unit == "seconds" else found_rate)
 
     def combined(
         self,
