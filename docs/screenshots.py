@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +37,6 @@ FIRST = (Picture("overview", "/", "#where figure"),)
 """Taken while two incidents are open, which fit into one row."""
 LATER = (
     Picture("incident", "/incidents", "figure >> nth=0", link="NIC"),
-    Picture("rail", "/rails/0/history?from={begin}&to={end}", "figure >> nth=3"),
     Picture("job", "/jobs", "#open", link="train"),
 )
 """Taken when the first fault ends: the curves of the second incident are two minutes long."""
@@ -46,19 +44,18 @@ SHOWN = {"FAULT BEGINS  gpu-node-4": FIRST, "FAULT ENDS": LATER}
 """Pictures, by the line of the demo after which they are taken."""
 
 
-def take(pictures: Sequence[Picture], url: str, begin: float, directory: Path) -> Iterator[Path]:
-    """Save the pictures of the console at a URL, with curves from a time on; yield their paths."""
+def take(pictures: Sequence[Picture], url: str, directory: Path) -> Iterator[Path]:
+    """Save the pictures of the console at a URL; yield their paths."""
     program = shutil.which("chromium")
     if program is None:
         message = "taking pictures failed: chromium: not found; fix: apt-get install chromium"
         raise click.ClickException(message)
-    times = {"begin": int(begin * 1000), "end": int(time.time() * 1000)}
     with sync_api.sync_playwright() as playwright:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]
         browser = playwright.chromium.launch(executable_path=program, args=sandbox)
         page = browser.new_page(viewport={"width": WIDTH, "height": 900})
         for picture in pictures:
-            page.goto(url + picture.path.format(**times), wait_until="networkidle")
+            page.goto(url + picture.path, wait_until="networkidle")
             if picture.link:
                 page.locator("main a").filter(has_text=picture.link).first.click()
                 page.wait_for_load_state("networkidle")
@@ -90,14 +87,14 @@ def demo_output() -> Iterator[Iterator[str]]:
 def main(to: Path) -> None:
     """Run the demo until its first fault ends, after six minutes, and take pictures of its web console."""
     to.mkdir(parents=True, exist_ok=True)
-    url, begin, left = "", 0.0, dict(SHOWN)
+    url, left = "", dict(SHOWN)
     with demo_output() as lines:
         for line in lines:
             click.echo(line, nl=False)
             if line.rstrip().endswith("web console"):
-                url, begin = line.split()[0].rstrip("/"), time.time()
+                url = line.split()[0].rstrip("/")
             for announced in [text for text in left if text in line]:
-                for path in take(left.pop(announced), url, begin, to):
+                for path in take(left.pop(announced), url, to):
                     click.echo(f"{path}: {path.stat().st_size} bytes")
             if not left:
                 return

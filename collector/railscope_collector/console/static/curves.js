@@ -1,4 +1,4 @@
-// Railscope console: draws the figures of a page from its JSON twin, with one cursor. Pages are complete without it.
+// Railscope console: draws the figures of a page from its JSON, with one cursor. Pages are complete without it.
 "use strict";
 (() => {
   const root = document.querySelector("[data-history]");
@@ -130,7 +130,7 @@
       const address = new URL(root.dataset.history, location.origin);
       const pixels = Math.round(root.querySelector(".plot")?.clientWidth ?? 480);
       address.searchParams.set("width", String(Math.min(Math.max(Math.round(pixels / 100) * 100, 100), 1000)));
-      const headers = tag ? { "If-None-Match": tag } : {};
+      const headers = { Accept: "application/json", ...(tag && { "If-None-Match": tag }) };
       const answer = await fetch(address, { headers, redirect: "manual", credentials: "same-origin" });
       if (answer.type === "opaqueredirect" || answer.status === 401) return location.reload();
       if (answer.status === 200) {
