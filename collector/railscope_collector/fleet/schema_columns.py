@@ -54,7 +54,7 @@ def is_of_jobs(metric: declare.Metric, entity: WireEntity) -> bool:
 
 
 def has_rate(metric: declare.Metric, entity: WireEntity) -> bool:
-    """True if a view reads the rate of a counter."""
+    """True if a view or a page reads the rate of a counter."""
     if metric.kind is not declare.MetricKind.COUNTER or entity.kind != metric.about.name:
         return False
     is_of_link = metric in _AT_LINKS or metric.about.outermost is SWITCH
