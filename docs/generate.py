@@ -34,7 +34,8 @@ from railscope.catalog import reference, xids
 from railscope.cli import root as railscope
 from railscope_collector.access.credentials import Role
 from railscope_collector.console.page_table import PAGES, Page
-from railscope_collector.http.route_table import ROUTES, Route
+from railscope_collector.http.resources import ROUTES
+from railscope_collector.http.route_table import Route
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "alerts" / "rules"

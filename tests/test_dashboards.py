@@ -121,7 +121,7 @@ def test_links_to_the_console_name_pages_on_the_subject(dashboard: dict[str, Any
     uid_by_page = {
         each: re.findall(
             r"/d/([\w-]+)",
-            page_table.PageRequest(each, ANYONE, PARTS, None, "http://g").dashboard(),
+            page_table.PageRequest(ANYONE, PARTS, page=each, grafana_url="http://g").dashboard(),
         )
         for each in page_table.PAGES
     }

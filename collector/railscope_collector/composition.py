@@ -34,8 +34,9 @@ from railscope_collector.access.tokens_file import RecordedCredentials, TokensFi
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.audit import clock_records
 from railscope_collector.billing import billing_reader
-from railscope_collector.console.console_server import CLUSTER_PAGES, Console
+from railscope_collector.console.console_server import Console
 from railscope_collector.console.page_shell import PageShell
+from railscope_collector.console.page_table import CLUSTER_ROUTES
 from railscope_collector.evidence import evidence_records, evidence_store
 from railscope_collector.files.seller_file import find_seller
 from railscope_collector.finalization import day_finalizer, day_writes, evidence_retention
@@ -427,7 +428,6 @@ def build_http(
             state.core, lambda: state.refresher.views, lambda: state.diagnosis.table
         )
         state.handlers.update(console_of(all_nodes).handlers())
-        state.handlers.update(all_nodes.handlers())
         state.work.append(partial(receiving.switches.watch_cabling, all_nodes.link_ends))
         if settings.diagnosis.enabled:
             state.work.append(sinks.webhook.run)
@@ -439,11 +439,9 @@ def build_http(
         **dict.fromkeys(("frames", "copies"), receiver.handle),
         "records": cluster.serve,
         **api.handlers(),
-        **audit.handlers(),
         **access.audit.witness_api.handlers(),
-        **billing.handlers(),
     }
     routing = cluster_routing.ClusterRouting(cluster)
-    routed = routing.route(handlers, (*api.handlers(), *console.switches), CLUSTER_PAGES)
+    routed = routing.route(handlers, CLUSTER_ROUTES)
     application = make_application(authorizer, routed, settings.limits.body_bytes, console.routes)
     return HttpLayer(application, reading, context)

@@ -62,8 +62,13 @@ class RunningCollector:
         ):
             return response.status, await response.json()
 
-    async def get(self, path: str, token: str = "token-reader") -> tuple[int, Any]:  # noqa: S107 - a test's token
-        headers = {"Authorization": f"Bearer {token}"}
+    async def get(
+        self,
+        path: str,
+        token: str = "token-reader",  # noqa: S107 - a test's token
+        accept: str = "*/*",
+    ) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}", "Accept": accept}
         async with (
             aiohttp.ClientSession() as session,
             session.get(self.url + path, headers=headers) as response,
@@ -71,8 +76,8 @@ class RunningCollector:
             text = await response.text()
             return response.status, text
 
-    async def json(self, path: str, *token: str) -> Any:
-        status, text = await self.get(path, *token)
+    async def json(self, path: str, token: str = "token-reader") -> Any:  # noqa: S107 - as above
+        status, text = await self.get(path, token, "application/json")
         assert status == 200, text
         return msgspec.json.decode(text)
 

@@ -56,15 +56,15 @@ async def test_archived_entries_are_served_and_a_missing_archive_is_an_error(
         status, proof = await running.get("/api/v1/audit/entries/250", "token-auditor")
         record = decode_audit_record(check_proof(proof, running.collector.entries.key))
         assert (status, record.seq) == (200, 250)
-        model = await running.json("/api/v1/pages/audit/250", "token-auditor")
+        model = await running.json("/audit/250", "token-auditor")
         assert [entry["record"]["seq"] for entry in model["entries"]] == [250]
         metrics = (await running.get("/metrics"))[1]
         assert "railscope_audit_archived_records 256" in metrics
         assert "railscope_audit_archive_failures_total 0" in metrics
 
         (tmp_path / "archive").rename(tmp_path / "away")
-        for path in ("/api/v1/audit?from=250", "/api/v1/audit/entries/3", "/api/v1/pages/audit/3"):
-            status, text = await running.get(path, "token-auditor")
+        for path in ("/api/v1/audit?from=250", "/api/v1/audit/entries/3", "/audit/3"):
+            status, text = await running.get(path, "token-auditor", "application/json")
             assert (status, ARCHIVE_UNREADABLE in text) == (503, True), path
             assert str(tmp_path) not in text
         for path in (

@@ -10,6 +10,7 @@ The first story of a file is its cluster; each other story begins with it, as if
     diagnosed 181                               let the diagnosis be that old; `diagnosed never`
     operator /api/v1/gpus rows: node state      status of an answer, and a line of fields per row of a list
     operator /nodes                             status and heading of a page
+    operator /nodes json rows: state            the same of a page as of the API
     find REGEX                                  all that is found in the text of the last answer
     links REGEX                                 links of the last page
     roles /api/v1/gpus                          status of an answer by role
@@ -182,8 +183,9 @@ class Site:
         async with self.session.get(url, headers=headers, allow_redirects=False) as answer:
             return answer.status, await answer.text()
 
-    def _get(self, role: Role, path: str) -> int:
-        accepted = {"Accept": "application/json"} if path.startswith("/api/") else HTML
+    def _get(self, role: Role, path: str, *, as_json: bool = False) -> int:
+        is_json = as_json or path.startswith("/api/")
+        accepted = {"Accept": "application/json"} if is_json else HTML
         token = "token-n1" if role is Role.NODE else TOKENS[role]
         headers = accepted | {"Authorization": f"Bearer {token}"}
         status, self.source = self.loop.run(self._ask(path, headers))
@@ -195,7 +197,9 @@ class Site:
         return ", ".join(f"{role} {self._get(role, path)}" for role in ROLES)
 
     def _answer(self, role: Role, path: str, fields: list[str]) -> list[str]:
-        status = self._get(role, path)
+        as_json = fields[:1] == ["json"]
+        fields = fields[as_json:]
+        status = self._get(role, path, as_json=as_json)
         if not self.source.startswith("{"):
             heading = re.findall(r"<h1[^>]*>(.*?)</h1>", self.source) or [""]
             words = re.sub(r"<[^>]*>", "", html.unescape(heading[0])).split()

@@ -78,8 +78,8 @@ async def serving(
         ledger.close()
 
 
-async def twin(running: RunningCollector, path: str, token: str) -> Any:
-    return await running.json(f"/api/v1/pages{path}", token)
+async def document(running: RunningCollector, path: str, token: str) -> Any:
+    return await running.json(path, token)
 
 
 async def text_of(running: RunningCollector, path: str, role: Role) -> str:
@@ -93,7 +93,7 @@ async def text_of(running: RunningCollector, path: str, role: Role) -> str:
 async def test_a_statement_is_that_of_the_command(tmp_path: Path, demo_months: Path) -> None:
     async with booked(tmp_path, demo_months) as (running, books):
         for period in ("2026-09", "2026-10"):
-            model = await twin(running, f"/statements/vision/{period}", TENANT)
+            model = await document(running, f"/statements/vision/{period}", TENANT)
             found = read_statement(books, "vision", parse_period(period), model["facts"][0][1])
             written = statement_text.as_text(found)
             assert f"{model['total_label']}: {model['total']} {model['currency']}" in written
@@ -124,9 +124,9 @@ async def test_a_tenant_has_its_account_quotas_and_holdings(
     tmp_path: Path, demo_months: Path
 ) -> None:
     async with booked(tmp_path, demo_months) as (running, _):
-        while not (await twin(running, "/tenants/vision", TENANT))["until_ns"]:
+        while not (await document(running, "/tenants/vision", TENANT))["until_ns"]:
             await running.collector.refresher.refresh()
-        model = await twin(running, "/tenants/vision", TENANT)
+        model = await document(running, "/tenants/vision", TENANT)
         assert model["quotas"][0]["gpu_hours"] == 40.5
         assert model["quotas"][0]["gpus"] == 32
         shares = [each["held_ratio"] for gpu in model["gpus"]["rows"] for each in gpu["holders"]]
@@ -134,7 +134,7 @@ async def test_a_tenant_has_its_account_quotas_and_holdings(
         assert [job["workload"] for job in model["jobs"]["rows"]] == ["train"]
         newest = {statement["period"] for statement in model["statements"]}
         assert newest == {"2026-09", "2026-10"}
-        operator = await twin(running, "/tenants/vision", OPERATOR)
+        operator = await document(running, "/tenants/vision", OPERATOR)
         for name in ("jobs", "gpus"):
             # The age of what is known grows between two requests.
             seen = [
@@ -143,13 +143,13 @@ async def test_a_tenant_has_its_account_quotas_and_holdings(
             ]
             assert seen[0] == seen[1]
         assert operator["statements"] is None, "operators read no statements"
-        finance = await twin(running, "/tenants/vision", FINANCE)
+        finance = await document(running, "/tenants/vision", FINANCE)
         assert (finance["jobs"], finance["gpus"], finance["incidents"]) == (None, None, None)
         assert finance["statements"] == model["statements"]
-        listed = await twin(running, "/tenants", OPERATOR)
+        listed = await document(running, "/tenants", OPERATOR)
         (row,) = (row for row in listed["tenants"] if row["tenant"] == "vision")
         assert row["gpus"] == pytest.approx(6 / 7)
-        own = await twin(running, "/tenants", TENANT)
+        own = await document(running, "/tenants", TENANT)
         assert [row["tenant"] for row in own["tenants"]] == ["vision"]
 
 
@@ -169,7 +169,7 @@ def held(hours_of_vision: float) -> billing_demo.SimulatedEvidence:
 async def rated(running: RunningCollector, token: str) -> dict[str, Any]:
     """Return the charges of a tenant after they have been computed."""
     while True:
-        charges: dict[str, Any] = (await twin(running, "/tenants/vision", token))["charges"]
+        charges: dict[str, Any] = (await document(running, "/tenants/vision", token))["charges"]
         if charges["problem"] != "being computed":
             return charges
 
@@ -205,17 +205,19 @@ async def test_a_tenant_has_its_charges_so_far_and_its_budget(tmp_path: Path) ->
         assert f"{charges['used_percent']} %" in shown
         assert "finalized days through 2024-10-13" in shown
         for token in (FINANCE, AUDITOR):
-            assert (await twin(running, "/tenants/vision", token))["charges"] == charges
-        assert (await twin(running, "/tenants/speech", FINANCE))["charges"]["budget"] == "7,777.00"
-        assert (await twin(running, "/tenants/vision", OPERATOR))["charges"] is None
-        assert (await running.get("/api/v1/pages/tenants/speech", TENANT))[0] == 403
+            assert (await document(running, "/tenants/vision", token))["charges"] == charges
+        assert (await document(running, "/tenants/speech", FINANCE))["charges"][
+            "budget"
+        ] == "7,777.00"
+        assert (await document(running, "/tenants/vision", OPERATOR))["charges"] is None
+        assert (await running.get("/tenants/speech", TENANT))[0] == 403
         assert "7,777" not in shown
 
         meter(ledger, held(90))
         changed = charges
         while changed["amount"] == charges["amount"]:
             await running.collector.refresher.refresh()
-            changed = (await twin(running, "/tenants/vision", TENANT))["charges"]
+            changed = (await document(running, "/tenants/vision", TENANT))["charges"]
         assert Fraction(changed["amount"]) > Fraction("150.5")
         assert changed["remaining"].startswith("-")
         assert Fraction(changed["used_percent"]) > 100
@@ -226,7 +228,7 @@ async def test_the_reason_for_missing_charges_names_no_other_tenant(tmp_path: Pa
     only_vision = PRICES.replace('sku = "h100"', 'sku = "h100"\ntenant = "vision"')
     books_with(ledger, held(60), only_vision)
     async with serving(tmp_path, ledger, BUDGETS) as (running, _):
-        while (await running.get("/api/v1/pages/tenants/vision", AUDITOR))[0] == 404:
+        while (await running.get("/tenants/vision", AUDITOR))[0] == 404:
             await running.collector.refresher.refresh()
         own = await rated(running, TENANT)
         assert (own["problem"], own["amount"]) == ("some usage has no price", "")
@@ -259,10 +261,10 @@ def test_an_amount_is_rounded_once(exact: str, budget: str | None, shown: tuple[
 
 async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) -> None:
     async with console(tmp_path, billing=unavailable) as running:
-        model = await twin(running, "/tenants/vision", TENANT)
+        model = await document(running, "/tenants/vision", TENANT)
         assert model["statements_problem"] == "the ledger is unavailable"
         assert model["charges"]["problem"] == "the ledger is unavailable"
-        assert (await running.get("/api/v1/pages/billing", FINANCE))[0] == 503
+        assert (await running.get("/billing", FINANCE))[0] == 503
 
 
 def unavailable() -> BillingReader:
@@ -291,31 +293,31 @@ async def test_the_audit_log_has_proofs_that_verify(tmp_path: Path) -> None:
         for draft in drafts():
             await log.append(draft)
         await log.sign()
-        model = await twin(running, "/audit", AUDITOR)
+        model = await document(running, "/audit", AUDITOR)
         checkpoint = read_checkpoint(model["checkpoint"], log.signer.public)
         assert checkpoint.tree.size == model["size"] > len(list(drafts()))
         assert model["health"]["records"] >= model["size"]
         indexes = {int(each["record"]["t"]): each["index"] for each in model["entries"]}
         for time_ns in (1000, 1001, 1002):
             index = indexes[time_ns]
-            (entry,) = (await twin(running, f"/audit/{index}", AUDITOR))["entries"]
+            (entry,) = (await document(running, f"/audit/{index}", AUDITOR))["entries"]
             assert await proven_record(running, index, AUDITOR) == entry["record"]
         text = await text_of(running, f"/audit/{index}", Role.AUDITOR)
         assert "railscope audit check-proof" in text
         assert "n1 GPU-1 " in text
         assert "GPU-1 GPU-1" not in text
 
-        own = await twin(running, "/audit", TENANT)
+        own = await document(running, "/audit", TENANT)
         shown = {each["index"] for each in own["entries"]}
         assert {indexes[1001], indexes[1002]} <= shown
         assert indexes[1000] not in shown, "it names another tenant"
         assert (own["health"], own["read_problem"]) == (None, "")
-        assert await running.get(f"/api/v1/pages/audit/{indexes[1000]}", TENANT) == (
-            await running.get("/api/v1/pages/audit/99999999", TENANT)
+        assert await running.get(f"/audit/{indexes[1000]}", TENANT) == (
+            await running.get("/audit/99999999", TENANT)
         ), "a record of another tenant is not distinguishable from one that does not exist"
-        (whole,) = (await twin(running, f"/audit/{indexes[1001]}", TENANT))["entries"]
+        (whole,) = (await document(running, f"/audit/{indexes[1001]}", TENANT))["entries"]
         assert await proven_record(running, indexes[1001], TENANT) == whole["record"]
-        (partial,) = (await twin(running, f"/audit/{indexes[1002]}", TENANT))["entries"]
+        (partial,) = (await document(running, f"/audit/{indexes[1002]}", TENANT))["entries"]
         assert partial["withheld"] == ["ref"]
         text = await text_of(running, f"/audit/{indexes[1002]}", Role.TENANT)
         assert "There is no proof for you" in text

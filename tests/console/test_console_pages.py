@@ -1,4 +1,4 @@
-"""Content of pages: bounds at any number of nodes, hostile names, twins, entity tags, static files, cache."""
+"""Content of pages: bounds at any number of nodes, hostile names, JSON, entity tags, static files, cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from railscope.wire import WireEntity, WireEvent
 from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.config import DiagnosisSettings
 from railscope_collector.console import (
-    PageProblemError,
     page_rendering,
 )
 from railscope_collector.console.console_server import page_models
@@ -48,8 +47,10 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http import ResourceError
 from railscope_collector.http.event_list import EventWriter
 from railscope_collector.http.read_api import ViewApi
+from railscope_collector.http.resources import CollectorApis
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
 from railscope_collector.views.fresh_rows import Floats
@@ -97,7 +98,13 @@ def fleet(
     table = IncidentTable(diagnosed_ns, tuple(incidents))
     own_metrics: Any = SimpleNamespace(unknown_reason="")
     api = ViewApi(core, own_metrics, lambda: views, lambda: table, wall_ns=lambda: NOW_NS)
-    return Fleet(FleetPages(api), page_models(api))
+    return Fleet(FleetPages(api), models_of(api))
+
+
+def models_of(api: ViewApi) -> PageModels:
+    """Models of the pages about the cluster, without billing, audit log and stored frames."""
+    rest: Any = None
+    return page_models(CollectorApis(api, rest, rest, rest))
 
 
 class ShownPage:
@@ -116,7 +123,7 @@ async def page_of(
 ) -> tuple[str, Any]:
     page = PAGES_BY_NAME[name]
     parts = {key: values.pop(key) for key in re.findall(r"{(\w+)}", page.path)}
-    asked = PageRequest(page, reader, parts, parse_query(page, values))
+    asked = PageRequest(reader, parts, parse_query(page, values.items()), page=page)
     model = await site.models[name](asked)
     content = model if isinstance(model, PageContent) else PageContent(model)
     model, shown = content
@@ -161,7 +168,7 @@ async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_pa
     api = replace(api, views=lambda: views)
     own = Credential("board", Role.TENANT, "vision")
     text, model = await page_of(
-        Fleet(FleetPages(api), page_models(api)), "job", own, tenant="vision", source="slurm", workload="7"
+        Fleet(FleetPages(api), models_of(api)), "job", own, tenant="vision", source="slurm", workload="7"
     )  # fmt: skip
     assert [(row.node, row.area, row.devices) for row in model.events] == [("a", "job", "rank 2")]
     shown = "collective all_reduce, sequence 417, waiting ranks 0-1 3, GPU index 2, stack "
@@ -184,22 +191,15 @@ def test_markdown_of_a_document_stays_text() -> None:
     assert "<li>a\nb</li>" in text
 
 
-async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
+async def test_json_tags_and_static_files(tmp_path: Path) -> None:
     still = {"view_refresh_seconds": 3600.0, "diagnosis": DiagnosisSettings(enabled=False)}
     async with console(tmp_path, **still) as running, browser(running.url) as reader:
         await reader.sign_in(TOKENS[Role.OPERATOR])
         page = await reader.get("/nodes?state=unknown")
-        assert (
-            '<link rel="alternate" type="application/json" href="/api/v1/pages/nodes?state=unknown">'
-            in page.text
-        )
-        twin = await reader.get("/api/v1/pages/nodes?state=unknown")
-        rows = msgspec.json.decode(twin.text)["rows"]
+        found = await reader.get("/nodes?state=unknown", Accept="application/json")
+        rows = msgspec.json.decode(found.text)["rows"]
         assert [row["node"] for row in rows] == ["n1"]
-        assert (
-            twin.text == (await reader.get("/nodes?state=unknown", Accept="application/json")).text
-        )
-        for path in ("/nodes?state=healthy", "/nodes?fragment=1", "/api/v1/pages/nodes"):
+        for path in ("/nodes?state=healthy", "/nodes?fragment=1", "/nodes"):
             tag = (await reader.get(path)).headers["ETag"]
             again = await reader.get(path, If_None_Match=tag)
             assert (again.status, again.text) == (304, "")
@@ -209,7 +209,7 @@ async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
         assert "data-live" in fragment.text
         bad = await reader.get("/nodes?limit=0")
         assert (bad.status, "expected a number" in bad.text) == (400, True)
-        bad = await reader.get("/api/v1/pages/nodes?limit=0", Accept="*/*")
+        bad = await reader.get("/nodes?limit=0", Accept="application/json")
         assert (bad.status, "expected a number" in msgspec.json.decode(bad.text)["error"]) == (
             400,
             True,
@@ -253,7 +253,7 @@ async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_p
     assert "300 NICs; the first 100 are listed" in text
     text, model = await page_of(running, "incidents", severity="warning")
     assert [row.id for row in model.rows] == ["I1"]
-    with pytest.raises(PageProblemError, match="unknown incident 'x'"):
+    with pytest.raises(ResourceError, match="unknown incident 'x'"):
         await page_of(running, "incident", incident="x")
 
 

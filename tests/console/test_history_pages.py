@@ -72,10 +72,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
         yield running
 
 
-def whole(*, twin: bool = True) -> str:
+def whole() -> str:
     """The page over the last ten minutes up to the present."""
-    prefix = "/api/v1/pages" if twin else ""
-    return f"{prefix}/nodes/n1/gpus/1?from={time.time_ns() // 1_000_000 - 600_000}"
+    return f"/nodes/n1/gpus/1?from={time.time_ns() // 1_000_000 - 600_000}"
 
 
 def curve(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -86,11 +85,11 @@ def curve(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_twin_has_the_curves_of_the_gpu_and_of_the_nic_on_its_rail(
+async def test_the_document_has_the_curves_of_the_gpu_and_of_the_nic_on_its_rail(
     site: RunningCollector,
 ) -> None:
     async with reading(site.url) as client:
-        answer = await client.get(whole())
+        answer = await client.get(whole(), Accept="application/json")
         assert answer.status == 200, answer.text
         document = msgspec.json.decode(answer.text)
     history = document["history"]
@@ -132,7 +131,7 @@ async def test_curves_of_a_node_are_those_of_the_server_and_if_it_fails_of_the_f
         raise PageProblemError(HTTPStatus.BAD_GATEWAY, "cannot connect to host 10.0.0.9")
 
     page = PAGES_BY_NAME["gpu"]
-    asked = PageRequest(page, ANYONE, {"node": "n1", "index": "1"}, parse_query(page, {}))
+    asked = PageRequest(ANYONE, {"node": "n1", "index": "1"}, parse_query(page, ()), page=page)
     for server, source, problem in (
         (ServerOfTest(5.0).read, SOURCE, ""),
         (fail, "the frame log of the collector", "cannot connect to host 10.0.0.9"),
@@ -156,10 +155,10 @@ async def test_the_figures_are_drawn_with_one_cursor_in_both_themes(
     chromium: Browser, site: RunningCollector
 ) -> None:
     async with visiting(chromium, site.url) as visitor:
-        visited = await visitor.visit(whole(twin=False))
+        visited = await visitor.visit(whole())
         assert "maximum 99 %" in visited.text_without_scripts
         page = visitor.page
-        await page.goto(site.url + whole(twin=False))
+        await page.goto(site.url + whole())
         drawn = "() => document.querySelectorAll('.plot canvas').length"
         await page.wait_for_function("() => document.querySelector('.figures').dataset.drawn")
         charts = await page.evaluate(drawn)

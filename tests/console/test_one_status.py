@@ -10,12 +10,11 @@ import msgspec
 from console_site import incident_at
 from support.command_line import run
 from support.scripted_server import by_path, scripted_server
-from test_console_pages import NOW_NS, Fleet, fleet, page_of
+from test_console_pages import NOW_NS, Fleet, fleet, models_of, page_of
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE
-from railscope_collector.console.console_server import page_models
 from railscope_collector.console.fleet_pages import FleetPages
 from railscope_collector.http.gpus_api import GpusQuery
 from railscope_collector.http.read_api import ViewApi
@@ -47,7 +46,7 @@ async def test_every_surface_has_the_same_word_and_sums_while_a_node_is_stale(
     content = msgspec.to_builtins(status)
     assert content["gpus"] == {"claimed": 24, "unclaimed": 0, "idle": 0, "unknown": 8}
     assert content["nodes"] == {"healthy": 3, "degraded": 0, "unknown": 1, "failed": 0}
-    page, model = await page_of(Fleet(FleetPages(view_api), page_models(view_api)), "overview")
+    page, model = await page_of(Fleet(FleetPages(view_api), models_of(view_api)), "overview")
     assert msgspec.to_builtins(model.status) == content
     with scripted_server(by_path({"/api/v1/status": content})) as server:
         terminal = run("status", "--collector", server.url)

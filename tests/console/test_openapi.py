@@ -22,13 +22,13 @@ from railscope_collector.billing import billing_demo
 from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.config import DiagnosisSettings, IngestLimits
-from railscope_collector.console import openapi, page_table
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.http.route_table import ROUTES
+from railscope_collector.http import openapi
+from railscope_collector.http.resources import RESOURCES, ROUTES
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
 
-DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi.openapi_document())
+DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi.openapi_document(tuple(RESOURCES)))
 PORT = switch_readings.port_name(1)
 CLAIMS = "tenant,gpu,from,to,workload,share\nvision,n1,2026-01-01T00:00:00Z,,train,3/7\n"
 PARTS = {
@@ -45,8 +45,7 @@ def test_the_document_is_valid() -> None:
 
 
 def test_the_document_has_each_route_of_the_server() -> None:
-    routes = (*ROUTES, *page_table.CONSOLE_ROUTES)
-    of_api = {route.path for route in routes if route.path.startswith("/api/v1/")}
+    of_api = {route.path for route in ROUTES if route.path.startswith("/api/v1/")}
     assert set(DOCUMENT["paths"]) == of_api
     for path, methods in DOCUMENT["paths"].items():
         (operation,) = methods.values()
@@ -63,7 +62,7 @@ def test_a_query_has_its_bounds_and_values() -> None:
     assert set(found["state"]["enum"]) == {"", "failed", "degraded", "unknown", "healthy"}
     incidents = DOCUMENT["paths"]["/api/v1/incidents"]["get"]["parameters"]
     (severity,) = (each for each in incidents if each["name"] == "severity")
-    assert severity["schema"]["items"]["enum"] == ["info", "warning", "critical", "all"]
+    assert severity["schema"]["items"]["enum"] == ["all", "critical", "info", "warning"]
 
 
 def check(path: str, status: int, text: str) -> None:
@@ -124,5 +123,5 @@ async def test_answers_are_as_described(tmp_path: Path, demo_months: Path, role:
     refused = {path for path, status in statuses.items() if status != 200}
     if role is Role.AUDITOR:
         assert not refused
-    assert len(statuses) - len(refused) > 15
+    assert len(statuses) - len(refused) > 10
     ledger.close()

@@ -39,8 +39,8 @@ async def poll_twice(running: RunningCollector, grown: int = 1000, ports: int = 
         await switch_readings.poll(running, "leaf-07", found, seconds_ago)
 
 
-async def twin(reader: Browser, path: str) -> Any:
-    answer = await reader.get("/api/v1/pages" + path, Accept="application/json")
+async def document(reader: Browser, path: str) -> Any:
+    answer = await reader.get(path, Accept="application/json")
     assert answer.status == 200, answer.text
     return msgspec.json.decode(answer.text)
 
@@ -57,7 +57,7 @@ async def test_both_ends_of_a_link_have_their_newest_rates(tmp_path: Path) -> No
         await poll_twice(running)
         await report_nic(running, (1200, 600), PORT)
         await reader.sign_in(TOKENS[Role.OPERATOR])
-        page = await twin(reader, path_of())
+        page = await document(reader, path_of())
         rows = {(row["quantity"], row["priority"]): row for row in page["compared"]}
 
         def ends(quantity: str, priority: str = "") -> Any:
@@ -85,7 +85,7 @@ async def test_both_ends_of_a_link_have_their_newest_rates(tmp_path: Path) -> No
         }
         assert page["queues"][3]["marks"]["value"] == pytest.approx(1000 / 60, rel=0.01)
         assert page["queues"][3]["depth"] == {"value": 1009, "absent": ""}
-        switch = await twin(reader, "/switches/leaf-07")
+        switch = await document(reader, "/switches/leaf-07")
         port, other = switch["ports"]
         assert (port["state"], other["state"], other.get("link")) == ("up", "down", None)
         values = [port[name]["value"] for name in ("pauses_sent", "marks", "dropped")]
@@ -105,7 +105,7 @@ async def test_switch_that_is_not_read_is_unknown_with_its_last_time(tmp_path: P
         await report_nic(running, (1000, 0), PORT)
         running.collector.switches.polling.polled["leaf-07"].problem = "no answer in time"
         await reader.sign_in(TOKENS[Role.OPERATOR])
-        rows = {row["switch"]: row for row in (await twin(reader, "/switches"))["rows"]}
+        rows = {row["switch"]: row for row in (await document(reader, "/switches"))["rows"]}
         last, never = rows["leaf-07"], rows["leaf-08"]
         assert (last["state"], last["reason"], last["ports"], last["ports_up"]) == (
             "unknown",
@@ -123,7 +123,7 @@ async def test_switch_that_is_not_read_is_unknown_with_its_last_time(tmp_path: P
             None,
             None,
         )
-        page = await twin(reader, path_of())
+        page = await document(reader, path_of())
         port = page["port"]
         assert port["state"] == "unknown"
         assert port["link"]["node"] == "n1", "where the cable leads is known from the last poll"
@@ -164,7 +164,7 @@ async def test_facts_of_a_port_are_on_its_page_or_the_reason_for_their_absence(
         for seconds_ago, grown in ((60, 0), (0, 1000)):
             await switch_readings.poll(running, "leaf-07", extended(grown), seconds_ago)
         await reader.sign_in(TOKENS[Role.OPERATOR])
-        page = await twin(reader, path_of())
+        page = await document(reader, path_of())
         (group,) = page["priority_groups"]
         assert group["priority_group"] == "3"
         assert group["headroom_peak_share"] == {"value": 0.55, "absent": ""}

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
+from railscope_collector.http import ResourceError
 
 
-class ConsoleError(Exception):
-    """Base of the errors of the console."""
-
-
-class PageProblemError(ConsoleError):
+class PageProblemError(ResourceError):
     """A page that cannot be shown: the status of the response, and the reason."""
-
-    def __init__(self, status: HTTPStatus, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,12 +16,11 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.audit import record_words
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.console import PageProblemError, page_table
-from railscope_collector.http import audit_api, read_pool, signed_entries
+from railscope_collector.http import audit_api, signed_entries
 
 PAGE_RECORDS = 50
 MAX_WITNESSES = 100
 _TREE_LINES = 3
-ResultT = TypeVar("ResultT")
 
 
 class WitnessRow(msgspec.Struct, frozen=True):
@@ -82,35 +81,26 @@ class AuditPage(api.AuditEntries, frozen=True, kw_only=True):
 class AuditPages:
     """Models from the signed log; `health` returns the state of its components."""
 
-    entries: signed_entries.SignedEntries
-    read_pool: read_pool.ReadPool
+    log: audit_api.AuditApi
     health: Callable[[], AuditHealth]
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
         return {"audit": self._audit, "audit_record": self._record}
 
-    async def _read(self, request: page_table.PageRequest, work: Callable[[], ResultT]) -> ResultT:
-        """Return the result of reading the log. Raises PageProblemError."""
-        try:
-            return await self.read_pool.read(request.credential, work)
-        except audit_api.READ_ERRORS as error:
-            text = audit_api.unreadable_reason(error)
-            raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, text) from error
-
     async def _audit(self, request: page_table.PageRequest) -> page_table.PageContent:
-        tenant = request.tenant or request.query.tenant or None
+        tenant = request.selected_tenant
 
         def make() -> page_table.PageContent:
             start = request.query.start
             if start is None:
-                size = self.entries.read_checkpoint()[1].size if tenant is None else 0
+                size = self.log.entries.read_checkpoint()[1].size if tenant is None else 0
                 start = max(0, size - PAGE_RECORDS)
             is_own = request.tenant is not None
             selection = signed_entries.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
-            selected = self.entries.select(selection)
+            selected = self.log.entries.select(selection)
             # The one that the proofs are made for: the writer may have signed since the read above.
-            checkpoint = log_checkpoint.read_checkpoint(selected.checkpoint, self.entries.key)
+            checkpoint = log_checkpoint.read_checkpoint(selected.checkpoint, self.log.entries.key)
             page = AuditPage(
                 checkpoint=selected.checkpoint,
                 size=selected.size,
@@ -118,16 +108,16 @@ class AuditPages:
                 next=selected.next,
                 origin=checkpoint.origin,
                 root=base64.b64encode(checkpoint.tree.root).decode(),
-                key=str(self.entries.key),
+                key=str(self.log.entries.key),
                 start=start,
                 older=max(0, start - PAGE_RECORDS) if start else None,
                 tenant=tenant or "",
                 health=None if is_own else self.health(),
-                read_problem="" if is_own else self.entries.problem,
+                read_problem="" if is_own else self.log.entries.problem,
             )
             return page_table.PageContent(page, {"rows": [*map(_row, selected.entries)]})
 
-        return await self._read(request, make)
+        return await self.log.read(request.credential, make)
 
     async def _record(self, request: page_table.PageRequest) -> page_table.PageContent:
         number = request.parts["index"]
@@ -140,7 +130,7 @@ class AuditPages:
         def make() -> page_table.PageContent | None:
             is_own = request.tenant is not None
             selection = signed_entries.EntrySelection(index, 1, request.tenant, is_own)
-            selected = self.entries.select(selection)
+            selected = self.log.entries.select(selection)
             entry = next((each for each in selected.entries if each.index == index), None)
             if entry is None:
                 return None
@@ -148,12 +138,12 @@ class AuditPages:
                 "row": _row(entry),
                 "record": msgspec.json.format(bytes(entry.record), indent=2).decode(),
                 # None if fields are omitted because they could name another party.
-                "proof": self.entries.make_proof(index, request.tenant),
+                "proof": self.log.entries.make_proof(index, request.tenant),
             }
             entries = api.AuditEntries(selected.checkpoint, selected.size, (entry,), None)
             return page_table.PageContent(entries, shown)
 
-        content = await self._read(request, make)
+        content = await self.log.read(request.credential, make)
         if content is None:
             raise unknown
         return content

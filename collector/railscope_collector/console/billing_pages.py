@@ -1,21 +1,19 @@
-"""Pages about money: statements, periods, reconciliation."""
+"""Pages about money: one statement, periods, reconciliation."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from http import HTTPStatus
-from typing import TypeVar
 
 import msgspec
 
 from railscope.api import billing as resources
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.billing import (
-    BillingError,
     billing_listing,
     billing_reader,
     billing_store,
@@ -26,9 +24,8 @@ from railscope_collector.billing import (
 )
 from railscope_collector.console import PageProblemError, page_cache, page_table
 from railscope_collector.files import seller_file
-from railscope_collector.http import list_query
-from railscope_collector.http.read_pool import ReadPool
-from railscope_collector.ledger import audit_outbox, database, head_chain
+from railscope_collector.http import billing_api
+from railscope_collector.ledger import audit_outbox, head_chain
 from railscope_collector.metering.units import Period, PeriodError, parse_period, period_name
 
 MAX_CLAIMS, MAX_UNDECIDED, MAX_SUMMARY = 100, 100, 200
@@ -38,17 +35,14 @@ MAX_RATING_WAIT_SECONDS = 2.0
 """Time for which a page waits for the charges so far; a later refresh shows them."""
 _RATING_PAUSES = 9
 """Pause after rating the charges so far, in durations of the rating: it takes at most a tenth of the time."""
-UNAVAILABLE = "the ledger is unavailable"
 _PERCENT_PLACES = 3
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
 class BillingPages:
-    """Models from the books; `open_books` blocks, and raises BillingUnavailableError."""
+    """Models from the books."""
 
-    open_books: Callable[[], billing_reader.BillingReader]
-    read_pool: ReadPool
+    books: billing_api.BillingApi
     _reconciled: page_cache.PageCache[resources.Reconciliation] = field(
         default_factory=page_cache.PageCache
     )
@@ -61,7 +55,6 @@ class BillingPages:
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
         return {
-            "statements": self._statements,
             "statement": self._statement,
             "billing": self._billing,
             "billing_period": self._period,
@@ -71,15 +64,17 @@ class BillingPages:
     async def issued(
         self, request: page_table.PageRequest, tenant: str | None
     ) -> list[resources.IssuedInvoice]:
-        """Return the invoices of a tenant or of all, the oldest first. Raises PageProblemError."""
-        return await self._read(request, lambda reader: reader.issued_invoices(tenant))
+        """Return the invoices of a tenant or of all, the oldest first. Raises ResourceError."""
+        return await self.books.read(
+            request.credential, lambda reader: reader.issued_invoices(tenant)
+        )
 
     async def month_charges(self, request: page_table.PageRequest) -> billing_reader.MonthCharges:
         """Return the charges so far of all tenants, rated once for each change of the ledger or the prices.
 
-        While they are rated again, these are the previous ones, marked as outdated. Raises PageProblemError.
+        While they are rated again, these are the previous ones, marked as outdated. Raises ResourceError.
         """
-        head = await self._read(request, lambda reader: reader.ledger_head())
+        head = await self.books.read(request.credential, lambda reader: reader.ledger_head())
         if self._charges is None or self._charges_head != head:
             is_due = time.monotonic_ns() >= self._rate_again_ns
             if self._rating is None or (self._rating.done() and is_due):
@@ -97,38 +92,14 @@ class BillingPages:
     ) -> None:
         began_ns = time.monotonic_ns()
         try:
-            self._charges = await self._read(request, lambda reader: reader.month_charges())
+            self._charges = await self.books.read(
+                request.credential, lambda reader: reader.month_charges()
+            )
             # Read before the charges, which are then outdated rather than taken for newer ones.
             self._charges_head = head
         finally:
             ended_ns = time.monotonic_ns()
             self._rate_again_ns = ended_ns + _RATING_PAUSES * (ended_ns - began_ns)
-
-    async def _read(
-        self,
-        request: page_table.PageRequest,
-        work: Callable[[billing_reader.BillingReader], ResultT],
-    ) -> ResultT:
-        """Return the result of reading the books. Raises PageProblemError."""
-        try:
-            return await self.read_pool.read(request.credential, lambda: work(self.open_books()))
-        except (billing_reader.BillingUnavailableError, database.UnusableLedgerError) as error:
-            raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE) from error
-        except BillingError as error:
-            raise PageProblemError(HTTPStatus.CONFLICT, str(error)) from error
-
-    async def _statements(self, request: page_table.PageRequest) -> resources.StatementList:
-        tenant = request.tenant or request.query.tenant or None
-        query = request.query
-
-        def make(reader: billing_reader.BillingReader) -> resources.StatementList:
-            newest = list_query.sort_rows(reader.issued_invoices(tenant), query.sort)
-            forms = tuple(reader.statement_forms)
-            return resources.StatementList(
-                tuple(newest[request.part]), forms, len(newest), query.offset, tenant or ""
-            )
-
-        return await self._read(request, make)
 
     async def _statement(self, request: page_table.PageRequest) -> resources.Statement:
         tenant, period = request.parts["tenant"], _parse_period(request)
@@ -137,7 +108,7 @@ class BillingPages:
             found = reader.read_statement(tenant, period)
             return None if found is None else _statement_model(found, reader.statement_forms)
 
-        model = await self._read(request, make)
+        model = await self.books.read(request.credential, make)
         if model is None:
             text = f"no statement of {tenant} for {period_name(period)}"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
@@ -167,7 +138,7 @@ class BillingPages:
             )
             return resources.ClosedPeriodList(text, tuple(rows), len(periods), request.query.offset)
 
-        return await self._read(request, make)
+        return await self.books.read(request.credential, make)
 
     async def _period(self, request: page_table.PageRequest) -> resources.PeriodDetail:
         period = _parse_period(request)
@@ -195,7 +166,7 @@ class BillingPages:
                 request.query.offset,
             )
 
-        model = await self._read(request, make)
+        model = await self.books.read(request.credential, make)
         if model is None:
             text = f"{period_name(period)} is not closed: expected a closed period"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
@@ -221,11 +192,11 @@ class BillingPages:
                 period_name(period), reader.wall_ns(), rows, failed, above
             )
 
-        seller, number = await self._read(request, read_version)
+        seller, number = await self.books.read(request.credential, read_version)
         slot = time.monotonic_ns() // RECONCILED_AGAIN_NS
         key = period, number, msgspec.json.encode(seller), slot
         return await self._reconciled.get(
-            key, lambda: self._read(request, make), reads_storage=True
+            key, lambda: self.books.read(request.credential, make), reads_storage=True
         )
 
 

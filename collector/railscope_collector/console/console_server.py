@@ -1,4 +1,4 @@
-"""Routes of the web console: pages, their JSON twins, static files, sign-in, and errors as pages for browsers."""
+"""Routes of the web console: pages, static files, sign-in, and errors as pages for browsers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from aiohttp import web
 from railscope.service import run_in_thread
 from railscope_collector.access import authentication, credentials as access
 from railscope_collector.console import (
-    PageProblemError,
     audit_pages,
     billing_pages,
     device_pages,
@@ -22,7 +21,6 @@ from railscope_collector.console import (
     history_pages,
     incident_pages,
     job_pages,
-    openapi,
     page_rendering,
     page_shell,
     page_table,
@@ -32,6 +30,7 @@ from railscope_collector.console import (
 )
 from railscope_collector.console.page_cache import PageCache, RenderedContent
 from railscope_collector.http import (
+    ResourceError,
     access_control,
     audit_api,
     billing_api,
@@ -39,9 +38,12 @@ from railscope_collector.http import (
     json_compression,
     json_responses,
     read_api,
+    resource_server,
+    resources,
     route_table,
     session_cookie,
 )
+from railscope_collector.http.resources import RESOURCES_BY_NAME, CollectorApis
 from railscope_collector.ledger.cluster_extent import ClusterExtent
 
 MAX_FORM_BYTES = 8192
@@ -50,12 +52,6 @@ _STATIC_HEADERS = {
     **page_shell.SECURITY_HEADERS,
     "Cache-Control": "public, max-age=31536000, immutable",
 }
-_LOCAL_PAGES = frozenset({
-    "statements", "statement", "billing", "billing_period", "reconciliation", "audit", "audit_record", "railscope",
-    "runbook", "api",
-})  # fmt: skip
-CLUSTER_PAGES = frozenset(page.name for page in page_table.PAGES) - _LOCAL_PAGES
-"""Pages that follow from the frames of nodes: of several collectors, the head shows those of all."""
 PLAIN_HTTP = (
     "signing in needs TLS: over plain HTTP it is possible on the collector's own machine only; fix: set"
     " tls.certificate_file and tls.key_file, or forward a port: ssh -L 9470:localhost:9470 COLLECTOR,"
@@ -74,11 +70,8 @@ class Console:
     authorizer: access_control.RequestAuthorizer
     shell: page_shell.PageShell
     models: page_table.PageModels
-    version: Callable[[], Hashable]
-    """Identity of the current data: a page is made again when it changes."""
+    resources: resource_server.ResourceServer[CollectorApis]
     wall_ns: Callable[[], int]
-    switches: route_table.RouteHandlers
-    """Handlers of the API's routes of switches, whose documents the pages show."""
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
     extent: Callable[[], ClusterExtent | None] = lambda: None
@@ -91,9 +84,9 @@ class Console:
 
     def __post_init__(self) -> None:
         """Raise ValueError for a page without a model."""
-        names = {page.name for page in page_table.PAGES}
-        if names != set(self.models):
-            message = f"pages without a model, or models without a page: {sorted(names ^ set(self.models))}"
+        names = page_table.PAGES_BY_NAME.keys()
+        if names != self.models.keys():
+            message = f"pages without a model, or models without a page: {sorted(names ^ self.models.keys())}"
             raise ValueError(message)
 
     @classmethod
@@ -108,21 +101,21 @@ class Console:
         """Return the console of a collector: its pages show what its API returns. Raises SettingsError."""
         history = history_pages.HistoryPages.from_api(api, billing.read_pool)
         switches = switch_pages.SwitchPages(api)
-        statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
+        statements = billing_pages.BillingPages(billing)
+        apis = CollectorApis(api, billing, audit, switches)
         return cls(
             authorizer,
             page_shell.PageShell.of(authorizer.sessions, authorizer.trial),
             {
-                **page_models(api),
+                **page_models(apis),
                 **history.models(),
                 **switches.models(),
                 **tenant_pages.TenantPages(api, statements).models(),
                 **statements.models(),
-                **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),
+                **audit_pages.AuditPages(audit, audit_health).models(),
             },
-            lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
+            resource_server.ResourceServer(resources.RESOURCES, apis, api.changes),
             api.wall_ns,
-            switches=switches.handlers(),
             grafana_url=page_table.check_grafana_url(api.console.grafana_url),
             extent=lambda: api.views().extent,
         )
@@ -130,22 +123,20 @@ class Console:
     @property
     def routes(self) -> tuple[route_table.Route, ...]:
         """The routes of the collector, with those of the console."""
-        return (*route_table.ROUTES, *page_table.CONSOLE_ROUTES)
+        of_resources = (each.route for each in self.resources.resources)
+        return (*route_table.MACHINE_ROUTES, *of_resources, *page_table.CONSOLE_ROUTES)
 
     def handlers(self) -> route_table.RouteHandlers:
-        """Return the handlers by route name."""
-        found: dict[str, route_table.RouteHandler] = {
+        """Return the handlers of resources and pages by route name."""
+        return {
             "static": self._static,
             "sign_in_form": self._sign_in_form,
             "sign_in": self._sign_in,
             "sign_out": self._sign_out,
-            **self.switches,
-            "openapi": self._openapi,
+            "old_page": self._old_page,
+            **self.resources.handlers(),
+            **{page.route.name: partial(self._page, page) for page in page_table.PAGES},
         }
-        for page in page_table.PAGES:
-            for route, respond in zip(page.routes(), (self._page, self._twin), strict=True):
-                found[route.name] = partial(respond, page)
-        return found
 
     # Pages ----------------------------------------------------------------------------------------
 
@@ -153,17 +144,20 @@ class Console:
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> web.StreamResponse:
         accepted = request.headers.get("Accept", "")
-        if "application/json" in accepted and "text/html" not in accepted:
-            return await self._twin(page, request, credential)
+        is_json = "application/json" in accepted and "text/html" not in accepted
         try:
             asked = self._parse_request(page, request, credential)
-            content = await self._content(asked, "html")
-        except PageProblemError as error:
+            content = await self._content(asked, "json" if is_json else "html")
+        except ResourceError as error:
+            if is_json:
+                headers = {**page_shell.SECURITY_HEADERS, **error.headers}
+                return json_responses.json_error(error.status, error.text, headers)
             return self.shell.message(request, error.status, error.text, credential)
+        if is_json:
+            return _respond(request, content, "application/json")
         if "fragment" in request.query:
             return _respond(request, content)
-        twin = page_table.TWIN_PREFIX + str(request.rel_url)
-        shell = self.shell.values(request, credential, asked.title, twin=twin, is_live=page.is_live)
+        shell = self.shell.values(request, credential, asked.title, is_live=page.is_live)
         shell["dashboard"] = asked.dashboard()
         shell["content"] = content.body
 
@@ -172,36 +166,39 @@ class Console:
 
         return _respond(request, await run_in_thread(render))
 
-    async def _twin(
-        self, page: page_table.Page, request: web.Request, credential: access.Credential
-    ) -> web.StreamResponse:
-        try:
-            content = await self._content(self._parse_request(page, request, credential), "json")
-        except PageProblemError as error:
-            return json_responses.json_error(error.status, error.text, page_shell.SECURITY_HEADERS)
-        return _respond(request, content, "application/json")
-
     def _parse_request(
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> page_table.PageRequest:
-        query, parts = page_table.parse_query(page, request.query), dict(request.match_info)
+        query = page_table.parse_query(page, request.query.items())
         # A page that is not refreshed shows exact times: relative ones would change with each request.
         now_ns = self.wall_ns() if page.is_live else 0
-        return page_table.PageRequest(page, credential, parts, query, self.grafana_url, now_ns)
+        return page_table.PageRequest(
+            credential,
+            dict(request.match_info),
+            query,
+            page=page,
+            grafana_url=self.grafana_url,
+            now_ns=now_ns,
+        )
 
     async def _content(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
         """Return the content of a page in a form, from the cache while the data is the same."""
         parts, query = tuple(asked.parts.items()), msgspec.json.encode(asked.query)
-        key = (asked.page.name, form, parts, query, asked.scope, self.version())
+        key = (asked.page.name, form, parts, query, asked.scope, self._version())
         return await self._cache.get(
             key, lambda: self._make(asked, form), reads_storage=asked.page.reads_storage
         )
+
+    def _version(self) -> Hashable:
+        """Return the identity of the current data: a page is made again when it changes."""
+        views = self.resources.apis.views
+        return views.views().timestamp_ns, views.incidents().timestamp_ns
 
     async def _make(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
         made = await self.models[asked.page.name](asked)
         content = made if isinstance(made, page_table.PageContent) else page_table.PageContent(made)
         model = content.resource
-        extent = self.extent() if asked.page.name in CLUSTER_PAGES else None
+        extent = None if asked.page.is_local else self.extent()
         if extent and asked.credential.role is access.Role.TENANT:
             extent = extent.for_tenant()
 
@@ -219,9 +216,14 @@ class Console:
 
         return await run_in_thread(render)
 
-    async def _openapi(self, _request: web.Request, _: access.Credential) -> web.Response:
-        body = await run_in_thread(openapi.openapi_document)
-        return web.Response(body=body, content_type="application/json")
+    async def _old_page(self, request: web.Request, _: access.Credential) -> web.Response:
+        """Redirect from the path of a page below /api/v1 to the page."""
+        target = page_table.local_target(str(request.rel_url).removeprefix(page_table.OLD_PREFIX))
+        if not target:
+            raise web.HTTPNotFound
+        text = f"moved to {target}: send Accept: application/json"
+        headers = {**page_shell.SECURITY_HEADERS, "Location": target}
+        return json_responses.json_error(HTTPStatus.MOVED_PERMANENTLY, text, headers)
 
     async def _static(self, request: web.Request, _: access.Credential) -> web.Response:
         found = page_rendering.STATIC_FILES.get(request.path)
@@ -327,9 +329,11 @@ class Console:
         return response
 
 
-def page_models(api: read_api.ViewApi) -> page_table.PageModels:
-    """Return the models of the pages about the cluster, by name of the page."""
+def page_models(apis: CollectorApis) -> page_table.PageModels:
+    """Return the models of the pages about the cluster, and the documents of resources, by name of the page."""
+    api, names = apis.views, page_table.PAGES_BY_NAME.keys() & RESOURCES_BY_NAME.keys()
     return {
+        **{name: partial(RESOURCES_BY_NAME[name].document, apis) for name in names},
         **fleet_pages.FleetPages(api).models(),
         **device_pages.DevicePages(api).models(),
         **incident_pages.IncidentPages(api).models(),

@@ -1,4 +1,4 @@
-"""Pages of a node, of the list of GPUs, of all rails, and of one rail."""
+"""Pages of a node, of the list of GPUs, and of one rail."""
 
 from __future__ import annotations
 
@@ -20,33 +20,6 @@ from railscope_collector.switches import link_ends
 
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_ROLLUPS = 20, 10, 200
 _CLOCK = "railscope_gpu_clock_hertz"
-COLUMNS: Mapping[str, str] = {
-    "utilization_ratio": "Busy, 1 min mean",
-    "power_watts": "Power",
-    "temperature_celsius": "Temperature",
-    "thermal_throttle_ratio": "Thermal throttling",
-    "transmit_bytes_per_second": "Sent, 1 min mean",
-    "receive_bytes_per_second": "Received, 1 min mean",
-    "paused_ratio": "Paused, 1 min max",
-    "pausing_ratio": "Pauses its switch, 1 min max",
-}
-"""Readings of a GPU and of the NICs on its rail, with their heads."""
-LIST_COLUMNS = {
-    name: COLUMNS[name]
-    for name in ("utilization_ratio", "power_watts", "temperature_celsius", "pausing_ratio")
-}
-"""Readings in a list of GPUs; all of them would not fit a screen."""
-RAIL_COLUMNS: Mapping[str, str] = {
-    "mean_utilization_ratio": "GPUs busy, 1 min mean",
-    "max_temperature_celsius": "Temperature (max)",
-    "power_watts": "Power",
-    "ports_up": "Ports up",
-    "transmit_bytes_per_second": "Sent, 1 min mean",
-    "receive_bytes_per_second": "Received, 1 min mean",
-    "max_paused_ratio": "Paused, 1 min max",
-    "max_pausing_ratio": "Pausing, 1 min max",
-    "marked_packets_per_second": "Marked packets, 1 min mean",
-}
 
 
 def absence(detail: resources.NodeDetail, gpu: resources.Gpu, name: str) -> str:
@@ -90,16 +63,12 @@ class DevicePages:
         return {
             "node": self._node,
             "gpus": page_table.in_thread(self._gpus),
-            "rails": page_table.in_thread(self._rails),
             "rail": page_table.in_thread(self._rail),
         }
 
     async def _node(self, request: page_table.PageRequest) -> page_table.PageContent:
         name = request.parts["node"]
         detail = await self.api.node_detail(name)
-        if detail is None:
-            text = f"unknown node {name[:100]!r}: expected one that has reported"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
         join = self.api.link_ends.take()
 
         def make() -> page_table.PageContent:
@@ -114,7 +83,6 @@ class DevicePages:
             }
             is_fresh = self.api.gpus.newest().fresh.get(name)
             shown = {
-                "columns": COLUMNS,
                 "absence": absence if is_fresh else lambda *_: "stale",
                 "sm_clock": sm_clock,
                 "ports": ports,
@@ -125,14 +93,9 @@ class DevicePages:
 
         return await run_in_thread(make)
 
-    def _gpus(self, request: page_table.PageRequest) -> page_table.PageContent:
+    def _gpus(self, request: page_table.PageRequest) -> resources.GpuList:
         gpus, table = self.api.gpus.newest(), self.api.incidents()
-        found = self.api.gpus.select(gpus, table, request.credential, request.query)
-        return page_table.PageContent(found, {"columns": LIST_COLUMNS})
-
-    def _rails(self, request: page_table.PageRequest) -> page_table.PageContent:
-        found = self.api.rail_list(request.query.sort)
-        return page_table.PageContent(found, {"columns": RAIL_COLUMNS})
+        return self.api.gpus.select(gpus, table, request.credential, request.query)
 
     def _rail(self, request: page_table.PageRequest) -> page_table.PageContent:
         text, listed = request.parts["rail"], self.api.rail_list()
@@ -158,8 +121,6 @@ class DevicePages:
         )
         nodes = () if gpus.found else tuple(self._without_gpus(rail.rail))
         shown = {
-            "columns": RAIL_COLUMNS,
-            "gpu_columns": LIST_COLUMNS,
             "incidents": incident_pages.documents_of(urgent),
             "nodes": nodes[: page_table.PAGE_ROWS],
         }

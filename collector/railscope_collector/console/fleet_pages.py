@@ -1,4 +1,4 @@
-"""Models of the pages about the whole: overview, list of nodes, self-monitoring, list of the API's routes."""
+"""Models of the pages about the whole: overview, self-monitoring, list of the API's routes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from railscope_collector.diagnosis import entity_states
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.http import read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
-from railscope_collector.http.route_table import ROUTES
+from railscope_collector.http.resources import ROUTES
 
 MAX_WORST, MAX_EVENTS, MAX_NAMED = 20, 20, 10
 MAX_VALUES = 300
@@ -152,7 +152,6 @@ class FleetPages:
         """Return the functions by name of the page."""
         return {
             "overview": self._overview,
-            "nodes": page_table.in_thread(lambda request: self.api.select_nodes(request.query)),
             "railscope": self._railscope,
             "api": self._api,
         }
@@ -192,7 +191,7 @@ class FleetPages:
         )
         if request.tenant is None:
             rows = self.api.node_rows()
-            worst = self.api.select_nodes(read_api.NodesQuery(limit=MAX_WORST))
+            worst = self.api.node_list(read_api.NodesQuery(limit=MAX_WORST))
             ill = (row for row in worst.rows if row.state != entity_states.HEALTHY)
             worst = msgspec.structs.replace(worst, rows=tuple(ill))
             events = self.api.event_writer().newest(self.api.core.events, MAX_EVENTS)
@@ -249,11 +248,10 @@ class FleetPages:
 
     async def _api(self, request: page_table.PageRequest) -> ApiModel:
         role = request.credential.role
-        pages = (page.routes()[1] for page in page_table.PAGES)
         return ApiModel(
             tuple(
                 ApiRoute(route.name, route.path, "{" not in route.path)
-                for route in (*ROUTES, *pages)
+                for route in ROUTES
                 if route.method == "GET" and (route.open or route.admits(role))
             )
         )

@@ -123,8 +123,7 @@ class IncidentPages:
         query = request.query
 
         def is_selected(incident: incident_table.ReportedIncident) -> bool:
-            is_severe = query.severity in {"", incident.document.severity}
-            return is_severe and query.state in {"all", incident.state}
+            return bool(query.selects(incident))
 
         found = self.api.listed_incidents.select(
             request.credential, is_selected, request.part, query.sort
@@ -135,9 +134,6 @@ class IncidentPages:
     async def _incident(self, request: page_table.PageRequest) -> page_table.PageContent:
         table, number = self.api.incidents(), request.parts["incident"]
         incident = incidents_api.find_visible(table, number, request.credential)
-        if incident is None:
-            text = f"unknown incident {number[:40]!r}: expected one of the list of incidents; closed ones are dropped in time"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
         join = self.api.link_ends.take()
         return await run_in_thread(self._make_incident, request, table, incident, join)
 
@@ -149,8 +145,7 @@ class IncidentPages:
         join: Callable[[], links.JoinedLinks],
     ) -> page_table.PageContent:
         document = incident.document
-        progress = self.api.listed_incidents.progress_for(request.credential)
-        detail = incidents_api.incident_detail(incident, table.timestamp_ns, progress)
+        detail = self.api.listed_incidents.incident_detail(request)
         explained = [
             each
             for each in incidents_api.visible_incidents(table, request.credential)

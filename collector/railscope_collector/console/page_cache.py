@@ -22,7 +22,7 @@ ContentT = TypeVar("ContentT")
 
 @dataclass(frozen=True, slots=True)
 class RenderedContent:
-    """Content of a page or of its twin, compressed once for all readers."""
+    """Content of a page in one form, compressed once for all readers."""
 
     body: str
     encoded: bytes

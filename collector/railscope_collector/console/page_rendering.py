@@ -58,6 +58,35 @@ STATIC_FILES: Mapping[str, StaticFile] = _read_static_files()
 _URLS = {Path(url).name: url for url in STATIC_FILES}
 
 
+COLUMNS: Mapping[str, str] = {
+    "utilization_ratio": "Busy, 1 min mean",
+    "power_watts": "Power",
+    "temperature_celsius": "Temperature",
+    "thermal_throttle_ratio": "Thermal throttling",
+    "transmit_bytes_per_second": "Sent, 1 min mean",
+    "receive_bytes_per_second": "Received, 1 min mean",
+    "paused_ratio": "Paused, 1 min max",
+    "pausing_ratio": "Pauses its switch, 1 min max",
+}
+"""Readings of a GPU and of the NICs on its rail, with their heads."""
+LIST_COLUMNS = {
+    name: COLUMNS[name]
+    for name in ("utilization_ratio", "power_watts", "temperature_celsius", "pausing_ratio")
+}
+"""Readings in a list of GPUs; all of them would not fit a screen."""
+RAIL_COLUMNS: Mapping[str, str] = {
+    "mean_utilization_ratio": "GPUs busy, 1 min mean",
+    "max_temperature_celsius": "Temperature (max)",
+    "power_watts": "Power",
+    "ports_up": "Ports up",
+    "transmit_bytes_per_second": "Sent, 1 min mean",
+    "receive_bytes_per_second": "Received, 1 min mean",
+    "max_paused_ratio": "Paused, 1 min max",
+    "max_pausing_ratio": "Pausing, 1 min max",
+    "marked_packets_per_second": "Marked packets, 1 min mean",
+}
+
+
 def format_decimal(value: float) -> str:
     """Return a number with at most three decimals."""
     return f"{value:,.3f}".rstrip("0").removesuffix(".")
@@ -122,6 +151,9 @@ _environment.globals |= {
     "path": page_table.page_path,
     "has_runbook": INCIDENT_RUNBOOK in RUNBOOKS,
     "static": _URLS.__getitem__,
+    "node_columns": COLUMNS,
+    "gpu_columns": LIST_COLUMNS,
+    "rail_columns": RAIL_COLUMNS,
     "other_reasons": other_reasons,
     "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
 }

@@ -49,7 +49,6 @@ class PageShell:
         credential: access.Credential | None,
         title: str,
         *,
-        twin: str = "",
         is_live: bool = False,
     ) -> dict[str, object]:
         """Return the values of the frame around a page."""
@@ -64,7 +63,6 @@ class PageShell:
             "label": credential.title if credential and credential is not access.ANYONE else "",
             "is_anonymous": credential is access.ANYONE,
             "has_session": has_session,
-            "twin": twin,
             "dashboard": "",
             "fragment": fragment,
             "refresh_seconds": REFRESH_SECONDS,

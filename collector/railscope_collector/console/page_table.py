@@ -1,17 +1,15 @@
-"""Table of the pages of the web console: paths, roles, titles, templates and queries.
+"""Table of the pages of the web console: titles, and what else is not a property of the resource that a page shows.
 
-Each page is two routes of the collector's application: HTML at its path, and its JSON twin at the same path below
-`/api/v1/pages`. Both have the same roles, and are made from the same model.
+A page has the path, the roles and the query of the resource of its name. Others follow from no single resource.
+With `Accept: application/json` it returns the document that it shows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from http import HTTPStatus
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -20,42 +18,37 @@ from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import MILLISECOND_NS
 from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.console import PageProblemError, curves
-from railscope_collector.http import gpus_api, list_query, read_api
-from railscope_collector.http.list_query import PartQuery, SearchText
-from railscope_collector.http.route_table import ROUTES, Route, TenantScope
+from railscope_collector.console import curves
+from railscope_collector.http import audit_api, incidents_api, list_query
+from railscope_collector.http.list_query import NoQuery, PartQuery, SearchText
+from railscope_collector.http.resource_server import Document, ResourceRequest
+from railscope_collector.http.resources import RESOURCES_BY_NAME
+from railscope_collector.http.route_table import (
+    AUDIT,
+    BILLING,
+    READING_ROLES,
+    RUNNING,
+    Route,
+    TenantScope,
+    open_route,
+)
 
-TWIN_PREFIX = "/api/v1/pages"
 PAGE_ROWS = 100
 """Rows of a page; the API returns more on request."""
-RecordIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 TimeText = Annotated[str, msgspec.Meta(max_length=40)]
-
-
-class EmptyQuery(msgspec.Struct, frozen=True):
-    """Query of a page without parameters."""
-
-
-class StatementsQuery(PartQuery, frozen=True):
-    """Query of the list of statements."""
-
-    tenant: SearchText = ""
-    sort: Literal["", "tenant", "issued_ns", "void"] = ""
 
 
 class AuditQuery(msgspec.Struct, frozen=True):
     """Query of the records of the audit log; without a start, the newest ones."""
 
-    start: RecordIndex | None = None
+    start: audit_api.EntryIndex | None = None
     tenant: SearchText = ""
 
 
-class IncidentsQuery(PartQuery, frozen=True):
-    """Query of the list of incidents."""
+class IncidentsPageQuery(incidents_api.IncidentsQuery, frozen=True):
+    """Query of the page of incidents: by default the open ones."""
 
-    state: Literal["open", "closed", "all"] = "open"
-    severity: Literal["", "critical", "warning", "info"] = ""
-    sort: Literal["", "onset", "victim_count", "lost_gpu_time_seconds", "title"] = ""
+    state: tuple[incidents_api.IncidentState, ...] = ("open",)
 
 
 class SearchQuery(msgspec.Struct, frozen=True):
@@ -64,46 +57,18 @@ class SearchQuery(msgspec.Struct, frozen=True):
     q: SearchText = ""
 
 
-class RailsQuery(msgspec.Struct, frozen=True):
-    """Query of the list of rails."""
-
-    sort: Literal[
-        "", "failed", "degraded", "mean_utilization_ratio", "power_watts", "max_temperature_celsius", "max_pausing_ratio"
-    ] = ""  # fmt: skip
-
-
-class SwitchesQuery(PartQuery, frozen=True):
-    """Query of the list of switches."""
-
-    sort: Literal["", "switch", "age_seconds", "ports", "ports_up", "faults"] = ""
-
-
-class TenantsQuery(PartQuery, frozen=True):
-    """Query of the list of tenants."""
-
-    sort: Literal["", "tenant", "held_gpu_hours"] = ""
-
-
-class JobsQuery(PartQuery, frozen=True):
-    """Query of the list of jobs."""
-
-    name: SearchText = ""
-    """Part of the tenant and the name."""
-    sort: Literal["", "workload", "tenant", "start_ns", "gpus", "nodes", "stale_gpus"] = ""
-
-
 class HistoryQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     """Query of a page with curves: the period."""
 
     from_: TimeText = ""
     to: TimeText = ""
     width: Annotated[int, msgspec.Meta(ge=100, le=1000)] = curves.PICTURE_WIDTH
-    """Pixels of the curves in the JSON twin."""
+    """Pixels of the curves in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page; its template is `NAME.html`, and its model has the same name."""
+    """One page; its template is `NAME.html`."""
 
     name: str
     path: str
@@ -111,174 +76,96 @@ class Page:
     """With the parts of the path in braces."""
     roles: frozenset[Role]
     tenants: TenantScope = TenantScope.NOTHING
-    query: type[msgspec.Struct] = EmptyQuery
+    query: type[msgspec.Struct] = NoQuery
     is_live: bool = True
     """True if the script of the page refreshes it."""
     in_menu: bool = True
     reads_storage: bool = False
     """True if its content is read from disk or database, which may take long."""
+    is_local: bool = False
+    """True for data of one collector; all others follow from the frames of all nodes, which the head has."""
 
-    def routes(self) -> tuple[Route, Route]:
-        """Return the route of the page and that of its JSON twin."""
-        return (
-            Route(f"page_{self.name}", self.path, self.roles, self.tenants),
-            Route(f"page_{self.name}_json", TWIN_PREFIX + self.path, self.roles, self.tenants),
-        )
+    @property
+    def route(self) -> Route:
+        """The route of the page."""
+        return Route(f"page_{self.name}", self.path, self.roles, self.tenants)
 
     def admits(self, role: Role) -> bool:
         """True if a role may read the page."""
-        return self.routes()[0].admits(role)
+        return self.route.admits(role)
 
 
-RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
-READERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.FINANCE})
+def _of(name: str, title: str, **changes: Any) -> Page:
+    """Return the page of a resource."""
+    of = RESOURCES_BY_NAME[name]
+    page = Page(name, f"/{of.path}", title, of.roles, of.tenants, of.query, is_local=of.is_local)
+    return replace(page, **changes)
 
-BILLING = frozenset({Role.AUDITOR, Role.FINANCE})
-AUDIT = frozenset({Role.AUDITOR})
 
-_detail = partial(Page, is_live=False, in_menu=False, reads_storage=True)
+READERS = RUNNING | BILLING
+_STORED: Mapping[str, Any] = {"is_live": False, "reads_storage": True}
+_DETAIL: Mapping[str, Any] = {"is_live": False, "reads_storage": True, "in_menu": False}
+_LOCAL: Mapping[str, Any] = {**_DETAIL, "is_local": True}
+_own, _named = TenantScope.OWN_DATA, TenantScope.NAMED
 PAGES: Collection[Page] = (
-    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, PartQuery),
-    Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
-    Page(
-        "incident",
-        "/incidents/{incident}",
-        "Incident {incident}",
-        RUNNING,
-        TenantScope.OWN_DATA,
-        in_menu=False,
-    ),
-    Page("nodes", "/nodes", "Nodes", RUNNING, query=read_api.NodesQuery),
-    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=PartQuery, in_menu=False),
-    Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, gpus_api.GpusQuery),
-    Page("rails", "/rails", "Rails", RUNNING, query=RailsQuery),
+    Page("overview", "/", "Overview", RUNNING, _own, PartQuery),
+    _of("incidents", "Incidents", query=IncidentsPageQuery),
+    _of("incident", "Incident {incident}", in_menu=False),
+    _of("nodes", "Nodes"),
+    _of("node", "Node {node}", query=PartQuery, in_menu=False),
+    _of("gpus", "GPUs"),
+    _of("rails", "Rails"),
     Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=PartQuery, in_menu=False),
-    Page("switches", "/switches", "Switches", RUNNING, query=SwitchesQuery),
-    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PartQuery),
-    _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
-    Page("jobs", "/jobs", "Jobs", RUNNING, TenantScope.OWN_DATA, JobsQuery),
-    Page(
-        "job",
-        "/jobs/{tenant}/{source}/{workload}",
-        "Job {workload} of {tenant}",
-        RUNNING,
-        TenantScope.NAMED,
-        PartQuery,
-        in_menu=False,
-    ),
-    Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, TenantsQuery),
-    Page(
-        "tenant",
-        "/tenants/{tenant}",
-        "Tenant {tenant}",
-        READERS,
-        TenantScope.NAMED,
-        PartQuery,
-        in_menu=False,
-        reads_storage=True,
-    ),
-    Page(
-        "statements",
-        "/statements",
-        "Statements",
-        BILLING,
-        TenantScope.OWN_DATA,
-        StatementsQuery,
-        is_live=False,
-        reads_storage=True,
-    ),
-    _detail(
-        "statement",
-        "/statements/{tenant}/{period}",
-        "Statement of {tenant} for {period}",
-        BILLING,
-        TenantScope.NAMED,
-    ),
-    Page(
-        "billing",
-        "/billing",
-        "Billing",
-        BILLING,
-        query=PartQuery,
-        is_live=False,
-        reads_storage=True,
-    ),
-    _detail("billing_period", "/billing/{period}", "Billing of {period}", BILLING, query=PartQuery),
-    _detail(
-        "reconciliation", "/billing/{period}/reconciliation", "Reconciliation of {period}", BILLING
-    ),
-    Page(
-        "audit",
-        "/audit",
-        "Audit log",
-        AUDIT,
-        TenantScope.OWN_DATA,
-        AuditQuery,
-        is_live=False,
-        reads_storage=True,
-    ),
-    _detail("audit_record", "/audit/{index}", "Audit record {index}", AUDIT, TenantScope.OWN_DATA),
-    Page("railscope", "/railscope", "Self-monitoring", RUNNING),
-    *(
-        _detail(
-            name,
-            path,
-            title,
-            RUNNING,
-            TenantScope.NAMED if name == "job_history" else TenantScope.NOTHING,
-            HistoryQuery,
-        )
-        for name, path, title in (
-            ("node_history", "/nodes/{node}/history", "History of node {node}"),
-            ("gpu", "/nodes/{node}/gpus/{index}", "GPU {index} of {node}"),
-            ("rail_history", "/rails/{rail}/history", "History of rail {rail}"),
-            (
-                "job_history",
-                "/jobs/{tenant}/{source}/{workload}/history",
-                "History of job {workload} of {tenant}",
-            ),
-        )
-    ),
-    _detail("runbook", "/runbooks/{runbook}", "Runbook {runbook}", READERS, TenantScope.SAME),
-    Page(
-        "search",
-        "/search",
-        "Search",
-        READERS,
-        TenantScope.OWN_DATA,
-        SearchQuery,
-        is_live=False,
-        in_menu=False,
-    ),
-    Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
-)
+    _of("switches", "Switches"),
+    _of("switch", "Switch {switch}", **_DETAIL),
+    _of("switch_port", "Port {port} of {switch}", **_DETAIL),
+    _of("jobs", "Jobs"),
+    _of("job", "Job {workload} of {tenant}", query=PartQuery, in_menu=False),
+    _of("tenants", "Tenants"),
+    Page("tenant", "/tenants/{tenant}", "Tenant {tenant}", READERS, _named, PartQuery, in_menu=False, reads_storage=True),
+    _of("statements", "Statements", **_STORED),
+    _of("statement", "Statement of {tenant} for {period}", query=NoQuery, **_DETAIL),
+    Page("billing", "/billing", "Billing", BILLING, query=PartQuery, is_local=True, **_STORED),
+    Page("billing_period", "/billing/{period}", "Billing of {period}", BILLING, query=PartQuery, **_LOCAL),
+    Page("reconciliation", "/billing/{period}/reconciliation", "Reconciliation of {period}", BILLING, **_LOCAL),
+    _of("audit", "Audit log", query=AuditQuery, **_STORED),
+    Page("audit_record", "/audit/{index}", "Audit record {index}", AUDIT, _own, **_LOCAL),
+    Page("railscope", "/railscope", "Self-monitoring", RUNNING, is_local=True),
+    Page("node_history", "/nodes/{node}/history", "History of node {node}", RUNNING, query=HistoryQuery, **_DETAIL),
+    Page("gpu", "/nodes/{node}/gpus/{index}", "GPU {index} of {node}", RUNNING, query=HistoryQuery, **_DETAIL),
+    Page("rail_history", "/rails/{rail}/history", "History of rail {rail}", RUNNING, query=HistoryQuery, **_DETAIL),
+    Page("job_history", "/jobs/{tenant}/{source}/{workload}/history", "History of job {workload} of {tenant}", RUNNING, _named, HistoryQuery, **_DETAIL),
+    Page("runbook", "/runbooks/{runbook}", "Runbook {runbook}", READERS, TenantScope.SAME, **_LOCAL),
+    Page("search", "/search", "Search", READERS, _own, SearchQuery, is_live=False, in_menu=False),
+    Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False, is_local=True),
+)  # fmt: skip
 
 SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
-_ANYONE = frozenset(Role) - {Role.TENANT}
-
-
-def _open(name: str, path: str, method: str = "GET") -> Route:
-    return Route(name, path, _ANYONE, TenantScope.SAME, method, open=True)
-
+OLD_PREFIX = "/api/v1/pages"
+"""Pages were also below this path, as JSON."""
 
 CONSOLE_ROUTES: Collection[Route] = (
-    *(route for page in PAGES for route in page.routes()),
-    _open("static", "/static/{digest}/{name}"),
-    _open("sign_in_form", SIGN_IN),
-    _open("sign_in", SIGN_IN, "POST"),
-    _open("sign_out", SIGN_OUT, "POST"),
+    *(page.route for page in PAGES),
+    Route("old_page", f"{OLD_PREFIX}/{{path:.*}}", READING_ROLES, TenantScope.SAME),
+    open_route("static", "/static/{digest}/{name}"),
+    open_route("sign_in_form", SIGN_IN),
+    open_route("sign_in", SIGN_IN, "POST"),
+    open_route("sign_out", SIGN_OUT, "POST"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """Request of one page: the parts of its path, its query, and the credential of the reader."""
+CLUSTER_ROUTES = [
+    *(each.name for each in RESOURCES_BY_NAME.values() if not each.is_local),
+    *(each.route.name for each in PAGES if not each.is_local),
+]
+"""Names of the routes about all nodes: of several collectors, the head answers them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest(ResourceRequest):
+    """Request of one page."""
 
     page: Page
-    credential: Credential
-    parts: Mapping[str, str] = field(default_factory=dict)
-    query: Any = field(default_factory=EmptyQuery)
-    """An instance of the page's type of query."""
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
     now_ns: int = 0
@@ -296,11 +183,6 @@ class PageRequest:
         chosen = (f"var-{name}={quote(self.parts[name], safe='')}" for name in variables)
         return f"{self.grafana_url}/d/{uid}?{'&'.join((*times, *chosen))}"
 
-    @property
-    def part(self) -> slice:
-        """The part of the list of the page."""
-        return slice(self.query.offset, self.query.offset + self.query.limit)
-
     def link(self, **changed: object) -> str:
         """Return the path of this page with some values of its query changed, from the first row on."""
         fields = msgspec.structs.fields(self.query)
@@ -313,11 +195,6 @@ class PageRequest:
         return page_path(self.page.name, *self.parts.values(), **kept | changed)
 
     @property
-    def tenant(self) -> str | None:
-        """The tenant whose data is shown; None for all."""
-        return self.credential.tenant if self.credential.role is Role.TENANT else None
-
-    @property
     def scope(self) -> tuple[Role, str]:
         """Distinction of readers: those of one scope see the same."""
         return self.credential.role, self.credential.tenant
@@ -327,16 +204,11 @@ class PageRequest:
         """Title of the page with the parts of the path."""
         return self.page.title.format(**self.parts)
 
-    def may_read(self, route: str) -> bool:
-        """True if the reader may use a route of the API, so that its content is shown on a page."""
-        return _API_ROUTES[route].admits(self.credential.role)
-
     def allows(self, page: str) -> bool:
         """True if there is another page that the reader may read, so that a link leads there."""
         return page in PAGES_BY_NAME and PAGES_BY_NAME[page].admits(self.credential.role)
 
 
-_API_ROUTES = {route.name: route for route in ROUTES}
 _DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "overview": ("railscope-cluster", ()),
     "nodes": ("railscope-health", ()),
@@ -379,12 +251,12 @@ def check_grafana_url(url: str) -> str:
 class PageContent(NamedTuple):
     """Content of a page: a resource, which is the page as JSON, and what the template shows beside it."""
 
-    resource: msgspec.Struct
+    resource: Document
     shown: Mapping[str, object] = {}
 
 
-PageModel: TypeAlias = Callable[[PageRequest], Awaitable[msgspec.Struct | PageContent]]
-"""Returns the content of a page; raises PageProblemError."""
+PageModel: TypeAlias = Callable[[PageRequest], Awaitable[Document | PageContent]]
+"""Returns the content of a page; raises ResourceError."""
 PageModels: TypeAlias = Mapping[str, PageModel]
 """By name of the page."""
 
@@ -397,14 +269,10 @@ def in_thread(make: Callable[[PageRequest], msgspec.Struct | PageContent]) -> Pa
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
 
 
-def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
-    """Parse the query of a page; unknown names are ignored. Raises PageProblemError."""
+def parse_query(page: Page, values: Iterable[tuple[str, str]]) -> msgspec.Struct:
+    """Parse the query of a page; unknown names, as in links of Grafana, are ignored. Raises ResourceError."""
     known = {each.encode_name for each in msgspec.structs.fields(page.query)}
-    try:
-        named = {name: text for name, text in values.items() if name in known}
-        query = list_query.parse_query(page.query, named)
-    except list_query.QueryError as error:
-        raise PageProblemError(HTTPStatus.BAD_REQUEST, str(error)) from None
+    query = list_query.parse_query(page.query, (each for each in values if each[0] in known))
     limit = getattr(query, "limit", None)
     return query if limit is None else msgspec.structs.replace(query, limit=min(limit, PAGE_ROWS))
 
@@ -413,12 +281,13 @@ def page_path(name: str, /, *parts: str, **query: object) -> str:
     """Return the path of a page, with the parts of its path and its query quoted."""
     texts = iter(parts)
     path = re.sub(r"\{\w+\}", lambda _: quote(next(texts), safe=""), PAGES_BY_NAME[name].path)
-    chosen = {key: value for key, value in query.items() if value not in (None, "")}
-    return (
-        path
-        + "?" * bool(chosen)
-        + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in chosen.items())
-    )
+    chosen = [
+        f"{key}={quote(str(each), safe='')}"
+        for key, value in query.items()
+        for each in (value if isinstance(value, tuple) else (value,))
+        if each not in (None, "")
+    ]
+    return path + "?" * bool(chosen) + "&".join(chosen)
 
 
 _PATTERNS = [re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(page.path))) for page in PAGES]

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from railscope.api import switches as resources
 from railscope.catalog import entities, nic, switches as catalog
@@ -19,12 +18,10 @@ from railscope.catalog.declare import EntityKind, Metric, MetricKind
 from railscope.reading import Absent, Reading
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
-from railscope_collector.access.credentials import Credential
-from railscope_collector.console import PageProblemError, page_table
+from railscope_collector.console import page_table
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
-from railscope_collector.http import list_query, read_api
-from railscope_collector.http.json_responses import json_error, tagged_response
-from railscope_collector.http.route_table import RouteHandlers
+from railscope_collector.http import ResourceError, list_query, read_api
+from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.switches import links, switch_reading, switch_view
 
 MAX_FAULTS, MAX_LISTED = 100, 10_000
@@ -202,59 +199,29 @@ class _ReadSwitch(NamedTuple):
 
 @dataclass(slots=True)
 class SwitchPages:
-    """Handlers of the routes of switches, and models of their pages: the same documents."""
+    """Functions of the resources of switches, and the model of a page with fewer readings."""
 
     api: read_api.ViewApi
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"switches": self._switches, "switch": self._switch, "switch_port": self._port}
+        return {"switch": self._switch}
 
-    def handlers(self) -> RouteHandlers:
-        """Return the handlers of the API by route name."""
-        return {
-            "switches": self._list,
-            "switch": self._answer,
-            "switch_port": self._answer,
-            "links": self._links,
-        }
-
-    async def _list(self, request: web.Request, _: Credential) -> web.Response:
-        listed = await self._select(slice(None))
-        return await tagged_response(request, lambda: listed)
-
-    async def _answer(self, request: web.Request, _: Credential) -> web.Response:
-        name, port = request.match_info["switch"], request.match_info.get("port")
-        try:
-            found = await (
-                self._detail(name, slice(None), with_readings=True)
-                if port is None
-                else self._port_detail(name, port)
-            )
-        except PageProblemError as error:
-            return json_error(error.status, error.text)
-        return await tagged_response(request, lambda: found)
-
-    async def _links(self, request: web.Request, _: Credential) -> web.Response:
+    async def link_list(self) -> resources.LinkList:
+        """Return the links between NICs and ports."""
         joined, now_ns = await run_in_thread(self.api.link_ends.take()), self.api.wall_ns()
+        found = [
+            resources.PortLink(*each.nic, each.rail, each.evidence, *each.port)
+            for each in islice(joined.links.values(), MAX_LISTED)
+        ]
+        faults = _fault_rows(joined.faults, MAX_LISTED)
+        return resources.LinkList(
+            now_ns, len(joined.links), tuple(found), len(joined.faults), faults
+        )
 
-        def make() -> resources.LinkList:
-            found = [
-                resources.PortLink(*each.nic, each.rail, each.evidence, *each.port)
-                for each in islice(joined.links.values(), MAX_LISTED)
-            ]
-            faults = _fault_rows(joined.faults, MAX_LISTED)
-            return resources.LinkList(
-                now_ns, len(joined.links), tuple(found), len(joined.faults), faults
-            )
-
-        return await tagged_response(request, make)
-
-    async def _switches(self, request: page_table.PageRequest) -> resources.SwitchList:
-        return await self._select(request.part, request.query.sort)
-
-    async def _select(self, part: slice, sort: str = "") -> resources.SwitchList:
+    async def switch_list(self, request: ResourceRequest) -> resources.SwitchList:
         """Return a part of the switches, unknown ones first."""
+        part, sort = request.part, request.query.sort
         core, problems = self.api.core, self.api.switches.problems()
         nodes = {
             name.removeprefix(SWITCH_PREFIX): node for name, node in core.fleet.switches.items()
@@ -285,7 +252,7 @@ class SwitchPages:
                 len(names),
                 _fault_rows(joined.faults),
                 len(joined.faults),
-                part.start or 0,
+                request.query.offset,
             )
 
         return await run_in_thread(make)
@@ -326,13 +293,13 @@ class SwitchPages:
         )
 
     async def _read(self, name: str) -> _ReadSwitch:
-        """Return the readings of a switch. Raises PageProblemError."""
+        """Return the readings of a switch. Raises ResourceError."""
         core = self.api.core
         problem = self.api.switches.problems().get(name)
         node = core.fleet.switches.get(SWITCH_PREFIX + name)
         if node is None and problem is None:
             text = f"unknown switch {name[:100]!r}: expected one of the file of switches"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+            raise ResourceError(HTTPStatus.NOT_FOUND, text)
         snapshot, newest_ns = switch_view.take_snapshot(core, node), _newest_ns(node)
         join = self.api.link_ends.take()
 
@@ -350,12 +317,13 @@ class SwitchPages:
         return switch_view.take_snapshot(core, core.fleet.nodes.get(node), (_NIC_STREAM,))
 
     async def _switch(self, request: page_table.PageRequest) -> resources.SwitchDetail:
-        return await self._detail(request.parts["switch"], request.part)
+        return await self.switch_detail(request, with_readings=False)
 
-    async def _detail(
-        self, name: str, part: slice, *, with_readings: bool = False
+    async def switch_detail(
+        self, request: ResourceRequest, *, with_readings: bool = True
     ) -> resources.SwitchDetail:
-        """Return a switch with a part of its ports. Raises PageProblemError."""
+        """Return a switch with a part of its ports. Raises ResourceError."""
+        name, part = request.parts["switch"], request.part
         read = await self._read(name)
         linked = [link.nic[0] for port, link in read.joined.links.items() if port[0] == name]
         hosts = {node: self._take_nics(node) for node in (linked if with_readings else ())}
@@ -373,7 +341,7 @@ class SwitchPages:
                 timestamp_ns=self.api.wall_ns(),
                 ports=tuple(rows),
                 found=len(ports),
-                offset=part.start or 0,
+                offset=request.query.offset,
                 cabling_faults=_fault_rows(read.faults),
             )
 
@@ -417,15 +385,13 @@ class SwitchPages:
         gpu = self.api.core.names_of_gpu(node, uuid).get("index", "") if uuid else ""
         return resources.PortLink(node, interface, link.rail, link.evidence, gpu=gpu)
 
-    async def _port(self, request: page_table.PageRequest) -> resources.SwitchPortDetail:
-        return await self._port_detail(request.parts["switch"], request.parts["port"])
-
-    async def _port_detail(self, name: str, port: str) -> resources.SwitchPortDetail:
-        """Return a port with both ends of its link. Raises PageProblemError."""
+    async def port_detail(self, request: ResourceRequest) -> resources.SwitchPortDetail:
+        """Return a port with both ends of its link. Raises ResourceError."""
+        name, port = request.parts["switch"], request.parts["port"]
         read = await self._read(name)
         if port not in read.values.ports():
             text = f"unknown port {port[:100]!r} of {name}: expected one that it reports"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+            raise ResourceError(HTTPStatus.NOT_FOUND, text)
         link = read.joined.links.get((name, port))
         nics = self._take_nics(link.nic[0]) if link else {}
 

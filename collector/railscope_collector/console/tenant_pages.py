@@ -1,4 +1,4 @@
-"""Models of the pages about tenants: GPUs held now, jobs, incidents, account, quotas, budget, statements."""
+"""Model of the page of a tenant: GPUs held now, jobs, incidents, account, quotas, budget, statements."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from railscope.api import billing, tenants
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.account import account_cells, account_sums
 from railscope_collector.billing import billing_reader, charges
-from railscope_collector.console import PageProblemError, billing_pages, device_pages, page_table
+from railscope_collector.console import PageProblemError, billing_pages, page_table
 from railscope_collector.files.quotas_file import Quota
-from railscope_collector.http import gpus_api, incidents_api, read_api
+from railscope_collector.http import ResourceError, gpus_api, incidents_api, read_api
+from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.metering import units
 from railscope_collector.metering.tiling import MEANINGS
 
@@ -35,19 +36,16 @@ class TenantPages:
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"tenants": page_table.in_thread(self._tenants), "tenant": self._tenant}
-
-    def _tenants(self, request: page_table.PageRequest) -> tenants.TenantList:
-        return self.api.tenant_list(request.tenant, request.part, request.query.sort)
+        return {"tenant": self._tenant}
 
     async def _tenant(self, request: page_table.PageRequest) -> page_table.PageContent:
         model = await service.run_in_thread(self._make_tenant, request)
-        if request.may_read("statements"):
+        if request.allows("statements"):
             try:
                 issued = await self.books.issued(request, model.tenant)
                 month = await self.books.month_charges(request)
                 statements, problem = tuple(issued[:MAX_STATEMENTS]), ""
-            except PageProblemError as error:
+            except ResourceError as error:
                 statements, problem = (), error.text
                 month = billing_reader.MonthCharges(problem=problem)
             model = msgspec.structs.replace(
@@ -64,23 +62,21 @@ class TenantPages:
         if not (is_listed or is_charged or has_jobs or request.tenant):
             text = f"unknown tenant {model.tenant[:40]!r}: expected one of the list"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
-        shown = {"meanings": MEANINGS, "columns": device_pages.LIST_COLUMNS}
-        return page_table.PageContent(model, shown)
+        return page_table.PageContent(model, {"meanings": MEANINGS})
 
     def _make_tenant(self, request: page_table.PageRequest) -> tenants.TenantDetail:
         views, tenant = self.api.views(), request.parts["tenant"]
         account, reader = views.account, Credential("", Role.TENANT, tenant)
         sums = account.tenants().get(tenant, {}) if account else {}
         jobs, gpus, incidents = None, None, None
-        if request.may_read("jobs"):
-            running = incidents_api.visible_jobs(views.jobs, reader)
-            largest = sorted(running, key=lambda job: -len(job.places))[:MAX_JOBS]
-            jobs = self.api.jobs_api.list_of(views.jobs, largest, reader, len(running))
+        if request.allows("jobs"):
+            asked = ResourceRequest(reader, query=incidents_api.JobsQuery(limit=MAX_JOBS))
+            jobs = self.api.jobs_api.job_list(asked)
             query = gpus_api.GpusQuery(
                 limit=request.query.limit, offset=request.query.offset, sort="node"
             )
             gpus = self.api.gpus.select(self.api.gpus.newest(), self.api.incidents(), reader, query)
-        if request.may_read("incidents"):
+        if request.allows("incidents"):
             incidents = self.api.listed_incidents.select(
                 reader, lambda each: each.is_open, slice(MAX_INCIDENTS)
             )

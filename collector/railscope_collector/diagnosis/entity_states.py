@@ -353,21 +353,26 @@ class JobStates:
                     touching[_key(job)].append(incident)
         return cls(dict(touching), problem)
 
+    def state_of(self, key: JobKey, stale_gpus: int) -> str:
+        """Return the state of a running job with a number of GPUs on stale nodes."""
+        if self.problem:
+            return UNKNOWN
+        if key in self.touching:
+            return DEGRADED
+        return UNKNOWN if stale_gpus else HEALTHY
+
     def decide(self, row: api.Job) -> api.Job:
         """Return a running job with its state."""
         key = _key(row)
-        touching = self.touching.get(key, ())
-        state, reason = HEALTHY, ""
-        if self.problem:
-            state, reason = UNKNOWN, self.problem
-        elif touching:
+        touching, state = self.touching.get(key, ()), self.state_of(key, row.stale_gpus)
+        reason = self.problem
+        if state == DEGRADED:
             cause = touching[0].document.cause
             is_cause = isinstance(cause, api.JobDocument) and _key(cause) == key
-            state = DEGRADED
             reason = f"{'cause of' if is_cause else 'affected by'} {touching[0].document.title}"
             reason += f" and {len(touching) - 1} more" if len(touching) > 1 else ""
-        elif row.stale_gpus:
-            state, reason = UNKNOWN, f"{row.stale_gpus} of its GPUs are on stale nodes"
+        elif state == UNKNOWN and not reason:
+            reason = f"{row.stale_gpus} of its GPUs are on stale nodes"
         numbers = tuple(each.document.id for each in touching[:_MAX_INCIDENTS])
         return msgspec.structs.replace(row, state=state, reason=reason, incidents=numbers)
 

@@ -9,6 +9,7 @@ console is accepted for GET routes. A browser gets denials as pages, and is sent
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from railscope_collector.audit.audit_trail import DeniedRequest
 from railscope_collector.http import session_cookie
 from railscope_collector.http.failure_throttle import SECONDS_PER_FAILURE, FailureThrottle
 from railscope_collector.http.json_responses import json_error
-from railscope_collector.http.route_table import ROUTES, Route, RouteHandler, RouteHandlers
+from railscope_collector.http.route_table import Route, RouteHandler, RouteHandlers
 
 log = structlog.get_logger(__name__)
 
@@ -209,7 +210,7 @@ def make_application(
     authorizer: RequestAuthorizer,
     handlers: RouteHandlers,
     max_body_bytes: int,
-    routes: Collection[Route] = ROUTES,
+    routes: Collection[Route],
 ) -> web.Application:
     """Return an application with the routes of a table. Raises ValueError if handlers do not match it."""
     names = {route.name for route in routes}
@@ -222,7 +223,7 @@ def make_application(
         raise ValueError(message)
     application = web.Application(client_max_size=max_body_bytes, middlewares=[authorizer.admit])
     for route in routes:
-        path = route.path.replace("}", ":[^/]+}")  # aiohttp's pattern excludes braces
+        path = re.sub(r"\{(\w+)\}", r"{\1:[^/]+}", route.path)  # aiohttp's pattern excludes braces
         for method in route.methods:
             added = application.router.add_route(method, path, _unauthorized_handler)
             authorizer.declared_routes[added] = route, handlers[route.name]
@@ -241,12 +242,6 @@ def _error_document(error: web.HTTPException, text: str) -> web.Response:
 async def _unauthorized_handler(_: web.Request) -> web.StreamResponse:
     """Default handler of a route: only the authorizer calls the declared one."""
     raise web.HTTPNotFound
-
-
-def selected_tenant(request: web.Request, credential: access.Credential) -> str | None:
-    """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
-    is_tenant = credential.role is access.Role.TENANT
-    return credential.tenant if is_tenant else request.query.get("tenant")
 
 
 def _is_own_data(request: web.Request, tenant: str) -> bool:

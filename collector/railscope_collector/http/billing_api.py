@@ -1,4 +1,4 @@
-"""Handlers for statements and exports. Enforces access per tenant; `tenant_statements` builds the content."""
+"""Resources of statements and exports. Enforces access per tenant; `tenant_statements` builds the content."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from railscope.api.billing import StatementList
 from railscope_collector.access.access_trail import DeliveredExport
 from railscope_collector.access.credentials import Credential
-from railscope_collector.billing import billing_reader, period_closing
+from railscope_collector.billing import BillingError, billing_reader, period_closing
 from railscope_collector.files import seller_file
-from railscope_collector.http.access_control import selected_tenant
-from railscope_collector.http.json_responses import json_error, json_response
+from railscope_collector.http import ResourceError, list_query
 from railscope_collector.http.read_pool import ReadPool
-from railscope_collector.http.route_table import RouteHandlers
+from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.metering.units import PeriodError, parse_period
@@ -38,81 +38,108 @@ MEDIA = {
 _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
+UNAVAILABLE = "the ledger is unavailable"
+
+
+class StatementsQuery(list_query.WholeQuery, frozen=True):
+    """Query of the list of statements."""
+
+    tenant: list_query.SearchText = ""
+    sort: Literal["", "tenant", "issued_ns", "void"] = ""
+
+
+class FormQuery(msgspec.Struct, frozen=True):
+    """Query of a document of several forms; without one, the first."""
+
+    format: list_query.SearchText = ""
+
+
+class ExportQuery(FormQuery, frozen=True):
+    """Query of an export."""
+
+    tenant: list_query.SearchText = ""
+
+
 @dataclass(slots=True)
 class BillingApi:
-    """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingUnavailableError."""
+    """Functions of statements and exports. `billing` opens the books; it blocks, and raises BillingUnavailableError."""
 
     billing: Callable[[], billing_reader.BillingReader]
     read_pool: ReadPool
     on_export: Callable[[DeliveredExport], None] = lambda _exported: None
 
-    def handlers(self) -> RouteHandlers:
-        """Return the handlers by route name."""
-        return {"statements": self._issued, "statement": self._statement, "export": self._export}
+    async def read(
+        self, credential: Credential, work: Callable[[billing_reader.BillingReader], BillingResultT]
+    ) -> BillingResultT:
+        """Return the result of reading the books. Raises ResourceError."""
+        try:
+            return await self.read_pool.read(credential, lambda: work(self.billing()))
+        except (billing_reader.BillingUnavailableError, UnusableLedgerError) as error:
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            raise ResourceError(status, UNAVAILABLE, {"Retry-After": "5"}) from error
+        except BillingError as error:
+            raise ResourceError(HTTPStatus.CONFLICT, str(error)) from error
 
-    async def _issued(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, tenant = (
-            await self._read(credential, self.billing),
-            selected_tenant(request, credential),
-        )
-        issued = await self._read(credential, lambda: billing.issued_invoices(tenant))
-        forms = tuple(billing.statement_forms)
-        return json_response(StatementList(tuple(issued), forms, len(issued), tenant=tenant or ""))
+    async def statement_list(self, request: ResourceRequest) -> StatementList:
+        """Return a part of the invoices of all tenants, or of one. Raises ResourceError."""
+        tenant, query = request.selected_tenant, request.query
 
-    async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._read(credential, self.billing), _requested_period(request)
-        form = _requested_format(request, billing.statement_forms)
-        tenant = request.match_info["tenant"]
-        content = await self._read(credential, lambda: billing.statement(tenant, period, form))
-        if content is None:
-            text = f"no statement of {tenant} for {period}"
-            return json_error(HTTPStatus.NOT_FOUND, text)
-        return _document_response(content, form)
+        def make(reader: billing_reader.BillingReader) -> StatementList:
+            found = list_query.sort_rows(reader.issued_invoices(tenant), query.sort)
+            rows, forms = tuple(found[request.part]), tuple(reader.statement_forms)
+            return StatementList(rows, forms, len(found), query.offset, tenant or "")
 
-    async def _export(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._read(credential, self.billing), _requested_period(request)
-        form = _requested_format(request, billing.export_forms)
-        tenant = selected_tenant(request, credential)
-        hashed = await self._read(
-            credential, lambda: _with_digest(billing.export(tenant, period, form))
-        )
-        if hashed is None:
-            return json_error(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
-        content, digest = hashed
+        return await self.read(request.credential, make)
+
+    async def statement(self, request: ResourceRequest) -> web.Response:
+        """Return a statement in one of its forms. Raises ResourceError."""
+        tenant, period = request.parts["tenant"], _requested_period(request)
+
+        def make(reader: billing_reader.BillingReader) -> web.Response | None:
+            form = _requested_format(request, reader.statement_forms)
+            content = reader.statement(tenant, period, form)
+            return None if content is None else _document_response(content, form)
+
+        found = await self.read(request.credential, make)
+        if found is None:
+            raise ResourceError(HTTPStatus.NOT_FOUND, f"no statement of {tenant} for {period}")
+        return found
+
+    async def export(self, request: ResourceRequest) -> web.Response:
+        """Return an export in one of its forms, and report its delivery. Raises ResourceError."""
+        tenant, period = request.selected_tenant, _requested_period(request)
+
+        def make(reader: billing_reader.BillingReader) -> tuple[bytes, str, str] | None:
+            form = _requested_format(request, reader.export_forms)
+            content = reader.export(tenant, period, form)
+            return None if content is None else (content, form, hashlib.sha256(content).hexdigest())
+
+        found = await self.read(request.credential, make)
+        if found is None:
+            raise ResourceError(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
+        content, form, digest = found
         # A HEAD request delivers nothing.
-        if request.method == "GET":
-            address, holder = request.remote or "", tenant or ""
-            self.on_export(DeliveredExport(credential, address, period, form, holder, digest))
+        if not request.is_head:
+            delivered = request.credential, request.address, period, form, tenant or "", digest
+            self.on_export(DeliveredExport(*delivered))
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document_response(content, form, name)
 
-    async def _read(
-        self, credential: Credential, making: Callable[[], BillingResultT]
-    ) -> BillingResultT:
-        try:
-            return await self.read_pool.read(credential, making)
-        except billing_reader.BillingUnavailableError as error:
-            text = "the ledger is unavailable\n"
-            raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
-
-def _with_digest(content: bytes | None) -> tuple[bytes, str] | None:
-    return None if content is None else (content, hashlib.sha256(content).hexdigest())
-
-
-def _requested_period(request: web.Request) -> str:
-    period = request.match_info["period"]
+def _requested_period(request: ResourceRequest) -> str:
+    period = request.parts["period"]
     try:
         parse_period(period)
     except PeriodError as error:
-        raise web.HTTPBadRequest(text=f"{error}\n") from error
+        raise ResourceError(HTTPStatus.BAD_REQUEST, str(error)) from error
     return period
 
 
-def _requested_format(request: web.Request, formats: Sequence[str]) -> str:
-    form = request.query.get("format", formats[0])
+def _requested_format(request: ResourceRequest, formats: Sequence[str]) -> str:
+    form: str = request.query.format or formats[0]
     if form not in formats:
-        raise web.HTTPBadRequest(text=f"invalid format: expected one of {', '.join(formats)}\n")
+        text = f"invalid format: expected one of {', '.join(formats)}"
+        raise ResourceError(HTTPStatus.BAD_REQUEST, text)
     return form
 
 

@@ -14,11 +14,7 @@ from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.http import json_responses, route_table
 from railscope_collector.ledger import membership
 
-# Health and metrics are about this process, whichever collector is the head.
-_OWN_ROUTES = frozenset({"healthy", "ready", "metrics"})
-_HISTORY_ROUTES = frozenset(
-    f"page_{page}{twin}" for page in ("node_history", "gpu") for twin in ("", "_json")
-)
+_HISTORY_ROUTES = frozenset({"page_node_history", "page_gpu"})
 
 
 @dataclass(slots=True)
@@ -28,17 +24,13 @@ class ClusterRouting:
     cluster: cluster_head.ClusterHead
 
     def route(
-        self, own_handlers: route_table.RouteHandlers, api: Iterable[str], pages: Iterable[str]
+        self, own_handlers: route_table.RouteHandlers, of_all_nodes: Iterable[str]
     ) -> route_table.RouteHandlers:
-        """Return handlers for all routes; `api` and `pages` are the names of those about all nodes."""
+        """Return handlers for all routes; `of_all_nodes` are the names of those about all nodes."""
         if not self.cluster.role.is_enabled:
             return own_handlers
-        names = set(api) - _OWN_ROUTES
-        names |= {f"page_{page}{twin}" for page in pages for twin in ("", "_json")}
-        return {
-            **own_handlers,
-            **{name: partial(self._answer, name, own_handlers[name]) for name in names},
-        }
+        routed = {name: partial(self._answer, name, own_handlers[name]) for name in of_all_nodes}
+        return {**own_handlers, **routed}
 
     async def _answer(
         self,
@@ -61,7 +53,7 @@ class ClusterRouting:
             return _refer(request, cluster.other_head)
         response = await state.handlers[name](request, credential)
         extent = state.refresher.views.extent
-        # Pages and their twins state the collectors themselves.
+        # Pages state the collectors themselves.
         if extent is None or name.startswith("page_") or not isinstance(response, web.Response):
             return response
         if credential.role is Role.TENANT:

@@ -1,4 +1,4 @@
-"""Route of the list of GPUs with their rails and NICs, worst first, from the newest views.
+"""Resource of the list of GPUs with their rails and NICs, worst first, from the newest views.
 
 The list is computed in a thread, once per refresh of the views; a request selects and sorts numbers, and only the
 rows of its page become objects.
@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from http import HTTPStatus
 from itertools import islice, pairwise
 from typing import Annotated, Literal, TypeAlias
@@ -19,7 +19,6 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from aiohttp import web
 
 from railscope import api, claim_terms
 from railscope.api.status import worst
@@ -31,7 +30,8 @@ from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.entity_states import STATES
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.fleet.minute_window import WINDOW_NS
-from railscope_collector.http import incidents_api, json_responses, list_query
+from railscope_collector.http import ResourceError, incidents_api, list_query
+from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.views import gpu_list
 from railscope_collector.workloads.job_roster import JobGpu
@@ -65,7 +65,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 """Metrics of each value of a row: the first one that is reported counts, or the largest of shares of time."""
 
 
-class GpusQuery(list_query.PartQuery, frozen=True, forbid_unknown_fields=True):
+class GpusQuery(list_query.PartQuery, frozen=True):
     """Query of the list: the part of the list, and patterns such as `gpu-*` without regard to case."""
 
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
@@ -277,7 +277,7 @@ def _first_known(
 
 @dataclass(slots=True)
 class GpusApi:
-    """Handler of the list; a tenant reads the GPUs that its jobs hold."""
+    """Function of the list; a tenant reads the GPUs that its jobs hold."""
 
     core: CollectorState
     views: Callable[[], view_refresh.CollectorViews]
@@ -292,16 +292,12 @@ class GpusApi:
             found = self._newest = FleetGpus(views)
         return found
 
-    async def list(self, request: web.Request, credential: Credential) -> web.Response:
-        """Return a part of the list."""
-        gpus, table = self.newest(), self.incidents()
+    def gpu_list(self, request: ResourceRequest) -> api.GpuList:
+        """Return the part of the list that a query selects. Blocking; raises ResourceError before the first views."""
+        gpus = self.newest()
         if not gpus.views.timestamp_ns:
-            text = view_refresh.NOT_COMPUTED
-            return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        select = partial(self.select, gpus, table, credential)
-        stale = entity_states.view_problem(gpus.views.timestamp_ns, self.wall_ns())
-        version = gpus.views.timestamp_ns, table.timestamp_ns, credential.tenant, stale
-        return await json_responses.selected_response(request, GpusQuery, select, *version)
+            raise ResourceError(HTTPStatus.SERVICE_UNAVAILABLE, view_refresh.NOT_COMPUTED)
+        return self.select(gpus, self.incidents(), request.credential, request.query)
 
     def select(
         self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery

@@ -1,81 +1,74 @@
-"""Routes of incidents and of running jobs with their states: the lists, one incident with its curves, one job with its GPUs."""
+"""Resources of incidents and of running jobs with their states: the lists, one incident with its curves, one job with its GPUs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
+from typing import Annotated, Literal
 
 import msgspec
-from aiohttp import web
 
-from railscope import api, service
+from railscope import api
 from railscope.api.status import rank
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
+from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.incident_table import (
     IncidentTable,
     ReportedIncident,
     worst_first,
 )
 from railscope_collector.fleet.fleet import NamesOfGpu
-from railscope_collector.http import list_query
-from railscope_collector.http.json_responses import json_error, json_response, tagged_response
-from railscope_collector.http.route_table import RouteHandlers
+from railscope_collector.http import ResourceError, list_query
+from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.workloads.job_roster import JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
 
 MAX_LISTED = 200
 """Incidents of one response, the most urgent ones."""
 _ALL = "all"
-FILTERS = {
-    "state": ("open", "closed", _ALL),
-    "class": (*CLASSES, _ALL),
-    "severity": (*Severity, _ALL),
-}
-"""Values of the query; without any, all."""
+IncidentState = Literal["open", "closed", "all"]
+_Severity = Literal["info", "warning", "critical", "all"]
+_Class = Literal[(*CLASSES, "all")]  # type: ignore[valid-type]  # one list of the classes
+
+
+class IncidentsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of incidents: several values of one parameter select any, no value or `all` selects all."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = MAX_LISTED
+    offset: list_query.Offset = 0
+    state: tuple[IncidentState, ...] = ()
+    incident_class: tuple[_Class, ...] = msgspec.field(name="class", default=())
+    severity: tuple[_Severity, ...] = ()
+    sort: Literal["", "onset", "victim_count", "lost_gpu_time_seconds", "title"] = ""
+    """Order in place of the most urgent first."""
+
+    def selects(self, incident: ReportedIncident) -> bool:
+        """True if an incident has one of the values of each parameter."""
+        document = incident.document
+        chosen = (
+            (self.state, incident.state),
+            (self.incident_class, document.incident_class),
+            (self.severity, document.severity),
+        )
+        return all(not values or _ALL in values or value in values for values, value in chosen)
 
 
 @dataclass(slots=True)
 class IncidentsApi:
-    """Handlers that use the latest table. A tenant reads the incidents that touch its jobs."""
+    """Functions that use the latest table. A tenant reads the incidents that touch its jobs."""
 
     table: Callable[[], IncidentTable]
     progress: Callable[[], api.DiagnosisProgress] = api.DiagnosisProgress
 
-    def handlers(self) -> RouteHandlers:
-        """Return the handlers by route name."""
-        return {"incidents": self._list, "incident": self._incident}
-
-    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
-        table = self.table()
-        if not table.timestamp_ns:
-            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, NOT_DIAGNOSED)
-        selected = {}
-        for name, values in FILTERS.items():
-            selected[name] = set(request.query.getall(name, [_ALL]))
-            for unknown in sorted(selected[name] - set(values)):
-                text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
-                return json_error(HTTPStatus.BAD_REQUEST, text)
-
-        def is_selected(incident: ReportedIncident) -> bool:
-            document = incident.document
-            of_incident = incident.state, document.incident_class, document.severity
-            return all(
-                each in chosen or _ALL in chosen
-                for each, chosen in zip(of_incident, selected.values(), strict=True)
-            )
-
-        progress = self.progress_for(credential)
-        chosen = [sorted(values) for values in selected.values()]
-        # While it is not evaluated, its age changes: every 10 seconds, as the incidents otherwise.
-        age, restarts = int((progress.age_seconds or 0) // 10), progress.restarts
-        version = table.timestamp_ns, age, progress.running, restarts, credential.tenant, chosen
-        make = partial(self.select, credential, is_selected, slice(MAX_LISTED))
-        return await tagged_response(request, make, *version)
+    def incident_list(self, request: ResourceRequest) -> api.IncidentList:
+        """Return the part of the incidents that a query selects. Blocking; raises ResourceError before the first evaluation."""
+        if not self.table().timestamp_ns:
+            raise ResourceError(HTTPStatus.SERVICE_UNAVAILABLE, NOT_DIAGNOSED)
+        query = request.query
+        return self.select(request.credential, query.selects, request.part, query.sort)
 
     def select(
         self,
@@ -108,28 +101,22 @@ class IncidentsApi:
             return msgspec.structs.replace(progress, problem="")
         return progress
 
-    async def _incident(self, request: web.Request, credential: Credential) -> web.Response:
-        table, number = self.table(), request.match_info["incident"]
-        visible = find_visible(table, number, credential)
-        if visible is None:
-            text = f"unknown incident {number[:40]!r}: expected an `id` of /api/v1/incidents"
-            return json_error(HTTPStatus.NOT_FOUND, text)
-        progress = self.progress_for(credential)
-        return json_response(
-            await service.run_in_thread(incident_detail, visible, table.timestamp_ns, progress)
+    def progress_version(self) -> tuple[object, ...]:
+        """Return what changes with the progress: while nothing is evaluated, the age of the incidents every 10 seconds."""
+        progress = self.progress()
+        return int((progress.age_seconds or 0) // 10), progress.running, progress.restarts
+
+    def incident_detail(self, request: ResourceRequest) -> api.IncidentDetail:
+        """Return an incident with its curves. Raises ResourceError."""
+        table = self.table()
+        incident = find_visible(table, request.parts["incident"], request.credential)
+        document = incident.document
+        return api.IncidentDetail(
+            **{name: getattr(document, name) for name in document.__struct_fields__},
+            timestamp_ns=table.timestamp_ns,
+            diagnosis=self.progress_for(request.credential),
+            curves=incident.curves,
         )
-
-
-def incident_detail(
-    incident: ReportedIncident, timestamp_ns: int, progress: api.DiagnosisProgress
-) -> api.IncidentDetail:
-    """Return an incident with its curves."""
-    return api.IncidentDetail(
-        **{name: getattr(incident.document, name) for name in incident.document.__struct_fields__},
-        timestamp_ns=timestamp_ns,
-        diagnosis=progress,
-        curves=incident.curves,
-    )
 
 
 def visible_incidents(table: IncidentTable, credential: Credential) -> list[ReportedIncident]:
@@ -139,13 +126,16 @@ def visible_incidents(table: IncidentTable, credential: Credential) -> list[Repo
     return [*reversed(table.incidents)]
 
 
-def find_visible(
-    table: IncidentTable, number: str, credential: Credential
-) -> ReportedIncident | None:
-    """Return what a reader may see of an incident; None if there is no such incident for the reader."""
+def find_visible(table: IncidentTable, number: str, credential: Credential) -> ReportedIncident:
+    """Return what a reader may see of an incident. Raises ResourceError if there is no such incident for the reader."""
     if credential.role is Role.TENANT:
-        return next(table.of_tenant(credential.tenant, number), None)
-    return table.find(number)
+        found = next(table.of_tenant(credential.tenant, number), None)
+    else:
+        found = table.find(number)
+    if found is None:
+        text = f"unknown incident {number[:40]!r}: expected one of the list of incidents; closed ones are dropped in time"
+        raise ResourceError(HTTPStatus.NOT_FOUND, text)
+    return found
 
 
 NOT_DIAGNOSED = "nothing has been diagnosed yet"
@@ -161,54 +151,61 @@ def visible_jobs(
     return [job for job in view.jobs if not tenants or job.key.tenant in tenants]
 
 
+class JobsQuery(list_query.WholeQuery, frozen=True):
+    """Query of the list of jobs: those of any of some tenants."""
+
+    tenant: tuple[list_query.SearchText, ...] = ()
+    name: list_query.SearchText = ""
+    """Part of the tenant and the name, without regard to case."""
+    sort: Literal["", "workload", "tenant", "start_ns", "gpus", "nodes", "stale_gpus"] = ""
+    """Order in place of worst first."""
+
+
 @dataclass(slots=True)
 class JobsApi:
-    """Handlers that use the latest view and incidents. `names_of` returns the names of a GPU of a node."""
+    """Functions that use the latest view and incidents. `names_of` returns the names of a GPU of a node."""
 
     jobs: Callable[[], RunningJobs]
     names_of: NamesOfGpu
     wall_ns: Callable[[], int]
     incidents: Callable[[], IncidentTable] = IncidentTable
 
-    def handlers(self) -> RouteHandlers:
-        """Return the handlers by route name."""
-        return {"jobs": self._list, "job": self._job}
+    def job_list(self, request: ResourceRequest) -> api.JobList:
+        """Return the part of the running jobs that a query selects, worst first and then the largest. Blocking."""
+        view, query = self.jobs(), request.query
+        jobs = [
+            job
+            for job in visible_jobs(view, request.credential, query.tenant)
+            if not query.name
+            or query.name.lower() in f"{job.key.tenant}/{job.key.workload}".lower()
+        ]
+        states = self.states(request.credential)
 
-    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
-        view, tenants = self.jobs(), set(request.query.getall("tenant", []))
-        times = view.timestamp_ns, self.incidents().timestamp_ns
-        stale = entity_states.view_problem(view.timestamp_ns, self.wall_ns())
+        def urgency(job: RunningJob) -> tuple[int, int, JobKey]:
+            return (
+                rank(states.state_of(job.key, view.stale_gpus[job.key])),
+                -len(job.places),
+                job.key,
+            )
 
-        def make() -> api.JobList:
-            jobs = visible_jobs(view, credential, tenants)
-            found = self.list_of(view, jobs, credential, len(jobs))
-            rows = sorted(found.rows, key=lambda row: rank(row.state))
-            return msgspec.structs.replace(found, rows=tuple(rows))
+        jobs.sort(key=urgency)
+        # Rows are made for a part only, unless they are sorted by one of their fields.
+        if query.sort:
+            made = (self.row(view, job, states) for job in jobs)
+            rows = list_query.sort_rows(made, query.sort)[request.part]
+        else:
+            rows = [self.row(view, job, states) for job in jobs[request.part]]
+        suppressed = 0 if request.tenant is not None else view.suppressed
+        return api.JobList(view.timestamp_ns, tuple(rows), suppressed, len(jobs))
 
-        version = *times, stale, credential.tenant, sorted(tenants)
-        return await tagged_response(request, make, *version)
-
-    def list_of(
-        self, view: RunningJobs, jobs: Iterable[RunningJob], credential: Credential, found: int
-    ) -> api.JobList:
-        """Return the list of some jobs. Blocking."""
-        states, is_tenant = self.states(credential), credential.role is Role.TENANT
-        rows = tuple(self.row(view, job, states) for job in jobs)
-        suppressed = 0 if is_tenant else view.suppressed
-        return api.JobList(view.timestamp_ns, rows, suppressed, found)
-
-    async def _job(self, request: web.Request, credential: Credential) -> web.Response:
-        view, job = self.find(request.match_info)
-        if job is None:
-            return json_error(HTTPStatus.NOT_FOUND, UNKNOWN_JOB)
-        states = self.states(credential)
-        return json_response(await service.run_in_thread(self.job_document, view, job, states))
-
-    def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob | None]:
-        """Return the view and the running job that the parts of a path name; None if there is none."""
+    def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob]:
+        """Return the view and the running job that the parts of a path name. Raises ResourceError."""
         view = self.jobs()
         key = JobKey(named["tenant"], named["source"], named["workload"])
-        return view, next((job for job in view.jobs if job.key == key), None)
+        found = next((job for job in view.jobs if job.key == key), None)
+        if found is None:
+            raise ResourceError(HTTPStatus.NOT_FOUND, UNKNOWN_JOB)
+        return view, found
 
     def states(self, credential: Credential) -> entity_states.JobStates:
         """Return the states of jobs by the incidents that a reader may see."""
@@ -223,10 +220,10 @@ class JobsApi:
         step, row = self.incidents().steps.get(job.key), view.to_job(job, self.names_of)
         return states.decide(msgspec.structs.replace(row, step=step))
 
-    def job_document(
-        self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
-    ) -> api.Job:
-        """Return a job with its GPUs and their readings."""
+    def job_detail(self, request: ResourceRequest) -> api.Job:
+        """Return a job with its GPUs and their readings. Blocking; raises ResourceError."""
+        view, job = self.find(request.parts)
+        states = self.states(request.credential)
         return msgspec.structs.replace(
             self.row(view, job, states),
             timestamp_ns=view.timestamp_ns,

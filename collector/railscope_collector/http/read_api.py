@@ -1,4 +1,4 @@
-"""Routes for readers: /metrics, the JSON API of the views and jobs, health.
+"""Resources of the views, and the routes of health and of /metrics.
 
 The collector's /metrics: the aggregates of the views, and the collector's own state.
 """
@@ -10,17 +10,16 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from http import HTTPStatus
 from itertools import chain, zip_longest
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
 from railscope import api, claim_terms, exposition, service, timestamps
-from railscope.api import tenants as tenant_api
+from railscope.api import inventory as inventory_api, tenants as tenant_api
 from railscope.api.status import Status
 from railscope.catalog import declare
 from railscope.catalog.rollup import part_labels
@@ -33,17 +32,19 @@ from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.fleet import view_cells
 from railscope_collector.fleet.fleet import FleetNode, StreamRow
 from railscope_collector.http import (
+    ResourceError,
     event_list,
     gpus_api,
     incidents_api,
-    json_responses,
     list_query,
     node_readings,
+    resource_server,
     route_table,
     status_api,
 )
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
 from railscope_collector.http.json_compression import accepts_gzip
+from railscope_collector.http.resource_server import Change, ResourceRequest
 from railscope_collector.http.write_probes import WriteProbe
 from railscope_collector.inventory.inventory_view import inventory_document, missing_nodes
 from railscope_collector.metering.tiling import HELD_STATES, SlotState
@@ -53,7 +54,8 @@ from railscope_collector.switches import all_switches, switch_view
 from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.rollups import node_rollups
 
-MAX_EVENTS, MAX_NODES = 1000, 1_000_000
+MAX_EVENTS = 1000
+_MAX_QUOTED = 100
 
 
 _RAIL_METRICS: Mapping[str, tuple[str, ...]] = {
@@ -70,20 +72,44 @@ _RAIL_METRICS: Mapping[str, tuple[str, ...]] = {
 """Roll-ups of each reading of a rail: the first one that is reported counts, or the largest of all for a maximum."""
 
 
-class NodesQuery(msgspec.Struct, frozen=True):
+class NodesQuery(list_query.WholeQuery, frozen=True):
     """Query of the list of nodes: the part of the list, a state, and a part of the name without regard to case."""
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = MAX_NODES
-    offset: list_query.Offset = 0
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
     name: list_query.SearchText = ""
     sort: Literal["", "node", "since_ns", "age_seconds", "gpus"] = ""
     """Order in place of worst first."""
 
 
+class NodeQuery(msgspec.Struct, frozen=True):
+    """Query of a node: names of sources, all without any."""
+
+    stream: tuple[list_query.SearchText, ...] = ()
+
+
+class RailsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of rails."""
+
+    sort: Literal[
+        "", "failed", "degraded", "mean_utilization_ratio", "power_watts", "max_temperature_celsius", "max_pausing_ratio"
+    ] = ""  # fmt: skip
+
+
+class TenantsQuery(list_query.WholeQuery, frozen=True):
+    """Query of the list of tenants."""
+
+    sort: Literal["", "tenant", "held_gpu_hours"] = ""
+
+
+class EventsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of events."""
+
+    node: list_query.SearchText = ""
+
+
 @dataclass(slots=True)
 class ViewApi:
-    """Handlers of the read routes. `views` is called for each request."""
+    """Functions of resources, and handlers of other routes. `views` is called for each request."""
 
     core: CollectorState
     metrics: CollectorMetrics
@@ -121,32 +147,29 @@ class ViewApi:
 
     def handlers(self) -> route_table.RouteHandlers:
         """Return the handlers by route name."""
+        return {"healthy": self._healthy, "ready": self._ready, "metrics": self._metrics}
+
+    @property
+    def changes(self) -> resource_server.Changes:
+        """What new versions of documents follow from."""
         return {
-            "healthy": self._healthy,
-            "ready": self._ready,
-            "status": self._status,
-            "metrics": self._metrics,
-            "cluster": self._cluster,
-            "rails": self._rails,
-            "tenants": self._tenants,
-            "nodes": self._node_list,
-            "node": self._node,
-            "gpus": self.gpus.list,
-            "inventory": self._inventory,
-            "account": self._account,
-            "events": self._events,
-            **self.jobs_api.handlers(),
-            **self.listed_incidents.handlers(),
+            Change.VIEWS: self._views_version,
+            Change.INCIDENTS: lambda: self.incidents().timestamp_ns,
+            Change.PROGRESS: self.listed_incidents.progress_version,
         }
+
+    def _views_version(self) -> tuple[int, str]:
+        at_ns = self.views().timestamp_ns
+        return at_ns, entity_states.view_problem(at_ns, self.wall_ns())
 
     @property
     def listed_incidents(self) -> incidents_api.IncidentsApi:
-        """Handlers of incidents."""
+        """Functions of the resources of incidents."""
         return incidents_api.IncidentsApi(self.incidents, self.progress)
 
     @property
     def jobs_api(self) -> incidents_api.JobsApi:
-        """Handlers of jobs."""
+        """Functions of the resources of jobs."""
         return incidents_api.JobsApi(
             lambda: self.views().jobs, self.core.names_of_gpu, self.wall_ns, self.incidents
         )
@@ -164,7 +187,7 @@ class ViewApi:
             return [entity_states.unknown_row(row, stale) for row in latest[1]]
         return latest[1]
 
-    def select_nodes(self, query: NodesQuery) -> api.NodeList:
+    def node_list(self, query: NodesQuery) -> api.NodeList:
         """Return the part of the nodes that a query selects. Blocking."""
         rows = self.node_rows()
         found = [
@@ -183,11 +206,12 @@ class ViewApi:
             gpus=sum(row.gpus for row in rows),
         )
 
-    async def node_detail(self, name: str, streams: Collection[str] = ()) -> api.NodeDetail | None:
-        """Return a node with its GPUs and sources, all unless some are named; None if it is not known."""
+    async def node_detail(self, name: str, streams: Collection[str] = ()) -> api.NodeDetail:
+        """Return a node with its GPUs and sources, all unless some are named. Raises ResourceError."""
         node = self.core.fleet.nodes.get(name)
         if node is None:
-            return None
+            text = f"unknown node {name[:_MAX_QUOTED]!r}: expected one that has reported"
+            raise ResourceError(HTTPStatus.NOT_FOUND, text)
         now_ns = self.wall_ns()
         rollups = _rollup_rows(self._fresh_rows(node, now_ns))
         chosen = {
@@ -270,17 +294,14 @@ class ViewApi:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    async def _cluster(self, request: web.Request, _: Credential) -> web.Response:
-        version = self.views().cluster.timestamp_ns
-        return await json_responses.tagged_response(request, self.cluster_values, version)
-
     def cluster_values(self) -> api.MetricList:
         """Return the values of the whole cluster. Blocking."""
         view = self.views().cluster
         return api.MetricList(view.timestamp_ns, view.rows(), view.name)
 
-    def tenant_list(self, tenant: str | None, part: slice, sort: str = "") -> tenant_api.TenantList:
-        """Return a part of the tenants, or one of them, those that hold most GPUs first. Blocking."""
+    def tenant_list(self, request: ResourceRequest) -> tenant_api.TenantList:
+        """Return a part of the tenants, or the tenant that reads, those that hold most GPUs first. Blocking."""
+        tenant, query = request.tenant, request.query
         views = self.views()
         view, account, table = views.tenant, views.account, self.incidents()
         if tenant is not None:
@@ -306,37 +327,10 @@ class ViewApi:
             )
             for name in sorted(names, key=lambda name: (-held_now[name], name))
         ]
-        shown = list_query.sort_rows(rows, sort)[part]
+        shown = list_query.sort_rows(rows, query.sort)[request.part]
         return tenant_api.TenantList(
-            view.timestamp_ns, view.rows(), tuple(shown), len(rows), part.start or 0
+            view.timestamp_ns, view.rows(), tuple(shown), len(rows), query.offset
         )
-
-    async def _tenants(self, request: web.Request, credential: Credential) -> web.Response:
-        tenant = credential.tenant if credential.role is Role.TENANT else None
-        version = self.views().timestamp_ns, self.incidents().timestamp_ns, credential.tenant
-        return await json_responses.tagged_response(
-            request, partial(self.tenant_list, tenant, slice(None)), *version
-        )
-
-    async def _rails(self, request: web.Request, _: Credential) -> web.Response:
-        version = self.views().timestamp_ns, self.incidents().timestamp_ns
-        return await json_responses.tagged_response(request, self.rail_list, *version)
-
-    async def _node_list(self, request: web.Request, _: Credential) -> web.Response:
-        at_ns = self.views().timestamp_ns
-        stale = entity_states.view_problem(at_ns, self.wall_ns())
-        version = at_ns, self.incidents().timestamp_ns, stale
-        return await json_responses.selected_response(
-            request, NodesQuery, self.select_nodes, *version
-        )
-
-    async def _node(self, request: web.Request, __: Credential) -> web.Response:
-        name, streams = request.match_info["node"], set(request.query.getall("stream", []))
-        found = await self.node_detail(name, streams)
-        if found is None:
-            text = f"unknown node {name!r}: expected one that has reported"
-            return json_responses.json_error(HTTPStatus.NOT_FOUND, text)
-        return json_responses.json_response(found)
 
     def _fresh_rows(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
@@ -345,28 +339,22 @@ class ViewApi:
         rows = node.rows.values()
         return [row for row in rows if row.index in fleet.fresh_rows(row.block, from_ns, now_ns)]
 
-    async def _inventory(self, request: web.Request, _: Credential) -> web.Response:
+    def inventory(self) -> inventory_api.Inventory:
+        """Return the comparison with the inventory. Blocking; raises ResourceError before the first one."""
         result = self.views().inventory_comparison
         if not result.timestamp_ns:
-            return json_responses.json_error(
-                HTTPStatus.SERVICE_UNAVAILABLE, view_refresh.NOT_COMPUTED
-            )
-        return await json_responses.tagged_response(
-            request, partial(inventory_document, result, self.core.names_of)
-        )
+            raise ResourceError(HTTPStatus.SERVICE_UNAVAILABLE, view_refresh.NOT_COMPUTED)
+        return inventory_document(result, self.core.names_of)
 
-    async def _account(self, request: web.Request, credential: Credential) -> web.Response:
+    def account(self, request: ResourceRequest) -> tenant_api.Account:
+        """Return the GPU time of all tenants, or of the tenant that reads. Blocking; raises ResourceError while it is unknown."""
         views = self.views()
         if views.account is None:
             text, reason = "the account has not been computed yet", self.metrics.unknown_reason
             if views.timestamp_ns and reason:
                 text = f"the holders of GPUs are unknown: {reason}"
-            return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        found, tenant = views.account, credential.tenant
-        owner = tenant if credential.role is Role.TENANT else None
-        return await json_responses.tagged_response(
-            request, partial(account_document, found, owner), views.timestamp_ns, tenant
-        )
+            raise ResourceError(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        return account_document(views.account, request.tenant)
 
     def event_writer(self) -> event_list.EventWriter:
         """Return the writer of events of the nodes as of now."""
@@ -374,15 +362,9 @@ class ViewApi:
             dict(self.core.fleet.nodes), self.core.names_of, self.tenant_of
         )
 
-    async def _events(self, request: web.Request, _: Credential) -> web.Response:
-        make = partial(self.event_list, request.query.get("node"))
-        return await json_responses.tagged_response(request, make)
-
-    def event_list(self, node: str | None = None) -> api.EventList:
+    def event_list(self, node: str) -> api.EventList:
         """Return the newest events of all nodes, or of one. Blocking."""
-        events = [
-            seen_event for seen_event in [*self.core.events] if node in (None, seen_event.node)
-        ]
+        events = [each for each in [*self.core.events] if node in {"", each.node}]
         return api.EventList(tuple(map(self.event_writer().event, events[-MAX_EVENTS:])))
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
@@ -394,9 +376,9 @@ class ViewApi:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
 
-    async def _status(self, request: web.Request, credential: Credential) -> web.Response:
-        make = partial(self.status, credential, await self.not_ready())
-        return await json_responses.tagged_response(request, make)
+    async def status_now(self, credential: Credential) -> Status:
+        """Return the status, with the reason if the collector is not ready."""
+        return await service.run_in_thread(self.status, credential, await self.not_ready())
 
     def status(self, credential: Credential, not_ready: str = "") -> Status:
         """Return the status as a reader may see it. Blocking."""

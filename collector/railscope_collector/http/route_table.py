@@ -1,4 +1,4 @@
-"""Routes of the collector, each with the roles that may use it."""
+"""Routes, each with the roles that may use it: the type, and those of machines. Those of the API follow from `resources`."""
 
 from __future__ import annotations
 
@@ -55,52 +55,27 @@ class Route:
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-_NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT, access.Role.COLLECTOR})
+NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT, access.Role.COLLECTOR})
 READING_ROLES = frozenset(set(access.Role) - {access.Role.NODE, access.Role.COLLECTOR})
 """Roles of people and of their programs."""
-_RUNNING = frozenset({access.Role.OPERATOR, access.Role.AUDITOR})
-_BILLING = frozenset({access.Role.FINANCE, access.Role.AUDITOR})
-_AUDIT = frozenset({access.Role.AUDITOR})
+RUNNING = frozenset({access.Role.OPERATOR, access.Role.AUDITOR})
+BILLING = frozenset({access.Role.FINANCE, access.Role.AUDITOR})
+AUDIT = frozenset({access.Role.AUDITOR})
 _NODE = frozenset({access.Role.NODE})
 
 
-def _open(name: str, path: str) -> Route:
-    return Route(name, path, _NOT_A_TENANT, TenantScope.SAME, open=True)
+def open_route(name: str, path: str, method: str = "GET") -> Route:
+    """Return a route that serves unauthenticated requests."""
+    return Route(name, path, NOT_A_TENANT, TenantScope.SAME, method, open=True)
 
 
-ROUTES: Collection[Route] = (
-    _open("healthy", "/-/healthy"),
-    _open("ready", "/-/ready"),
+MACHINE_ROUTES: Collection[Route] = (
+    open_route("healthy", "/-/healthy"),
+    open_route("ready", "/-/ready"),
     Route("frames", INGEST_PATH, _NODE, method="POST"),
     Route("copies", wire.COPIES_PATH, _NODE, method="POST"),
     Route("records", "/v1/records", frozenset({access.Role.COLLECTOR})),
-    Route("metrics", "/metrics", _RUNNING, TenantScope.OWN_DATA),
-    Route("openapi", "/api/v1/openapi.json", _RUNNING | _BILLING, TenantScope.SAME),
-    Route("status", "/api/v1/status", _RUNNING, TenantScope.OWN_DATA),
-    Route("cluster", "/api/v1/cluster", _RUNNING),
-    Route("rails", "/api/v1/rails", _RUNNING),
-    Route("nodes", "/api/v1/nodes", _RUNNING),
-    Route("node", "/api/v1/nodes/{node}", _RUNNING),
-    Route("gpus", "/api/v1/gpus", _RUNNING, TenantScope.OWN_DATA),
-    Route("switches", "/api/v1/switches", _RUNNING),
-    Route("switch", "/api/v1/switches/{switch}", _RUNNING),
-    Route("switch_port", "/api/v1/switches/{switch}/ports/{port}", _RUNNING),
-    Route("links", "/api/v1/links", _RUNNING),
-    Route("inventory", "/api/v1/inventory", _RUNNING),
-    Route("events", "/api/v1/events", _RUNNING),
-    Route("incidents", "/api/v1/incidents", _RUNNING, TenantScope.OWN_DATA),
-    Route("incident", "/api/v1/incidents/{incident}", _RUNNING, TenantScope.OWN_DATA),
-    Route("jobs", "/api/v1/jobs", _RUNNING, TenantScope.OWN_DATA),
-    Route("job", "/api/v1/jobs/{tenant}/{source}/{workload}", _RUNNING, TenantScope.NAMED),
-    Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, TenantScope.OWN_DATA),
-    Route("account", "/api/v1/account", _RUNNING | _BILLING, TenantScope.OWN_DATA),
-    Route("statements", "/api/v1/statements", _BILLING, TenantScope.OWN_DATA),
-    Route("statement", "/api/v1/statements/{tenant}/{period}", _BILLING, TenantScope.NAMED),
-    Route("export", "/api/v1/exports/{period}", _BILLING, TenantScope.OWN_DATA),
-    Route("audit", "/api/v1/audit", _AUDIT, TenantScope.OWN_DATA),
-    Route("audit_entry", "/api/v1/audit/entries/{index}", _AUDIT, TenantScope.OWN_DATA),
-    Route("audit_checkpoint", "/api/v1/audit/checkpoint", _NOT_A_TENANT, TenantScope.SAME),
-    Route("audit_consistency", "/api/v1/audit/consistency", _NOT_A_TENANT, TenantScope.SAME),
+    Route("metrics", "/metrics", RUNNING, TenantScope.OWN_DATA),
     Route("witness_checkpoint", "/v1/checkpoint", _NODE),
     Route("witness_key", "/v1/checkpoint/key", _NODE),
     Route("witness_consistency", "/v1/checkpoint/consistency", _NODE),

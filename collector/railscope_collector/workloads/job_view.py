@@ -126,6 +126,15 @@ class RunningJobs:
             for name in catalog.STRAGGLER_MEASURES
         }
 
+    @cached_property
+    def stale_gpus(self) -> Mapping[job_roster.JobKey, int]:
+        """Number of GPUs of each job that are on nodes without fresh frames."""
+        fresh = self.fresh_nodes
+        return {
+            job.key: sum(place.holding.node not in fresh for place in job.places)
+            for job in self.jobs
+        }
+
     # As metrics ----------------------------------------------------------------------------------
 
     def cells(self, tenant: str | None = None) -> Iterator[view_cells.ViewCell]:
@@ -150,8 +159,7 @@ class RunningJobs:
         nodes = {place.holding.node for place in places}
         yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
         yield catalog.JOB_NODES, len(nodes)
-        stale = sum(place.holding.node not in self.fresh_nodes for place in places)
-        yield catalog.JOB_STALE_GPUS, stale
+        yield catalog.JOB_STALE_GPUS, self.stale_gpus[job.key]
         yield catalog.JOB_SHARED_GPUS, sum(not place.is_alone for place in places)
         yield catalog.JOB_START, job.start_ns / SECOND_NS
 

@@ -23,7 +23,7 @@ from support.waiting import wait_until
 
 from railscope_collector.access.credentials import Role, digest_bytes, digest_token
 from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
-from railscope_collector.http.route_table import ROUTES
+from railscope_collector.http.resources import ROUTES
 
 PARTS = {
     "node": "n1", "switch": "leaf-07", "port": "p1", "incident": "x", "tenant": "vision", "source": "slurm",

@@ -194,7 +194,7 @@ async def test_an_incident_is_in_the_api_the_metrics_the_events_and_the_audit_lo
         assert whole["cause"] == row["cause"]
         assert len(whole["curves"][0]["points"]) > 30
         status, text = await one.get("/api/v1/incidents?class=unheard")
-        assert (status, "unknown class 'unheard': expected one of" in text) == (400, True)
+        assert (status, "invalid class 'unheard': expected one of" in text) == (400, True)
         assert (await one.get("/api/v1/incidents/none"))[0] == 404
         _, metrics = await one.get("/metrics")
         assert f'railscope_incident_onset_timestamp_seconds{{incident="{row["id"]}"' in metrics

@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
 from support.incidents import NIC, incident
 
 from railscope.api import (
@@ -29,6 +27,7 @@ from railscope_collector.diagnosis.findings import OTHER_JOBS
 from railscope_collector.diagnosis.incident_report import JobDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.http.incidents_api import IncidentsApi
+from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.workloads.job_roster import JobKey
 
 OWN, OTHER = JobKey("red", "slurm", "7"), JobKey("blue", "slurm", "secret")
@@ -65,11 +64,10 @@ def reported(
 async def read(found: ReportedIncident, tenant: str) -> dict[str, Any]:
     """Return the response of the API to a tenant."""
     table = IncidentTable(SECOND_NS, (found,))
-    handler = IncidentsApi(lambda: table).handlers()["incident"]
-    request = make_mocked_request("GET", "/", match_info={"incident": found.document.id})
-    response = await handler(request, Credential("reader", Role.TENANT, tenant))
-    assert isinstance(response, web.Response)
-    content: dict[str, Any] = json.loads(response.text or "")
+    reader = Credential("reader", Role.TENANT, tenant)
+    asked = ResourceRequest(reader, {"incident": found.document.id})
+    document = IncidentsApi(lambda: table).incident_detail(asked)
+    content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
     return content
 
 

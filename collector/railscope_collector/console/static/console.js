@@ -65,10 +65,9 @@
     timer = setTimeout(poll, 1000 * Math.min(seconds * 2 ** failures, MAX_SECONDS));
   };
 
-  // The grid: the cell below the pointer follows from its position; names come from the page's JSON twin.
+  // The grid: the cell below the pointer follows from its position; names come from the page as JSON.
   const load = async () => {
-    const twin = document.querySelector('link[rel="alternate"]').href;
-    const answer = await fetch(twin, { credentials: "same-origin" });
+    const answer = await fetch(location.href, { credentials: "same-origin", headers: { accept: "application/json" } });
     return answer.ok ? (await answer.json()).grid?.nodes ?? [] : [];
   };
 
