@@ -36,10 +36,6 @@ CONTENT_TYPE = "application/vnd.railscope.frames"
 SENT_HEADER = "Railscope-Sent"
 RECEIPT_HEADER, MAX_RECEIPT_CHARACTERS = "Railscope-Receipt", 512
 """Header with the receipt of an envelope that is sent again to another collector, as the first one issued it."""
-COPIES_PATH = "/v1/copies"
-"""Path of live copies: envelopes that another collector, the primary one of the node, receives as well."""
-PRIMARY_HEADER, PRIMARY_FAILING = "Railscope-Primary", "failing"
-"""Header of a copy whose primary collector does not acknowledge: the receiver shows the node itself."""
 _SENT = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})(?: ([!-~]{0,64}))?")
 HASH_BYTES = 16
 RAIL_DIGITS = 3

@@ -215,9 +215,10 @@ def test_an_alert_has_a_severity_and_a_subject(rule: dict[str, Any]):
 PLACES = {"node", "instance", "rail", "switch", "collector", "workload", "tenant"}
 WITHOUT_PLACE = {
     "RailscopeDeadMansSwitch",
-    "RailscopeHeadChanges",
+    "RailscopeActiveCollectorChanges",
     "RailscopeIncident",  # its title has the place
     "RailscopeIncidentReach",  # no receiver gets it
+    "RailscopeNoActiveCollector",
     "RailscopeNoFinalizer",
 }
 

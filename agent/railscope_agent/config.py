@@ -156,27 +156,11 @@ class CollectorLink(Struct, frozen=True, kw_only=True):
     url: str = ""
     """Base URL, http:// or https://. Empty: no frames are shipped, unless urls lists collectors."""
     urls: Annotated[list[str], Meta(max_length=MAX_COLLECTORS)] = []
-    """Base URLs of several collectors, in place of url. Frames are shipped to one of them at a time: the
-    first of this node's order that responds.
-    """
-    send_to: Annotated[int, Meta(ge=1, le=2)] = 1
-    """Number of collectors to which frames are sent: 1, or 2 for a live copy of all frames to another one of urls, whose
-    views have no gap if the first one fails.
-    """
-    order: Literal["rendezvous", "pod", "listed"] = "rendezvous"
-    """Order of urls for this node: rendezvous (by a hash of node and URL: equal shares of the nodes), pod (by a hash
-    of pod and URL: the nodes of a pod have one collector) or listed (as listed, the same for all nodes).
-    """
-    pod: str = ""
-    """Name of the pod of this node, if order is pod: the same for all nodes below the same leaf switches."""
+    """Base URLs of the collectors of a group, in place of url. Frames are shipped to the one that accepts them."""
     max_failures: Annotated[int, Meta(ge=1, le=1000)] = 5
     """Consecutive failed attempts after which the next collector is used."""
     failover_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
     """Seconds without an acknowledgement after which the next collector is used."""
-    return_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 300.0
-    """Seconds for which the first collector of the order must be ready before it is used again; up to half as much
-    is added at random, so that agents do not return at the same time.
-    """
     token: str = ""
     """Token of this node. Prefer token_file."""
     token_file: str = ""

@@ -36,7 +36,7 @@ from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, sou
 from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.meter import ProcessMeter, create_meter
 from railscope_agent.sampling.source import Source
-from railscope_agent.shipping import EventNumbering, collector_link, collector_order
+from railscope_agent.shipping import EventNumbering, collector_link
 from railscope_agent.shipping.shipper import Shipper
 from railscope_agent.sources import (
     flight_recorder as ranks,
@@ -267,7 +267,7 @@ class Agent:
         # Signature libraries take 8 MiB: load them only in an agent with a collector.
         from railscope_agent.witness import audit_log_client, audit_witness, witness_store  # noqa: PLC0415 - only with a collector
 
-        links = collector_order.collector_links(self.settings.collector, self.node)
+        links = collector_link.collector_links(self.settings.collector)
         self.stats.audit_logs = tuple(shipping_stats.AuditLogState() for _ in links)
         for link, state in zip(links, self.stats.audit_logs, strict=True):
             directory, is_only = self._state / "witness", len(links) == 1

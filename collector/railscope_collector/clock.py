@@ -6,8 +6,7 @@ A wall clock that deviates from it by more than a second is *suspect*, and so is
 boot is before the newest durable frame, or that most of three or more nodes contradict in one direction by
 over a minute. A boot that begins over an hour after the reference was last stored is *unconfirmed* until a
 node agrees within a minute; until then one or two nodes that all disagree in one direction contradict it,
-too. Without three nodes, or one that agrees, other collectors of the database contradict it if all differ by over a
-minute. While the clock is suspect or unconfirmed, no ledger day is finalized and no period is closed. While it
+too. While the clock is suspect or unconfirmed, no ledger day is finalized and no period is closed. While it
 is suspect, frames get timestamps from the reference and name the start of that state. It ends when the wall
 clock returns, or when an administrator accepts it: then the frames of that time are assigned new timestamps
 by the accepted reference.
@@ -108,8 +107,6 @@ class CollectorClock:
     wall_ns: Callable[[], int] = time.time_ns
     boot_ns: Callable[[], int] = boot_clock_ns
     boot_id: str = field(default_factory=this_boot)
-    peer_offsets_ns: Callable[[], Collection[int]] = tuple
-    """Lead of the clock of each other collector of the database over this clock, in nanoseconds."""
     _state: ClockState | None = None
     is_replaced: bool = False
     """True if a restart of the collector must assign frames new timestamps."""
@@ -199,7 +196,6 @@ class CollectorClock:
         """Follow the wall clock, or check if the reason to suspect it still applies."""
         offsets_ns = list(self.offsets_ns(state.reference_ns + boot_ns))
         contradicted = _find_contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
-        contradicted = contradicted or _find_peer_contradiction(offsets_ns, self.peer_offsets_ns())
         # An administrator's decision stands while the same nodes contradict it, and no longer.
         state.is_overruled &= bool(contradicted)
         if state.is_overruled:
@@ -283,15 +279,6 @@ def _find_contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> s
         if distant and (only_few or (count >= MIN_NODES and 2 * distant > count)):
             return f"{distant} of {count} nodes are over a minute {relation} the collector"
     return ""
-
-
-def _find_peer_contradiction(offsets_ns: Sequence[int], peer_offsets_ns: Collection[int]) -> str:
-    """Return the reason why other collectors contradict a clock that its nodes do not decide about; or empty."""
-    is_decided = len(offsets_ns) >= MIN_NODES or any(map(_is_near, offsets_ns))
-    if not peer_offsets_ns or is_decided or any(map(_is_near, peer_offsets_ns)):
-        return ""
-    count = len(peer_offsets_ns)
-    return f"no node confirms the clock, which is over a minute from those of all {count} other collectors"
 
 
 def _is_near(offset_ns: int) -> bool:

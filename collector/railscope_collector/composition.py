@@ -8,7 +8,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from aiohttp.web import Application
@@ -18,10 +17,10 @@ from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.settings import state_directory
 from railscope.timestamps import DAY_NS, SECOND_NS
 from railscope_collector import (
+    active_collector,
     administrator_files,
     audit_service,
     clock as collector_clock,
-    cluster_head,
     config,
     tables,
     view_refresh,
@@ -37,6 +36,7 @@ from railscope_collector.billing import billing_reader
 from railscope_collector.console.console_server import Console
 from railscope_collector.console.page_shell import PageShell
 from railscope_collector.console.page_table import CLUSTER_ROUTES
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.evidence import evidence_records, evidence_store
 from railscope_collector.files.seller_file import find_seller
 from railscope_collector.finalization import day_finalizer, day_writes, evidence_retention
@@ -44,9 +44,9 @@ from railscope_collector.fleet import schemas
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.framelog import framelog, state_manifest
 from railscope_collector.http import (
+    active_routing,
     audit_api,
     billing_api,
-    cluster_routing,
     collector_metrics,
     identity_conflicts,
     ingest,
@@ -76,7 +76,7 @@ class StorageLayer:
     settings: config.CollectorSettings
     directory: Path
     core: CollectorState
-    role: cluster_head.ClusterRole
+    role: active_collector.ActiveRole
     clock: collector_clock.CollectorClock
     state_files: state_manifest.StateFiles
     log: framelog.FrameLog
@@ -108,16 +108,14 @@ def build_storage(
 ) -> StorageLayer:
     """Return the layer below all others. Raises SettingsError."""
     directory, limits, sizes = state_directory(settings), settings.limits, settings.frame_log
-    core = CollectorState(
-        schemas.StoredSchemas(directory / "schemas"), is_draining=settings.draining
-    )
-    role = cluster_head.ClusterRole(settings.cluster)
+    core = CollectorState(schemas.StoredSchemas(directory / "schemas"))
+    database = SharedDatabase(ledger_url(settings.ledger, directory), tables.metadata)
+    role = active_collector.ActiveRole.from_settings(settings, directory, core, database.open)
     stale_ns = round(settings.stale_seconds * SECOND_NS)
     clock = collector_clock.CollectorClock(
         directory,
         lambda now_ns: core.fleet.clock_offsets_ns(now_ns - stale_ns),
         wall_ns=wall_ns,
-        peer_offsets_ns=role.peer_offsets_ns,
     )
     state_files = state_manifest.StateFiles(directory)
     log = framelog.FrameLog(
@@ -130,7 +128,6 @@ def build_storage(
         limits=limits,
         state_files=state_files,
     )
-    database = SharedDatabase(ledger_url(settings.ledger, directory), tables.metadata)
     conflicts = identity_conflicts.IdentityConflictDetector(core.evidence.problems.report)
     core.on_envelope.append(conflicts.check)
     return StorageLayer(
@@ -255,7 +252,7 @@ def build_receiving(access: AccessLayer, read_only: str) -> ReceivingLayer:
 
     def count_rejection(route: Route | None, reason: str) -> None:
         """Count a denied sender among the rejected envelopes."""
-        if route and route.name in {"frames", "copies"}:
+        if route and route.name == "frames":
             core.counts.reject(reason)
 
     authorizer = RequestAuthorizer(
@@ -278,11 +275,10 @@ def build_receiving(access: AccessLayer, read_only: str) -> ReceivingLayer:
 
 @dataclass(frozen=True, slots=True)
 class ViewsLayer:
-    """Views and diagnosis of the own nodes, and the head, which has those of all collectors."""
+    """Views and diagnosis."""
 
     refresher: view_refresh.ViewRefresher
     diagnosis: DiagnosisService
-    cluster: cluster_head.ClusterHead
 
 
 def build_views(
@@ -290,7 +286,7 @@ def build_views(
 ) -> ViewsLayer:
     """Return what follows from the state. Raises SettingsError."""
     storage, files, live = access.storage, access.files, metering.live
-    settings, core, role = storage.settings, storage.core, storage.role
+    settings, core = storage.settings, storage.core
     refresher = view_refresh.ViewRefresher(
         core,
         live,
@@ -298,7 +294,6 @@ def build_views(
         settings.view_refresh_seconds,
         is_known=lambda: not files.unknown,
         quotas=lambda: files.quotas.content,
-        quota_use=role.quota_use if role.is_enabled else None,
         watch=InventoryWatch(core, files.desired_state, lambda: files.retired.content),
         max_jobs=settings.max_jobs,
         averages=measure_averages.MeasureAverages(settings.straggler_time_constant_seconds),
@@ -313,25 +308,16 @@ def build_views(
         settings.diagnosis.thresholds,
         polling.cabling,
     )
-    cluster = cluster_head.ClusterHead(
-        settings,
-        role,
-        storage.directory,
-        core,
-        refresher,
-        diagnosis,
-        storage.database.open,
-        storage.open_stores,
-    )
-    return ViewsLayer(refresher, diagnosis, cluster)
+    return ViewsLayer(refresher, diagnosis)
 
 
 def build_api(
     access: AccessLayer, metering: MeteringLayer, receiving: ReceivingLayer, views: ViewsLayer
 ) -> read_api.ViewApi:
     """Return the API of the own nodes, with the metrics of all parts so far."""
-    storage, refresher, cluster = access.storage, views.refresher, views.cluster
+    storage, refresher, diagnosis = access.storage, views.refresher, views.diagnosis
     settings, core, switches = storage.settings, storage.core, receiving.switches
+    waiting = view_refresh.CollectorViews()
     metrics = collector_metrics.CollectorMetrics(
         core,
         storage.log,
@@ -346,7 +332,8 @@ def build_api(
         [
             access.audit.cells,
             metering.retention.cells,
-            cluster.cells,
+            storage.role.cells,
+            *([diagnosis.cells] if settings.diagnosis.enabled else []),
             switches.cells,
             storage.cells,
         ],
@@ -354,15 +341,16 @@ def build_api(
     return read_api.ViewApi(
         core,
         metrics,
-        lambda: refresher.views,
-        lambda: cluster.incidents,
+        # Those of a waiting collector would be stale.
+        lambda: waiting if storage.role.waits else refresher.views,
+        lambda: diagnosis.table,
         settings.stale_seconds,
         wall_ns=storage.clock.now_ns,
         write_probes=storage.probes,
         read_only=receiving.receiver.closed_reason,
         console=settings.console,
         switches=switches,
-        progress=lambda: cluster.progress,
+        progress=lambda: diagnosis.progress,
         tenant_of=access.files.find_tenant,
     )
 
@@ -377,15 +365,18 @@ class SinksLayer:
 
 
 def build_sinks(
-    access: AccessLayer, cluster: cluster_head.ClusterHead, api: read_api.ViewApi
+    access: AccessLayer, diagnosis: DiagnosisService, api: read_api.ViewApi
 ) -> SinksLayer:
     """Return the sinks, and add their metrics to those of the API. Raises SettingsError."""
-    settings = access.storage.settings
+    storage, settings = access.storage, access.storage.settings
     sinks = SinksLayer(
         api,
         influx.InfluxSink(settings.influx, api.views),
         incident_webhook.IncidentWebhook(
-            settings, lambda: cluster.notified, lambda: cluster.decisions.notified
+            settings,
+            # Once the lease has expired, another collector notifies.
+            lambda: diagnosis.table if storage.role.leads() else IncidentTable(),
+            lambda: diagnosis.decisions.notified,
         ),
     )
     members = sinks.influx, sinks.webhook
@@ -405,11 +396,10 @@ class HttpLayer:
 def build_http(
     access: AccessLayer,
     receiving: ReceivingLayer,
-    cluster: cluster_head.ClusterHead,
     sinks: SinksLayer,
     open_books: Callable[[], billing_reader.BillingReader] | None,
 ) -> HttpLayer:
-    """Return the surface; in each term of the head it shows the nodes of all collectors. Raises SettingsError."""
+    """Return the surface. Raises SettingsError."""
     storage, settings, api = access.storage, access.storage.settings, sinks.api
     listen_address.split_address(settings.listen)
     find_seller(settings.billing.seller_file, ())
@@ -420,28 +410,13 @@ def build_http(
     audit = audit_api.AuditApi(access.audit.entries, reading)
     authorizer, receiver = receiving.authorizer, receiving.receiver
 
-    def console_of(shown: read_api.ViewApi) -> Console:
-        return Console.from_api(authorizer, shown, billing, audit, access.audit.health)
-
-    def show_term(state: cluster_head.HeadState) -> None:
-        all_nodes = api.with_state(
-            state.core, lambda: state.refresher.views, lambda: state.diagnosis.table
-        )
-        state.handlers.update(console_of(all_nodes).handlers())
-        state.work.append(partial(receiving.switches.watch_cabling, all_nodes.link_ends))
-        if settings.diagnosis.enabled:
-            state.work.append(sinks.webhook.run)
-
-    cluster.on_term.append(show_term)
-    console = console_of(api)
+    console = Console.from_api(authorizer, api, billing, audit, access.audit.health)
     handlers = {
         **console.handlers(),
-        **dict.fromkeys(("frames", "copies"), receiver.handle),
-        "records": cluster.serve,
+        "frames": receiver.handle,
         **api.handlers(),
         **access.audit.witness_api.handlers(),
     }
-    routing = cluster_routing.ClusterRouting(cluster)
-    routed = routing.route(handlers, CLUSTER_ROUTES)
+    routed = active_routing.route_to_active(storage.role, handlers, CLUSTER_ROUTES)
     application = make_application(authorizer, routed, settings.limits.body_bytes, console.routes)
     return HttpLayer(application, reading, context)

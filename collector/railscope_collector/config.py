@@ -224,16 +224,12 @@ class CollectorTlsSettings(Struct, frozen=True, kw_only=True):
 
 
 class ClusterSettings(Struct, frozen=True, kw_only=True):
-    """Several collectors with one PostgreSQL database, one of which shows the nodes of all."""
+    """Several collectors with one PostgreSQL database, one of which is active."""
 
+    group: str = ""
+    """Name of the group of collectors of which one is active, such as that of a pod. Empty: this collector is alone."""
     advertised_url: str = ""
-    """URL by which the other collectors and browsers reach this one, such as https://HOST:9470. Empty: only its own nodes are shown."""
-    name: str = ""
-    """Name of this collector among them. Empty: host and port of advertised_url."""
-    token_file: str = ""
-    """File that contains its bearer token, which the others list in the section collectors of their tokens files."""
-    ca_file: str = ""
-    """CA certificates (PEM) that the certificates of the others are verified with. Empty: those of the system."""
+    """URL of this collector for links in notifications, such as https://HOST:9470."""
 
 
 class SwitchesSettings(Struct, frozen=True, kw_only=True):

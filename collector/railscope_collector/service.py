@@ -50,8 +50,8 @@ class Collector:
         receiving = composition.build_receiving(access, self.read_only)
         views = composition.build_views(access, metering, receiving.switches.polling)
         api = composition.build_api(access, metering, receiving, views)
-        sinks = composition.build_sinks(access, views.cluster, api)
-        http = composition.build_http(access, receiving, views.cluster, sinks, self.billing)
+        sinks = composition.build_sinks(access, views.diagnosis, api)
+        http = composition.build_http(access, receiving, sinks, self.billing)
         self.directory, self.state_files = storage.directory, storage.state_files
         self.core, self.clock, self.log = storage.core, storage.clock, storage.log
         self.checkpointer, self.checkpoints = storage.checkpointer, storage.checkpoints
@@ -65,7 +65,7 @@ class Collector:
         )
         self.live, self.finalizer = metering.live, metering.finalizer
         self.retention, self.refresher = metering.retention, views.refresher
-        self.diagnosis, self.cluster = views.diagnosis, views.cluster
+        self.diagnosis, self.role = views.diagnosis, storage.role
         self.switches, self.connections = receiving.switches, receiving.connections
         self.api, self.probes = api, storage.probes
         self.influx, self.webhook = sinks.influx, sinks.webhook
@@ -155,14 +155,13 @@ class Collector:
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
-                if self.cluster.diagnoses_alone:
-                    group.create_task(self.diagnosis.run())
-                    group.create_task(self.webhook.run())
-                # Of several collectors the head compares the cabling of all nodes, during its term.
-                if not self.cluster.role.is_enabled:
-                    group.create_task(self.switches.watch_cabling(self.api.link_ends))
+                active = [lambda: self.switches.watch_cabling(self.api.link_ends)]
+                if self.settings.diagnosis.enabled:
+                    active += [self.diagnosis.run, self.webhook.run]
+                directory = self.diagnosis.directory
+                group.create_task(self.role.run(directory, self.diagnosis.take_over, active))
                 for work in (
-                    self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
+                    self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(), self.finalizer.run(),
                     self.clock_records.run(), self.refresher.run(), self.influx.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
@@ -201,7 +200,7 @@ class Collector:
         newest_ns = max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
         # After the restore: a clock that was set back is behind the newest frame.
         self.clock.open(newest_ns, damage.get(clock.FILE, "") if files.is_incomplete else "")
-        if self.cluster.diagnoses_alone:
+        if self.settings.diagnosis.enabled:
             self.diagnosis.open()
         self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)

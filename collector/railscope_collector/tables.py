@@ -13,21 +13,20 @@ from railscope_collector.evidence import (
     first_receipts,
 )
 from railscope_collector.jobs import imported_lists as jobs
-from railscope_collector.ledger import audit_outbox, head_chain, head_files, leases, membership
+from railscope_collector.ledger import active_files, audit_outbox, head_chain, leases
 from railscope_collector.ledger.schema import VERSION, metadata, schema_version
 
 __all__ = [
     "VERSION",
+    "active_files",
     "audit_outbox",
     "billing",
     "evidence",
     "evidence_contents",
     "first_receipts",
     "head_chain",
-    "head_files",
     "jobs",
     "leases",
-    "membership",
     "metadata",
     "schema_version",
 ]

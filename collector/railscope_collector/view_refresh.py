@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -22,7 +22,6 @@ from railscope_collector.fleet.schema_columns import columns_of
 from railscope_collector.fleet.sheets import SheetBlock
 from railscope_collector.inventory.inventory_view import inventory_cells
 from railscope_collector.inventory.inventory_watch import InventoryComparison, InventoryWatch
-from railscope_collector.ledger.cluster_extent import ClusterExtent
 from railscope_collector.metering.units import Units
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.views.fresh_rows import find_fresh_rows
@@ -63,8 +62,6 @@ class CollectorViews:
     failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
     gpus: ListedReadings = field(default_factory=ListedReadings)
-    extent: ClusterExtent | None = None
-    """Collectors whose nodes the views contain; None of one that shows its own nodes only."""
 
 
 @dataclass(slots=True)
@@ -82,14 +79,11 @@ class ViewRefresher:
     time would appear as idle time.
     """
     quotas: Callable[[], Quotas] = Quotas
-    quota_use: Callable[[], Iterable[view_cells.ViewCell]] | None = None
-    """Returns the use of quotas on the nodes of several collectors; None if it is that of the own nodes."""
     watch: InventoryWatch | None = None
     """Compares the fleet with the inventory."""
     max_jobs: int = MAX_JOBS
     positions: FleetPositions = field(init=False)
     averages: MeasureAverages = field(default_factory=MeasureAverages)
-    extent: Callable[[], ClusterExtent | None] = lambda: None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -169,7 +163,6 @@ class ViewRefresher:
             jobs,
             failed,
             gpus,
-            self.extent(),
         )
         return self.views
 
@@ -244,12 +237,9 @@ class ViewRefresher:
     def _tenants(
         self, account: account_sums.GpuTimeAccount | None, held_units: Mapping[str, Units]
     ) -> Iterator[view_cells.ViewCell]:
-        use = self.quota_use
         if account:
             amounts: account_sums.AmountTotals = self.live.amounts.totals()
-            cells = account_cells.tenant_cells(account, amounts, held_units, self.quotas())
-            yield from (c for c in cells if not use or c.metric not in account_cells.QUOTA_USE)
-        yield from use() if use else ()
+            yield from account_cells.tenant_cells(account, amounts, held_units, self.quotas())
 
     def _cluster(
         self,

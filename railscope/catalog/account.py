@@ -34,10 +34,9 @@ TENANT_RECEIVED = _TENANT.gauge("railscope_tenant_network_received_bytes", "Byte
 TENANT_TRANSMITTED = _TENANT.gauge("railscope_tenant_network_transmitted_bytes", "Bytes sent by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_transmit_bytes_total, else railscope_nic_transmit_bytes_total, by claims", resets=COUNTED)
 TENANT_GPUS = _TENANT.gauge("railscope_tenant_held_gpus", "GPUs that the tenant holds now; parts of a GPU count as parts.", "claims", scale=declare.per(840))
 QUOTA_TIME = _TENANT.gauge("railscope_tenant_quota_gpu_time_seconds", "GPU time that the tenant may hold in the current day or month (UTC).", "quotas file", about=entities.TENANT_PERIOD, scale=declare.NANO)
-_OF_HEAD = "Where one of several collectors shows all nodes, of all nodes and at that collector only."
-QUOTA_TIME_USED = _TENANT.gauge("railscope_tenant_quota_used_gpu_time_seconds", f"GPU time that the tenant has held in the present day or month (UTC). {_OF_HEAD}", "claims and frames of the GPU source", about=entities.TENANT_PERIOD, scale=declare.NANO)
+QUOTA_TIME_USED = _TENANT.gauge("railscope_tenant_quota_used_gpu_time_seconds", "GPU time that the tenant has held in the present day or month (UTC).", "claims and frames of the GPU source", about=entities.TENANT_PERIOD, scale=declare.NANO)
 QUOTA_GPUS = _TENANT.gauge("railscope_tenant_quota_gpus", "GPUs that the tenant may hold at once.", "quotas file")
-QUOTA_GPUS_USED = _TENANT.gauge("railscope_tenant_quota_used_gpus", f"GPUs that a tenant with such a quota holds now; parts of a GPU count as parts. {_OF_HEAD}", "claims", scale=declare.per(840))
+QUOTA_GPUS_USED = _TENANT.gauge("railscope_tenant_quota_used_gpus", "GPUs that a tenant with such a quota holds now; parts of a GPU count as parts.", "claims", scale=declare.per(840))
 
 # Jobs --------------------------------------------------------------------------------------------
 _CLAIMS = "collector, claims in force"

@@ -172,8 +172,6 @@ TENANT_PERIOD = EntityKind("tenant_period", ("tenant", "period"), part_of=TENANT
 JOB = EntityKind("job", ("tenant", "source", "workload"))
 STRAGGLER = EntityKind("straggler", ("tenant", "source", "workload", "measure", "node", "gpu"), part_of=JOB)
 GPU_HOLDER = EntityKind("gpu_holder", ("node", "gpu", "source", "workload"), ("tenant",))
-CLUSTER_COLLECTOR = EntityKind("cluster_collector", ("collector",))
-"""One of several collectors with a database, by its name among them."""
 ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
 INCIDENT = EntityKind("incident", ("incident", "class", "severity", "kind", "node", "device", "rail"))

@@ -1,10 +1,7 @@
-"""Several collectors: the order for a node, failover without loss, and return to the first of the order."""
+"""Several collectors: as listed, and failover without loss."""
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,20 +10,11 @@ from hypothesis import given, strategies as st
 from support.examples import fewer_examples
 
 from railscope_agent.config import CollectorLink
-from railscope_agent.shipping.collector_choice import (
-    FIRST_RETRY_SECONDS,
-    RETURN_SPREAD,
-    CollectorChoice,
-)
-from railscope_agent.shipping.collector_link import CollectorLinkError
-from railscope_agent.shipping.collector_order import collector_links, rendezvous_order
+from railscope_agent.shipping.collector_choice import FIRST_RETRY_SECONDS, CollectorChoice
+from railscope_agent.shipping.collector_link import CollectorLinkError, collector_links
 from railscope_agent.shipping.delivery_result import ChangeReason
 
 URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]
-
-
-def urls_of(link: CollectorLink, node: str = "n1") -> list[str]:
-    return [each.url for each in collector_links(link, node)]
 
 
 @pytest.mark.parametrize(
@@ -47,67 +35,21 @@ def urls_of(link: CollectorLink, node: str = "n1") -> list[str]:
             {"urls": [], "token_file": "/x"},
             'collector.token_file is set without collector.url.*fix: collector.url = "https://',
         ),
-        ({"order": "pod"}, "collector.pod is not set.*fix: set collector.pod, or collector.order"),
     ],
 )
 def test_collectors_that_cannot_work_are_rejected(changes: dict[str, object], problem: str) -> None:
     given: dict[str, object] = {"urls": ["http://b", "http://c"]} | changes
     with pytest.raises(CollectorLinkError) as raised:
-        collector_links(CollectorLink(**given), "n1")  # type: ignore[arg-type] - as in a settings file
+        collector_links(CollectorLink(**given))  # type: ignore[arg-type] - as in a settings file
     for part in problem.split(".*"):
         assert part in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
-nodes = st.text("abcdefghij0123456789-", min_size=1, max_size=12)
-url_lists = st.lists(st.sampled_from(URLS), unique=True, min_size=1)
-
-
-@given(nodes, url_lists, st.randoms(use_true_random=False))
-def test_the_order_does_not_depend_on_that_of_the_list(
-    node: str, urls: list[str], shuffling: random.Random
-) -> None:
-    shuffled = [url + "/" * shuffling.randint(0, 1) for url in urls]
-    shuffling.shuffle(shuffled)
-    order = [url.rstrip("/") for url in rendezvous_order(node, shuffled)]
-    assert order == rendezvous_order(node, urls)
-    assert sorted(order) == sorted(urls)
-
-
-@given(nodes, st.lists(st.sampled_from(URLS), unique=True, min_size=2), st.data())
-def test_without_a_collector_the_order_of_the_others_stays(
-    node: str, urls: list[str], data: st.DataObject
-) -> None:
-    """So only the nodes of a removed collector get another one, each the next of its order."""
-    removed = data.draw(st.sampled_from(urls))
-    rest = [url for url in urls if url != removed]
-    assert rendezvous_order(node, rest) == [
-        url for url in rendezvous_order(node, urls) if url != removed
-    ]
-
-
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_collectors_have_equal_shares_of_the_nodes(count: int) -> None:
-    """And the nodes of one that fails are shared by the others."""
-    total, urls = 5000, URLS[:count]
-    orders = [rendezvous_order(f"gpu-{number:04}", urls) for number in range(total)]
-    for shares, expected in (
-        (Counter(order[0] for order in orders), total / count),
-        (Counter(order[1] for order in orders if order[0] == urls[0]), total / count / (count - 1)),
-    ):
-        for share in shares.values():
-            assert abs(share - expected) < 4 * expected**0.5, "four standard deviations"
-
-
-def test_the_order_is_that_of_the_documented_hash() -> None:
-    link = CollectorLink(urls=URLS, pod="pod-7")
-    for order, key in (("rendezvous", "n1"), ("pod", "pod-7")):
-        digests = {hashlib.sha256(f"{key}\n{url}".encode()).hexdigest(): url for url in URLS}
-        expected = [digests[digest] for digest in sorted(digests, reverse=True)]
-        changed = CollectorLink(urls=link.urls, pod=link.pod, order=order)  # type: ignore[arg-type] - one of them
-        assert urls_of(changed) == expected
-    listed = CollectorLink(urls=URLS[::-1], order="listed")
-    assert {tuple(urls_of(listed, node)) for node in ("n1", "n2")} == {tuple(URLS[::-1])}
+def test_collectors_are_tried_as_listed() -> None:
+    links = collector_links(CollectorLink(urls=URLS, timeout_seconds=40, failover_seconds=30))
+    assert [each.url for each in links] == URLS
+    assert {each.timeout_seconds for each in links} == {30}, "one that hangs delays no other one"
 
 
 class Behaviour(Enum):
@@ -121,7 +63,7 @@ class Behaviour(Enum):
     HANGS = (ChangeReason.UNACKNOWLEDGED, 30.0)
 
 
-PUSH_SECONDS, PROBE_SECONDS = 5.0, 30.0
+PUSH_SECONDS = 5.0
 
 
 @dataclass
@@ -129,32 +71,17 @@ class Simulation:
     """An agent that sends every few seconds."""
 
     count: int
-    link: CollectorLink = field(default_factory=CollectorLink)
-    seed: int = 0
     now: float = 0.0
     attempts: list[tuple[float, int]] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
-    first_ready: float | None = None
 
     def __post_init__(self) -> None:
-        self.choice = CollectorChoice(
-            self.count,
-            self.link,
-            uniform=random.Random(self.seed).uniform,  # noqa: S311 - no secret
-        )
-        self.next_probe = 0.0
+        self.choice = CollectorChoice(self.count, CollectorLink())
 
     def run(self, behaviours: list[Behaviour], seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
-            self._probe(behaviours[0])
-            before = self.choice.position
             self.choice.begin_attempt(self.now)
             position = self.choice.position
-            if position != before:
-                assert position == 0
-                assert self.first_ready is not None
-                self.returns.append(self.now - self.first_ready)
             self.attempts.append((self.now, position))
             reason, duration = behaviours[position].value
             self.now += duration
@@ -164,18 +91,6 @@ class Simulation:
                 self.now += PUSH_SECONDS
             else:
                 self.now += self.choice.record_failure(self.now, reason)
-
-    def _probe(self, first: Behaviour) -> None:
-        if self.choice.position == 0:
-            self.first_ready = None
-        elif self.now >= self.next_probe:
-            self.next_probe = self.now + PROBE_SECONDS
-            is_ready = first in {Behaviour.ACCEPTS, Behaviour.DENIES}
-            if not is_ready:
-                self.first_ready = None
-            elif self.first_ready is None:
-                self.first_ready = self.now
-            self.choice.record_probe(self.now, is_ready=is_ready)
 
 
 outages = st.integers(1, 4).flatmap(
@@ -191,30 +106,26 @@ outages = st.integers(1, 4).flatmap(
 
 
 @fewer_examples(60)
-@given(outages, st.integers(0, 99))
-def test_every_sequence_of_outages_ends_at_the_first_collector(
-    phases: list[tuple[list[Behaviour], float]], seed: int
+@given(outages, st.data())
+def test_after_every_sequence_of_outages_the_active_collector_is_found(
+    phases: list[tuple[list[Behaviour], float]], data: st.DataObject
 ) -> None:
     count = len(phases[0][0])
-    simulation = Simulation(count, seed=seed)
+    simulation = Simulation(count)
     for behaviours, seconds in phases:
         simulation.run(behaviours, seconds)
-    link = simulation.link
-    # Failed returns have delayed the next one, at most by the maximum factor.
-    simulation.run([Behaviour.ACCEPTS] * count, 16 * link.return_seconds * RETURN_SPREAD + 120)
-    assert (simulation.choice.position, simulation.choice.confirmed) == (0, 0)
-    assert all(seconds >= link.return_seconds for seconds in simulation.returns)
+    active = data.draw(st.integers(0, count - 1))
+    group = [Behaviour.DRAINS] * count
+    group[active] = Behaviour.ACCEPTS
+    # The longest pause, then a round; a collector that hung holds one attempt.
+    simulation.run(group, 2 * CollectorLink().max_retry_seconds + 60)
+    assert (simulation.choice.position, simulation.choice.confirmed) == (active, active)
     for first, last in zip(simulation.attempts, simulation.attempts[count:], strict=False):
         assert last[0] - first[0] >= FIRST_RETRY_SECONDS, "one attempt each, then a pause"
 
 
-def test_agents_do_not_return_at_the_same_time() -> None:
-    returned = []
-    for seed in range(200):
-        simulation = Simulation(2, seed=seed)
-        simulation.run([Behaviour.FAILS, Behaviour.ACCEPTS], 60)
-        simulation.run([Behaviour.ACCEPTS, Behaviour.ACCEPTS], 600)
-        returned += simulation.returns
-    assert len(returned) == 200
-    thirds = Counter(int((seconds - 300) // 52) for seconds in returned)
-    assert all(thirds[third] > 40 for third in range(3)), thirds
+def test_a_waiting_collector_is_left_without_a_pause() -> None:
+    simulation = Simulation(3)
+    simulation.run([Behaviour.DRAINS, Behaviour.DRAINS, Behaviour.ACCEPTS], 1)
+    assert [position for _, position in simulation.attempts] == [0, 1, 2]
+    assert simulation.attempts[2][0] < 0.1

@@ -42,7 +42,7 @@ class Outages:
         """Start the next run of the agent."""
         self.number += 1
         urls = tuple(f"http://127.0.0.1:{each.port}" for each in self.collectors)
-        link = link_to(self.collectors[0], url="", urls=urls, order="listed", max_failures=2)
+        link = link_to(self.collectors[0], url="", urls=urls, max_failures=2)
         origin = FrameOrigin("node-1", f"run-{self.number}", "boot-1")
         directory = self.directory / str(self.number)
         self.run = await self.stack.enter_async_context(run_shipper(directory, link, origin))

@@ -8,7 +8,6 @@
     fails                          waits for a failed attempt; `retry` lets the pause after it pass, `pass S` some seconds
     answer NAME STATUS [TEXT] [HEADER=VALUE]   next answer of a collector; also `hang`, `vanish` and `deny NODE`
     down NAME, up NAME             a collector stops serving, or serves again
-    unready NAME, ready NAME       its readiness check answers 503, or 200 again after the agent had time to poll it
     stranger NAME, known NAME      its answers lack the mark that a collector derives from the node's token, or have it again
     store NAME, lose NAME LOG, forget NAME     its evidence is stored; its disk or its schemas are lost
     remove PATH, make PATH, damage PATH        in the state directory; PATH may end with *
@@ -101,9 +100,7 @@ class Stage:
                 await self.on_up(name)
         await self.agent.aclose()
         urls = [f"http://127.0.0.1:{self.collectors[name].port}" for name in names]
-        where: dict[str, Any] = (
-            {"url": urls[0]} if len(urls) == 1 else {"urls": urls, "order": "listed"}
-        )
+        where: dict[str, Any] = {"url": urls[0]} if len(urls) == 1 else {"urls": urls}
         numbers = {
             key: float(value) if "." in value else int(value) for key, value in given.items()
         }
@@ -154,16 +151,6 @@ class Stage:
 
     async def on_down(self, name: str) -> None:
         await self.servers[name].aclose()
-
-    async def on_unready(self, name: str) -> None:
-        self.collectors[name].is_ready = False
-
-    async def on_ready(self, name: str) -> None:
-        self.collectors[name].is_ready = True
-        for _ in range(20):
-            await self.run.clock.asleep(2)
-            self.run.clock.advance(40)
-        await self.run.clock.asleep(2)
 
     async def on_stranger(self, name: str) -> None:
         self.collectors[name].marks = False

@@ -161,35 +161,6 @@ def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
     assert agent.problem, "a new contradiction is a new question"
 
 
-def test_other_collectors_contradict_a_clock_that_its_nodes_do_not_decide_about(tmp_path: Path):
-    """As that of a collector without nodes, which shows the views of all."""
-    machine = MachineClocks(tmp_path)
-    agent = machine.started()
-    far, near = 600 * SECOND_NS, 30 * SECOND_NS
-    for peers, offsets, suspect in (
-        ([-far], [], True),
-        ([far, -far], [], True),
-        ([far, near], [], False),
-        ([far], [far], True),
-        ([far], [near, far], False),
-        ([far], [0, far, -far], False),
-        ([near], [], False),
-        ([], [], False),
-    ):
-        agent.peer_offsets_ns, machine.offsets = lambda: peers, offsets  # noqa: B023 - called at once
-        machine.boot_ns += 2 * SECOND_NS
-        assert bool(agent.hold_reason) is suspect, (peers, offsets)
-    agent.peer_offsets_ns, machine.offsets = lambda: [far], []
-    machine.boot_ns += 2 * SECOND_NS
-    assert "over a minute from those of all 1 other collectors" in agent.problem
-    machine.error_ns = far
-    (tmp_path / clock.ACCEPTED_FILE).touch()
-    machine.boot_ns += 2 * SECOND_NS
-    agent.peer_offsets_ns = lambda: [0]
-    assert not agent.problem
-    assert agent.now_ns() == machine.right_ns + far
-
-
 @given(st.lists(st.tuples(st.integers(-(10**18), 10**18), st.integers(1, 10**12)), max_size=20))
 def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
     machine = MachineClocks(tmp_path_factory.mktemp("clock"))

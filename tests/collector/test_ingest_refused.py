@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +89,11 @@ async def test_malicious_and_damaged_bodies_are_rejected_and_change_nothing(tmp_
 async def test_a_content_encoding_is_not_decoded(tmp_path: Path):
     """A broken one is an invalid body, not an error of the server with a stack trace for each request."""
     async with run_collector(settings_in(tmp_path)) as running:
-        for encoding, path in product(["gzip", "br"], ["/v1/frames", "/v1/copies"]):
+        for encoding in ("gzip", "br"):
             headers = {"Content-Encoding": encoding}
-            status, reply = await running.post(b"broken", headers=headers, path=path)
+            status, reply = await running.post(b"broken", headers=headers)
             assert (status, "which starts with" in reply["error"]) == (400, True), reply
-        assert running.collector.core.counts.rejected == {"format": 4}
+        assert running.collector.core.counts.rejected == {"format": 2}
 
 
 async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):

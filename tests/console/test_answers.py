@@ -53,7 +53,7 @@ vision,GPU-n2-1,2020-01-01T00:00:00Z,,train,1/2
 speech,GPU-n2-1,2020-01-01T00:00:00Z,,tune,1/2
 speech,GPU-n3-0,2020-01-01T00:00:00Z,,tune,
 """
-ROLES = [role for role in Role if role is not Role.COLLECTOR]
+ROLES = list(Role)
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z| UTC)?")
 
 

@@ -66,7 +66,6 @@ class FailoverRun:
     nodes: int
     seconds: int
     planned: tuple[failures.Failure, ...] = failures.STANDARD
-    send_to: int = 1
     _programs: dict[str, process.Program] = field(default_factory=dict)
     _received: list[Path] = field(default_factory=list)
     """Copies of the frame logs of collectors that have ended."""
@@ -83,7 +82,7 @@ class FailoverRun:
         self.ports = {name: process.free_port() for name in (*COLLECTORS, cluster_files.REFERENCE)}
         token = secrets.token_urlsafe(24)
         self.files = cluster_files.ClusterFiles(
-            self.directory, self.nodes, self.seconds, token, self.ports, self.send_to
+            self.directory, self.nodes, self.seconds, token, self.ports
         )
 
     def set_clock(self, servers_seconds: float) -> None:
@@ -376,20 +375,13 @@ def print_step(text: str) -> None:
 )
 @click.option("--seed", type=int, help="Draw the failures. Default: each kind of failure once.")
 @click.option(
-    "--send-to",
-    type=click.IntRange(1, 2),
-    default=1,
-    show_default=True,
-    help="Number of collectors to which each agent sends.",
-)
-@click.option(
     "--directory",
     type=click.Path(path_type=Path, resolve_path=True),
     default=".cluster",
     show_default=True,
     help="Directory of all state; its previous content is deleted.",
 )
-def failover(nodes: int, seconds: int, seed: int | None, send_to: int, directory: Path) -> None:
+def failover(nodes: int, seconds: int, seed: int | None, directory: Path) -> None:
     """Let collectors, links and a database server fail, and compare the books with those of one collector.
 
     Writes the rows of both ledgers as JSON lines to ledger.jsonl and reference.jsonl, and the statements of a closed
@@ -401,7 +393,7 @@ def failover(nodes: int, seconds: int, seed: int | None, send_to: int, directory
     lock = durable_files.lock_directory(directory)
     try:
         planned = failures.STANDARD if seed is None else failures.draw_failures(seed)
-        differences = asyncio.run(FailoverRun(directory, nodes, seconds, planned, send_to).run())
+        differences = asyncio.run(FailoverRun(directory, nodes, seconds, planned).run())
     except SimulatorError as error:
         raise click.ClickException(str(error)) from error
     finally:

@@ -17,7 +17,7 @@ from railscope.child_process import end_with_parent
 from railscope_agent.config import PREFIX, AgentSettings
 from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.sampling.shipping_stats import AuditLogState
-from railscope_agent.shipping import collector_order
+from railscope_agent.shipping import collector_link
 from railscope_agent.witness import audit_log_client, audit_witness, witness_store
 from railscope_collector.commands import load_settings
 from railscope_collector.service import Collector
@@ -44,7 +44,7 @@ def witness(shift_ns: int, config: Path, name: Path, directory: Path) -> service
     """Return the witness of a node."""
     agents, node = settings.load(AgentSettings, file=config, prefix=PREFIX), name.name
     clock = shipped_nodes.NodeClock(LiveClock(), 0, shift_ns)
-    links = collector_order.collector_links(shipped_nodes.link_of(agents.collector, node), node)
+    links = collector_link.collector_links(shipped_nodes.link_of(agents.collector, node))
     witnesses = [
         audit_witness.AuditWitness(
             agents.witness,

@@ -35,17 +35,18 @@ archive_after_days = 1
 
 [diagnosis]
 enabled = false
+
+[cluster]
+group = "{group}"
 """
 _AGENT_TOML = """[collector]
 urls = [{urls}]
-send_to = {send_to}
 token = "{token}-{{node}}"
 push_seconds = 1.0
 timeout_seconds = 5.0
 max_retry_seconds = 1.0
 max_failures = 2
 failover_seconds = 10.0
-return_seconds = 5.0
 
 [witness]
 period_seconds = 2.0
@@ -110,8 +111,6 @@ class ClusterFiles:
     seconds: int
     token: str
     ports: dict[str, int]
-    send_to: int = 1
-    """Number of collectors to which each agent sends."""
 
     @property
     def delay_seconds(self) -> int:
@@ -135,10 +134,11 @@ class ClusterFiles:
                 ledger=local if name == REFERENCE else network.database_url(name),
                 quiet=QUIET_SECONDS,
                 delay=self.delay_seconds,
+                group="" if name == REFERENCE else "site",
             )
             self._write(f"{name}.toml", text)
         urls = ", ".join(f'"{network.collector_url(name)}"' for name in COLLECTORS)
-        text = _AGENT_TOML.format(urls=urls, send_to=self.send_to, token=self.token)
+        text = _AGENT_TOML.format(urls=urls, token=self.token)
         self._write("agent.toml", text)
         half = self.nodes // 2
         scenario = _SCENARIO.format(

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
-from railscope.wire import COPIES_PATH, Envelope, schema_hash
+from railscope.wire import Envelope, schema_hash
 
 MAX_BYTES = 1 << 26
 PATIENCE_SECONDS = 60
@@ -31,29 +31,18 @@ class ScriptedCollector:
     taken: list[FrameId] = field(default_factory=list)
     """Frames acknowledged as new, in the order of arrival."""
     duplicates: list[FrameId] = field(default_factory=list)
-    copy_script: deque[web.Response | Step] = field(default_factory=deque)
-    """Answers to live copies."""
-    copied: list[FrameId] = field(default_factory=list)
-    """Frames of live copies, in the order of arrival."""
-    copy_requests: list[web.Request] = field(default_factory=list)
     schemas: set[bytes] = field(default_factory=set)
     requests: list[web.Request] = field(default_factory=list)
     port: int = 0
-    is_ready: bool = True
     marks: bool = True
     """True if answers carry the mark of a collector."""
     _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
-        is_copy = request.path == COPIES_PATH
-        (self.copy_requests if is_copy else self.requests).append(request)
+        self.requests.append(request)
         envelope = unpack(await request.read(), MAX_BYTES)
-        step: web.Response | Step
-        if is_copy:
-            step = self.copy_script.popleft() if self.copy_script else take_copy
-        else:
-            step = self.script.popleft() if self.script else take
+        step = self.script.popleft() if self.script else take
         try:
             answer = step if isinstance(step, web.Response) else await step(self, request, envelope)
         finally:
@@ -65,15 +54,6 @@ class ScriptedCollector:
             mark = response_mark(token, answer.status, await request.read(), content)
             answer.headers[RESPONSE_MARK_HEADER] = mark
         return answer
-
-    async def ready(self, _: web.Request) -> web.Response:
-        """Answer whether it is ready."""
-        return web.Response(status=200 if self.is_ready else 503)
-
-    async def has_copied(self, count: int) -> None:
-        """Wait until a number of frames of live copies have been accepted."""
-        async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
-            await self._progress.wait_for(lambda: len(self.copied) >= count)
 
     def find_missing(self, envelope: Envelope) -> web.Response | None:
         """Return the request for unknown schemas; None if all are known."""
@@ -88,9 +68,7 @@ class ScriptedCollector:
     ) -> AsyncIterator[ScriptedCollector]:
         """Serve on loopback; the port stays the same when it is served again."""
         application = web.Application(client_max_size=MAX_BYTES)
-        for path in ("/v1/frames", COPIES_PATH):
-            application.router.add_post(path, self.handle)
-        application.router.add_get("/-/ready", self.ready)
+        application.router.add_post("/v1/frames", self.handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port or self.port, ssl_context=tls).start()
@@ -122,14 +100,6 @@ async def take(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> w
     return web.json_response(
         {"accepted_frames": len(fresh), "duplicate_frames": len(found) - len(fresh)}
     )
-
-
-async def take_copy(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> web.Response:
-    """Same as the collector for a live copy."""
-    if missing := self.find_missing(envelope):
-        return missing
-    self.copied += frames_in(envelope)
-    return web.json_response({"copied_frames": len(frames_in(envelope))})
 
 
 async def take_and_vanish(

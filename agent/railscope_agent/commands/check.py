@@ -38,7 +38,6 @@ from railscope_agent.service import Agent
 from railscope_agent.shipping import (
     collector_client,
     collector_link,
-    collector_order,
     delivery_result,
 )
 from railscope_agent.topology.network import IN_OTHER_NAMESPACE, NetworkScanner
@@ -269,9 +268,9 @@ def _memory(agent: Agent) -> ProbeFinding:
 
 
 async def _collectors(agent: Agent) -> list[ProbeFinding]:
-    """Return a finding about each collector, in the order for this node."""
+    """Return a finding about each collector, as listed."""
     try:
-        links = collector_order.collector_links(agent.settings.collector, agent.node)
+        links = collector_link.collector_links(agent.settings.collector)
         clients = [collector_client.CollectorClient(link) for link in links]
     except collector_link.CollectorLinkError as error:
         return [ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))]

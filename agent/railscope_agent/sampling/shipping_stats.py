@@ -39,22 +39,15 @@ class ShippingStats:
             ("spool_full", "disk", "rejected", "damaged", "unstored"), 0
         )
     )
-    has_copies: bool = False
-    """True if live copies are sent to a second collector."""
-    copied_frames: int = 0
-    dropped_copies: int = 0
-    """Frames of live copies that were not sent."""
     collector_logs: int = 1
     """Number of collectors that respond at the URL in use, as far as their responses show it."""
     collector_urls: tuple[str, ...] = ()
     """URLs of the collectors, sorted; empty if there are not several."""
     collector_url: str = ""
     """URL of the collector that responded last."""
-    collector_position: int = 0
-    """Its position in the order for this node."""
     collector_changes: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
-            ("failures", "unacknowledged", "denied", "draining", "return"), 0
+            ("failures", "unacknowledged", "denied", "draining"), 0
         )
     )
     """Changes of the collector in use, by reason."""

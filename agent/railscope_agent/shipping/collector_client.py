@@ -1,10 +1,8 @@
-"""Client of one collector: sends envelopes and live copies."""
+"""Client of one collector: sends envelopes."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -26,7 +24,6 @@ from railscope_agent.shipping.delivery_result import (
 from railscope_agent.shipping.http_client import HttpClient
 
 INGEST_PATH = "/v1/frames"
-READY_PATH = "/-/ready"
 
 
 class CollectorClient:
@@ -37,8 +34,7 @@ class CollectorClient:
             ValueError, CollectorLinkError, f"invalid collector.url {link.url!r}: "
         ):
             # The URL is in log lines and messages, so it must not contain a password.
-            self._base_url = url_without_credentials(link.url)
-        self.url = self._base_url + INGEST_PATH
+            self.url = url_without_credentials(link.url) + INGEST_PATH
         self._headers = {"Content-Type": wire.CONTENT_TYPE}
         self._token = read_token(link)
         if self._token:
@@ -46,9 +42,8 @@ class CollectorClient:
         if not link.url.startswith(("http://", "https://")):
             message = f"invalid collector.url {link.url!r}: expected http:// or https://"
             raise CollectorLinkError(message)
-        self._tls, self._timeout_seconds = create_tls_context(link), link.timeout_seconds
         try:
-            self._http = HttpClient(self.url, self._tls, self._timeout_seconds)
+            self._http = HttpClient(self.url, create_tls_context(link), link.timeout_seconds)
         except ValueError as error:
             message = f"invalid collector.url {link.url!r}: expected http://HOST:PORT or https://HOST:PORT: {error}"
             raise CollectorLinkError(message) from error
@@ -65,35 +60,13 @@ class CollectorClient:
         """Close the connection; the next request opens another one."""
         await self._http.close()
 
-    async def is_ready(self) -> bool:
-        """True if the collector reports that it is ready; queried on a connection of its own."""
-        http = HttpClient(self._base_url + READY_PATH, self._tls, self._timeout_seconds)
-        try:
-            return (await http.get({})).status == HTTPStatus.OK
-        except OSError:
-            return False
-        finally:
-            await http.close()
-
     async def post(self, body: bytes, sent: wire.SentAt, receipt: str = "") -> DeliveryResult:
         """Try once; `sent` lets the collector compute the age of the frames by the node's own clocks.
 
         `receipt` is that of the collector that received the body first, if it is sent again.
         """
+        url = self.url
         headers = {wire.RECEIPT_HEADER: receipt} if receipt else {}
-        return await self._post(INGEST_PATH, body, sent, headers)
-
-    async def post_copy(
-        self, body: bytes, sent: wire.SentAt, *, is_failing: bool
-    ) -> DeliveryResult:
-        """Send a live copy once; `is_failing` is true if the primary collector does not acknowledge."""
-        headers = {wire.PRIMARY_HEADER: wire.PRIMARY_FAILING} if is_failing else {}
-        return await self._post(wire.COPIES_PATH, body, sent, headers)
-
-    async def _post(
-        self, path: str, body: bytes, sent: wire.SentAt, headers: Mapping[str, str]
-    ) -> DeliveryResult:
-        url = self._base_url + path
         try:
             answer = await self._http.post(
                 body, {**self._headers, **sent.to_headers(), **headers}, urlsplit(url).path
@@ -119,5 +92,5 @@ class CollectorClient:
             # spool.
             mark = answer.headers.get(RESPONSE_MARK_HEADER.lower(), "")
             marked = is_marked(mark, self._token, answer.status, body, answer.body)
-            return interpret_answer(url, answer, marked=marked, is_copy=path == wire.COPIES_PATH)
+            return interpret_answer(url, answer, marked=marked)
         return DeliveryResult(EnvelopeDecision.LATER, problem)

@@ -1,14 +1,18 @@
-"""Settings of the link to a collector, checked: its URL, the token of the node and TLS."""
+"""Settings of the links to collectors, checked: their URLs, the token of the node and TLS."""
 
 from __future__ import annotations
 
 import ssl
 from urllib.parse import urlsplit
 
+import msgspec
+
 from railscope import convert_errors
-from railscope.settings import SettingsError, read_named_file
+from railscope.settings import SettingsError, check_http_url, read_named_file
 from railscope_agent.config import CollectorLink
 from railscope_agent.shipping import ShippingError
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class CollectorLinkError(ShippingError, ValueError):
@@ -61,3 +65,49 @@ def create_tls_context(link: CollectorLink) -> ssl.SSLContext | None:
             )
             raise CollectorLinkError(message) from error
     return context
+
+
+def collector_links(link: CollectorLink) -> list[CollectorLink]:
+    """Return the link to each collector, as listed. Raises CollectorLinkError."""
+    credentials = ("token", "token_file", "certificate_file", "key_file")
+    if not link.all_urls and (named := [name for name in credentials if getattr(link, name)]):
+        message = (
+            f"collector.{named[0]} is set without collector.url: expected both or neither;"
+            ' fix: collector.url = "https://HOST:9470"'
+        )
+        raise CollectorLinkError(message)
+    if not link.urls:
+        return [link] * bool(link.url)
+    if link.url:
+        message = (
+            "collector.url and collector.urls are both set: expected one of them; "
+            "fix: move the URL to collector.urls, and remove collector.url"
+        )
+        raise CollectorLinkError(message)
+    url_by_server: dict[tuple[str, str, int, str], str] = {}
+    for number, url in enumerate(link.urls, 1):
+        server = _server_of(number, url)
+        if server in url_by_server:
+            message = f"invalid collector.urls: {url!r} is the same as {url_by_server[server]!r}: expected no duplicates"
+            raise CollectorLinkError(message)
+        url_by_server[server] = url
+    # A collector that hangs must not delay the use of another one by a longer timeout.
+    timeout_seconds = min(link.timeout_seconds, link.failover_seconds)
+    return [
+        msgspec.structs.replace(link, url=url, urls=[], timeout_seconds=timeout_seconds)
+        for url in link.urls
+    ]
+
+
+def _server_of(number: int, url: str) -> tuple[str, str, int, str]:
+    """Return what distinguishes a collector from others. Raises CollectorLinkError, which quotes no credential."""
+    try:
+        check_http_url("collector.urls", url)
+        parts = urlsplit(url)
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+    except SettingsError as error:
+        raise CollectorLinkError(str(error)) from error
+    except ValueError as error:
+        message = f"invalid collector.urls: URL {number}: {error}: expected http://HOST:PORT or https://HOST:PORT"
+        raise CollectorLinkError(message) from error
+    return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")

@@ -58,8 +58,7 @@ class ChangeReason(StrEnum):
     DENIED = "denied"
     """Failures of which the last one is a status of 401 or 403."""
     DRAINING = "draining"
-    RETURN = "return"
-    """The first collector of the order has been ready again for long enough."""
+    """It drains, or another one of its group is active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +81,11 @@ class _CollectorReply(msgspec.Struct):
     error: str = ""
     unknown_schemas: tuple[str, ...] = ()
     accepted_frames: int | None = None
-    copied_frames: int | None = None
     draining: bool = False
     credential_node: str = ""
 
 
-def interpret_answer(
-    url: str, answer: HttpResponse, *, marked: bool, is_copy: bool
-) -> DeliveryResult:
+def interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> DeliveryResult:
     """Return the result of a delivery; `marked` is true if the response has the mark of the collector."""
     status = answer.status
     try:
@@ -106,8 +102,7 @@ def interpret_answer(
             "collector.url, and update the collector before its agents"
         )
         return DeliveryResult(EnvelopeDecision.LATER, problem)
-    accepted = reply and (reply.copied_frames if is_copy else reply.accepted_frames)
-    if status == HTTPStatus.OK and accepted is not None:
+    if status == HTTPStatus.OK and reply and reply.accepted_frames is not None:
         try:
             receipt = _read_receipt(answer.body)
         except ValueError as error:
@@ -131,8 +126,6 @@ def interpret_answer(
             EnvelopeDecision.REJECTED, f"envelope rejected by {url}: status {status}: {detail}"
         )
     advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
-    if is_copy and status == HTTPStatus.NOT_FOUND:
-        advice = "no live copies; fix: update the collector, or set collector.send_to = 1"
     problem = (
         f"request to {url} failed: status {status}{f' ({detail})' if detail else ''}: {advice}"
     )

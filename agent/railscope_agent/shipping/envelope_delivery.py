@@ -71,16 +71,6 @@ class EnvelopeDelivery:
             return replace(answer, verdict=EnvelopeDecision.REJECTED, problem=problem)
         return answer
 
-    async def offer_copy(
-        self, client: CollectorClient, body: bytes, *, is_failing: bool
-    ) -> DeliveryResult:
-        """As `offer`, for a live copy; `is_failing` is true if the primary collector does not acknowledge."""
-
-        async def post(content: bytes) -> DeliveryResult:
-            return await client.post_copy(content, self._sent, is_failing=is_failing)
-
-        return await self._offer(post, body)
-
     @property
     def _sent(self) -> wire.SentAt:
         return wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)

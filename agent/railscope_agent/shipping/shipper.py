@@ -34,7 +34,6 @@ from railscope_agent.shipping.collector_logs import EvidenceReceipt
 from railscope_agent.shipping.delivered_frames import DeliveredFrames
 from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
 from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
-from railscope_agent.shipping.live_copies import LiveCopies
 
 log = structlog.get_logger(__name__)
 
@@ -89,17 +88,13 @@ class Shipper:
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError if the state directory cannot be used."""
         self._ended = run_end.read_run_end(self.directory)
-        self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
+        self._failover = CollectorFailover(self.link, self.clock, self.stats)
         self._client = self._failover.client
         self._delivered = DeliveredFrames(self.directory, bool(self.link.urls))
         self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
         self._schemas = schema_store.SchemaStore(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get, self.version)
-        self._copies = None
-        if self.link.send_to > 1:
-            self._copies = LiveCopies(self._failover, self._delivery, self.stats)
-            self.stats.has_copies = True
         self._disk = worker_thread.WorkerThread("spool")
         self._update_stats()
 
@@ -119,9 +114,6 @@ class Shipper:
             async with self._failover, asyncio.TaskGroup() as group:
                 group.create_task(self._flush_regularly())
                 group.create_task(self._send_all())
-                group.create_task(self._failover.watch_first())
-                if self._copies:
-                    group.create_task(self._copies.run())
         finally:
             # After the group has ended: no other task sends or spools now.
             await self._send_at_shutdown()
@@ -196,9 +188,7 @@ class Shipper:
         """Pack the pending frames into envelopes, to be sent from memory or spooled."""
         frames, self._pending = self._pending, []
         if frames:
-            packed = await self._disk.submit(lambda: self._pack_frames(frames))
-            if self._copies:
-                self._copies.put(packed)
+            await self._disk.submit(lambda: self._pack_frames(frames))
             self._is_all_sent.clear()
             self._has_envelopes.set()
 
@@ -206,8 +196,8 @@ class Shipper:
         """Wait until the collector has decided about all envelopes."""
         await self._is_all_sent.wait()
 
-    def _pack_frames(self, frames: list[Frame]) -> list[tuple[bytes, int]]:
-        """Pack frames into envelopes, and return them with their numbers of frames; runs on the spool's thread."""
+    def _pack_frames(self, frames: list[Frame]) -> None:
+        """Pack frames into envelopes; runs on the spool's thread."""
         # A batch is a series of consecutive frames of one source; late reads are published out of order.
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         # Before their envelopes: after a crash, a spooled envelope without its schema could not be delivered.
@@ -215,12 +205,11 @@ class Shipper:
             self._schemas.try_put(
                 wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
             )
-        groups = envelope_limits.split_into_envelopes(frames)
-        packed = [(self._add_envelope(group), len(group)) for group in groups]
+        for group in envelope_limits.split_into_envelopes(frames):
+            self._add_envelope(group)
         self._update_stats()
-        return packed
 
-    def _add_envelope(self, frames: list[Frame]) -> bytes:
+    def _add_envelope(self, frames: list[Frame]) -> None:
         body = self._delivery.pack(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
@@ -233,7 +222,6 @@ class Shipper:
             run_end.write_run_end(
                 self.directory, wire.RunEnd(self.origin.run, self._last), is_synced=False
             )
-        return body
 
     def _spool_memory(self) -> None:
         """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
@@ -288,7 +276,7 @@ class Shipper:
                 self._is_all_sent.set()
                 await self._has_envelopes.wait()
                 continue
-            client = await self._failover.begin_attempt()
+            client = self._failover.begin_attempt()
             self._is_log_known &= client is self._client
             self._client = client
             # Envelopes that another collector received and did not store are sent first: without it, the newer

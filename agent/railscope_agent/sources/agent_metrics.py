@@ -190,15 +190,10 @@ def _collector_readings(
     if not shipping.collector_urls:
         return []
     node = Entity(entities.NODE)
-    readings: list[tuple[declare.Metric, Entity, Reading]] = [
-        (c.COLLECTOR_POSITION, node, shipping.collector_position)
-    ]
+    readings: list[tuple[declare.Metric, Entity, Reading]] = []
     for url in shipping.collector_urls:
         is_in_use = int(url == shipping.collector_url)
         readings.append((c.COLLECTOR_IN_USE, node.child(entities.COLLECTOR, url), is_in_use))
-    if shipping.has_copies:
-        readings.append((c.COPIED_FRAMES, node, shipping.copied_frames))
-        readings.append((c.DROPPED_COPIES, node, shipping.dropped_copies))
     for reason, count in shipping.collector_changes.items():
         change = node.child(entities.COLLECTOR_CHANGE, reason)
         readings.append((c.COLLECTOR_CHANGES, change, count))

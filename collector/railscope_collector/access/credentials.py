@@ -32,8 +32,6 @@ class Role(StrEnum):
     """Reads everything, the audit log included, and changes nothing."""
     TENANT = "tenant"
     """Reads its own use, statements and audit entries."""
-    COLLECTOR = "collector"
-    """Another collector with the same database: it reads the records of all nodes."""
 
 
 @dataclass(frozen=True, slots=True)

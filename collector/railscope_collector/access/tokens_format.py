@@ -11,7 +11,6 @@ The file contains SHA-256 digests, and no tokens:
     [finance]
     billing = { common_name = "billing.example.com" }
     [auditors]
-    [collectors]
     [tenants.vision]
     dashboard = "sha256:..."
     [revoked]
@@ -50,7 +49,6 @@ _SECTIONS = {
     "operators": Role.OPERATOR,
     "finance": Role.FINANCE,
     "auditors": Role.AUDITOR,
-    "collectors": Role.COLLECTOR,
 }
 _TENANTS, _REVOKED = "tenants", "revoked"
 _MAX_AUTHORITY = "max_authority"

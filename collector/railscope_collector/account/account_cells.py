@@ -27,8 +27,6 @@ def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
     return first, account_sums.month_start(first + 31)
 
 
-QUOTA_USE = (catalog.QUOTA_TIME_USED, catalog.QUOTA_GPUS_USED)
-"""Metrics of the use of quotas, which sums over collectors would count twice for nodes that changed their collector."""
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
 _AMOUNTS: dict[counter_increments.CountedQuantity, declare.Metric] = {
     counter_increments.CountedQuantity.ENERGY: catalog.TENANT_ENERGY,

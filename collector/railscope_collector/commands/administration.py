@@ -61,7 +61,7 @@ def _drain(running: Collector) -> float:
     """Accept no more frames; return the seconds until the collector is stopped."""
     drain_seconds = running.settings.drain_seconds
     if drain_seconds:
-        running.core.drain()
+        running.role.drain()
         log.info("drain_started", drain_seconds=drain_seconds)
     return drain_seconds
 

@@ -70,8 +70,7 @@ def follow_alone(directory: Path, state: Path | None, from_ns: int, site: Diagno
 def serve_collector(directory: Path, state: Path | None) -> None:
     """Diagnose what a collector receives, until it closes the input. Raises DiagnoseError."""
     engine = DiagnosisEngine(state, _schemas(directory))
-    frames = directory / "frames"
-    follower = LogFollower(frames) if frames.is_dir() else None
+    follower = LogFollower(directory / "frames")
     diagnosis = log_diagnosis.LogDiagnosis(engine, _write_line, follower, is_fed=True)
     limit_memory_arenas()
     _lower_priority()

@@ -44,7 +44,6 @@ from railscope_collector.http import (
     session_cookie,
 )
 from railscope_collector.http.resources import RESOURCES_BY_NAME, CollectorApis
-from railscope_collector.ledger.cluster_extent import ClusterExtent
 
 MAX_FORM_BYTES = 8192
 # The path of a static file contains the digest of its content.
@@ -74,8 +73,6 @@ class Console:
     wall_ns: Callable[[], int]
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
-    extent: Callable[[], ClusterExtent | None] = lambda: None
-    """Returns the collectors whose nodes the pages contain; None for those of one collector."""
     _cache: PageCache[RenderedContent] = field(default_factory=PageCache)
     _sign_ins: failure_throttle.FailureThrottle = field(
         default_factory=failure_throttle.FailureThrottle
@@ -117,7 +114,6 @@ class Console:
             resource_server.ResourceServer(resources.RESOURCES, apis, api.changes),
             api.wall_ns,
             grafana_url=page_table.check_grafana_url(api.console.grafana_url),
-            extent=lambda: api.views().extent,
         )
 
     @property
@@ -198,20 +194,13 @@ class Console:
         made = await self.models[asked.page.name](asked)
         content = made if isinstance(made, page_table.PageContent) else page_table.PageContent(made)
         model = content.resource
-        extent = None if asked.page.is_local else self.extent()
-        if extent and asked.credential.role is access.Role.TENANT:
-            extent = extent.for_tenant()
 
         def render() -> RenderedContent:
             if form == "json":
-                encoded = msgspec.json.encode(model)
-                encoded = extent.add_to(encoded) if extent else encoded
-                return RenderedContent.from_body(encoded.decode())
+                return RenderedContent.from_body(msgspec.json.encode(model).decode())
             text = page_rendering.render(
                 f"{asked.page.name}.html", model=model, request=asked, **content.shown
             )
-            if extent:
-                text = page_rendering.render("extent.html", extent=extent) + text
             return RenderedContent.from_body(text)
 
         return await run_in_thread(render)
@@ -272,10 +261,7 @@ class Console:
         result = authentication.authenticate_token(
             authorizer.credentials(), form.get("token", "").strip(), authorizer.wall_ns()
         )
-        if result.credential and result.credential.role in {
-            access.Role.NODE,
-            access.Role.COLLECTOR,
-        }:
+        if result.credential and result.credential.role is access.Role.NODE:
             reason = access_control.WRONG_ROLE
             result = authentication.AuthenticationResult(
                 None, reason, result.key, result.credential

@@ -83,7 +83,7 @@ class Page:
     reads_storage: bool = False
     """True if its content is read from disk or database, which may take long."""
     is_local: bool = False
-    """True for data of one collector; all others follow from the frames of all nodes, which the head has."""
+    """True for data of one collector; all others follow from the frames of nodes, which the active one of a group has."""
 
     @property
     def route(self) -> Route:
@@ -158,7 +158,7 @@ CLUSTER_ROUTES = [
     *(each.name for each in RESOURCES_BY_NAME.values() if not each.is_local),
     *(each.route.name for each in PAGES if not each.is_local),
 ]
-"""Names of the routes about all nodes: of several collectors, the head answers them."""
+"""Names of the routes about nodes: of a group of collectors, the active one answers them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

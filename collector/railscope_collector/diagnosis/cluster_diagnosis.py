@@ -9,7 +9,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Set as AbstractSet,
 )
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -128,8 +127,6 @@ class ClusterDiagnosis:
         self.contacts: dict[str, node_detectors.NodeContact] = {}
         self.on_fault: FaultHandler = raise_fault
         """Receives the failure of a part, such as a detector or the frames of a node: the others continue unless it is raised."""
-        self.left_nodes: AbstractSet[str] = frozenset()
-        """Nodes that the collector no longer expects."""
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
         self.has_captures = False
@@ -293,10 +290,9 @@ class ClusterDiagnosis:
         return changed
 
     def _stale_nodes(self, slot: int) -> set[str]:
-        """Return the nodes without a sample in the last minute, but not those that have left."""
+        """Return the nodes without a sample in the last minute."""
         first, last_slots = slot - findings.SLOTS_PER_MINUTE, self.readings.last_slots
-        stale = {name for name in self.devices.nodes if last_slots.get(name, -1) < first}
-        return stale - self.left_nodes
+        return {name for name in self.devices.nodes if last_slots.get(name, -1) < first}
 
     def _ended_jobs(self, running: Container[JobKey], end_ns: int) -> list[job_groups.EndedJob]:
         if self.view is not None:

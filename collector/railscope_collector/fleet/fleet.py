@@ -80,8 +80,6 @@ class Fleet:
         self.nodes: dict[str, FleetNode] = {}
         self.switches: dict[str, FleetNode] = {}
         """Switches by the names under which they send frames. No view contains them among its nodes."""
-        self.standby: dict[str, FleetNode] = {}
-        """Nodes that another collector shows, as of the copies of their frames: their rows are in no view."""
         self.touched: set[str] = set()
         """Nodes with schemas or rows that changed since a reader last emptied this set."""
         self._sheets: dict[int, sheets.LayoutSheet] = {}
@@ -98,7 +96,7 @@ class Fleet:
 
     def schemas(self) -> set[bytes]:
         """Return the schemas of the current state."""
-        nodes = (*self.nodes.values(), *self.switches.values(), *self.standby.values())
+        nodes = (*self.nodes.values(), *self.switches.values())
         return {row.schema for node in nodes for row in node.rows.values()}
 
     def drop_empty_sheets(self) -> None:
@@ -136,31 +134,9 @@ class Fleet:
     def _senders(self, name: str) -> dict[str, FleetNode]:
         return self.switches if name.startswith(SWITCH_PREFIX) else self.nodes
 
-    def show(self, name: str) -> None:
-        """Show a standby node: its rows replace those that are not newer."""
-        copied = self.standby.pop(name, None)
-        if copied is None:
-            return
-        node = self.get_or_add_node(name)
-        for stream, row in copied.rows.items():
-            present = node.rows.get(stream)
-            # The newer of both stays, whichever collector received it.
-            dropped = row if present and present.timestamp_ns >= row.timestamp_ns else present
-            if dropped:
-                dropped.sheet.release(dropped.block, dropped.index)
-            if dropped is not row:
-                node.rows[stream] = row
-                row.block.timestamps_ns[row.index] = row.timestamp_ns
-                node.stream_timestamps_ns[stream] = row.timestamp_ns
-                node.timestamp_ns = max(node.timestamp_ns, row.timestamp_ns)
-        self.touched.add(name)
-
-    def apply(self, update: NodeUpdate, *, is_standby: bool = False) -> bool:
+    def apply(self, update: NodeUpdate) -> bool:
         """Apply a frame to the current state of its node; false if the state is as new or newer."""
-        if is_standby:
-            node = self.standby.setdefault(update.node, FleetNode(update.node))
-        else:
-            node = self.get_or_add_node(update.node)
+        node = self.get_or_add_node(update.node)
         batch, present = update.batch, node.rows.get(update.layout.stream)
         if present and _is_outdated(update, present):
             return False
@@ -177,8 +153,7 @@ class Fleet:
         if same_run:
             period_ns = max(timestamp_ns - row.timestamp_ns, 0)
             block.lasts_ns[index] = min(_PERIODS * period_ns, _LONGEST_NS)
-        # Never fresh, so that no view counts a node that another collector shows.
-        block.timestamps_ns[index] = 0 if is_standby else timestamp_ns
+        block.timestamps_ns[index] = timestamp_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
         row.timestamp_ns = timestamp_ns
         before_ns = node.stream_timestamps_ns.get(update.layout.stream)

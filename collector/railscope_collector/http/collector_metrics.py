@@ -53,7 +53,6 @@ class CollectorMetrics:
             (catalog.FRAMES, counts.frames),
             (catalog.SWITCH_FRAMES, counts.switch_frames),
             (catalog.DUPLICATES, counts.duplicates),
-            (catalog.COPIES, counts.copies),
             (catalog.MISSING, self.core.received.count_missing()),
             (catalog.VALUES, counts.values),
             (catalog.RECEIVED_BYTES, counts.bytes),

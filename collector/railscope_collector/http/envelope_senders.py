@@ -59,8 +59,6 @@ class Delivery(NamedTuple):
     schemas: Sequence[bytes]
     sent: wire.SentAt
     receipt: str = ""
-    is_copy: bool = False
-    is_shown: bool = False
 
 
 @dataclass(slots=True)

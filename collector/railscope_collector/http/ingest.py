@@ -9,9 +9,6 @@ Responses, each with a JSON body:
     409  send these schemas first       426  another version of the wire format
     400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
 
-Live copies, at a path of their own, are checked in the same way. They are not durable: they change the current readings
-only, and the response has neither `accepted_frames` nor positions.
-
 A response of a draining collector has status 503 and the field `draining`: the agent sends to another one at once.
 """
 
@@ -115,8 +112,8 @@ class Ingest:
         return response
 
     async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int | str]:
-        if self.core.is_draining:
-            text = "the collector is draining; fix: send to another one"
+        if reason := self.core.draining:
+            text = f"the collector accepts no frames: {reason}; fix: send to another one"
             raise NotAcknowledgedError(text, "draining", draining=True)
         if self.closed_reason:
             raise NotAcknowledgedError(self.closed_reason, "read_only")
@@ -128,8 +125,6 @@ class Ingest:
             body = await self._read_body(request)
             delivery = await self._decode(request, credential.name, body)
             counts = await self._process(credential, sender, delivery)
-            if delivery.is_copy:
-                return counts
             return counts | self.core.evidence.intervals.unstored.acknowledge(credential.name)
 
     async def _read_body(self, request: web.Request) -> bytes:
@@ -166,8 +161,8 @@ class Ingest:
 
     async def receive_own(self, name: str, body: bytes, sent: wire.SentAt) -> str:
         """Accept an envelope that the collector made itself, as those of agents; return the reason if it is rejected."""
-        if self.core.is_draining or self.closed_reason:
-            return self.closed_reason or "the collector is draining"
+        if reason := self.closed_reason or self.core.draining:
+            return reason
         try:
             sender = self._senders.setdefault(name, NodeSender())
             self._check_rate(sender, name)
@@ -187,11 +182,10 @@ class Ingest:
     async def _process(
         self, credential: Credential, sender: NodeSender, delivery: Delivery
     ) -> dict[str, int | str]:
-        body, envelope, schemas, sent, text, is_copy, is_shown = delivery
+        body, envelope, schemas, sent, text = delivery
         if schemas:
             await self._store_schemas(envelope.node, schemas, sender)
-        if not is_copy:
-            self._check_start(envelope, sender)
+        self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
         # A large envelope counts as several requests: its cost was not known before.
         sender.allowance -= cost.requests - 1
@@ -201,7 +195,7 @@ class Ingest:
         suspect = self.is_suspect()
         # After the schemas are stored, which waits for the disk: the age of frames is measured from here.
         now_ns = self.wall_ns()
-        if text and not is_copy and self.core.receipts.is_awaited:
+        if text and self.core.receipts.is_awaited:
             # Without it, the facts would have the time of this delivery, and differ from those at the first one.
             message = (
                 "the receipt cannot be verified before the database was reached for the first time"
@@ -219,10 +213,6 @@ class Ingest:
             *(msgspec.structs.astuple(receipt) if receipt else ()),
         )
         self._check_times(record, envelope)
-        if is_copy:
-            for _ in self.core.copy_steps(record, envelope, is_shown=is_shown):
-                await asyncio.sleep(0)
-            return {"copied_frames": total}
         # All frames are durable already, so nothing is written to the log again.
         if not (new_frames or envelope.delivered):
             for _ in self.core.steps(record, envelope):
@@ -255,9 +245,7 @@ class Ingest:
         except wire.WireError as error:
             raise NotAcknowledgedError(error, "format") from error
         envelope, schemas = await self._open(node, body)
-        is_shown = headers.get(wire.PRIMARY_HEADER) == wire.PRIMARY_FAILING
-        receipt, is_copy = headers.get(wire.RECEIPT_HEADER, ""), request.path == wire.COPIES_PATH
-        return Delivery(body, envelope, schemas, sent, receipt, is_copy, is_shown)
+        return Delivery(body, envelope, schemas, sent, headers.get(wire.RECEIPT_HEADER, ""))
 
     async def _open(self, node: str, body: bytes) -> tuple[wire.Envelope, Sequence[bytes]]:
         """Return the envelope of a body, with its schemas apart: they are a large part of its memory."""

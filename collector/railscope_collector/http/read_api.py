@@ -399,8 +399,7 @@ class ViewApi:
 
     async def not_ready(self) -> str:
         """Return why the collector is not ready; empty if it is."""
-        problem = "draining" if self.core.is_draining else ""
-        problem = problem or (f"read-only: {self.read_only}" if self.read_only else "")
+        problem = self.core.draining or (f"read-only: {self.read_only}" if self.read_only else "")
         problem = problem or ("" if self.views().timestamp_ns else view_refresh.NOT_COMPUTED)
         problem = problem or self.metrics.unknown_reason
         for probe in self.write_probes:

@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from railscope import wire
 from railscope_collector.access import credentials as access
 
 INGEST_PATH = "/v1/frames"
@@ -55,8 +54,8 @@ class Route:
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT, access.Role.COLLECTOR})
-READING_ROLES = frozenset(set(access.Role) - {access.Role.NODE, access.Role.COLLECTOR})
+NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT})
+READING_ROLES = frozenset(set(access.Role) - {access.Role.NODE})
 """Roles of people and of their programs."""
 RUNNING = frozenset({access.Role.OPERATOR, access.Role.AUDITOR})
 BILLING = frozenset({access.Role.FINANCE, access.Role.AUDITOR})
@@ -73,8 +72,6 @@ MACHINE_ROUTES: Collection[Route] = (
     open_route("healthy", "/-/healthy"),
     open_route("ready", "/-/ready"),
     Route("frames", INGEST_PATH, _NODE, method="POST"),
-    Route("copies", wire.COPIES_PATH, _NODE, method="POST"),
-    Route("records", "/v1/records", frozenset({access.Role.COLLECTOR})),
     Route("metrics", "/metrics", RUNNING, TenantScope.OWN_DATA),
     Route("witness_checkpoint", "/v1/checkpoint", _NODE),
     Route("witness_key", "/v1/checkpoint/key", _NODE),

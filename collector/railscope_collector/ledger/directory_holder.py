@@ -18,12 +18,11 @@ import sqlalchemy as sa
 
 from railscope import settings
 from railscope_collector.clock import this_boot
-from railscope_collector.ledger import leases
+from railscope_collector.ledger import LedgerError, leases
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
-from railscope_collector.ledger.membership import NameInUseError
 
 
-class DirectoryInUseError(NameInUseError, settings.SettingsError):
+class DirectoryInUseError(LedgerError, settings.SettingsError):
     """Another collector that is running has a copy of the state directory; the message names its process."""
 
 

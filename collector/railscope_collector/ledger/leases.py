@@ -138,6 +138,8 @@ class Lease:
     holder: str = field(default_factory=_new_holder)
     """Unique for each start of a process."""
     seconds: float = LEASE_SECONDS
+    url: str = ""
+    """URL of this process, for the others."""
     place: str = ""
     """Place that a local lock protects: its previous holder has ended, so its lease is taken before it expires."""
     changes: int = 0
@@ -149,7 +151,9 @@ class Lease:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Add the place to the holder."""
+        """Add the URL and the place to the holder."""
+        if self.url:
+            self.holder = f"{self.url} {self.holder}"
         if self.place:
             self.holder += _PLACE + self.place
 
@@ -174,6 +178,20 @@ class Lease:
             if self.term is None or not self._renew(database, self.term):
                 self.term = self._take(database)
             return self.term
+
+    def take_or_find(self, database: Database) -> tuple[LeaseTerm | None, str]:
+        """Take the lease, and return the URL of its holder too; empty if it has none, or the lease is free.
+
+        Raises UnusableLedgerError.
+        """
+        if term := self.take(database):
+            return term, self.url
+        with database.transaction() as connection:
+            is_held = rows.c.expires_at > _clock()
+            held = sa.select(rows.c.holder).where(rows.c.name == self.name, is_held)
+            holder = connection.execute(held).scalar() or ""
+        url, separator, _ = holder.partition(" ")
+        return None, url if separator else ""
 
     def renew(self) -> None:
         """Renew a lease that is held; a failure to reach the database counts only once it has expired."""

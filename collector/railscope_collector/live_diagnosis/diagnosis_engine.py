@@ -111,8 +111,6 @@ class DiagnosisEngine:
     """Claims from which the jobs follow while they are not passed."""
     failures: int = 0
     log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
-    unknown_nodes: Iterable[str] = ()
-    """Nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
     _diagnosis: ClusterDiagnosis | None = None
     _next_slot: int = 0
     _evaluated_slot: int = -1
@@ -316,9 +314,6 @@ class DiagnosisEngine:
             self._add(diagnosis, item, has_jobs=jobs is not None)
         diagnosis.readings.sample_slots.clear()
         diagnosis.arrange()
-        diagnosis.left_nodes = set(self.unknown_nodes)
-        for node in diagnosis.left_nodes:
-            diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
             changed = diagnosis.evaluate(slot, jobs, now_ns)

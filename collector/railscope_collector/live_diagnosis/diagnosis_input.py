@@ -14,7 +14,6 @@ import msgspec
 
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
-from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis import DiagnosisExchangeError
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -33,10 +32,6 @@ class DiagnosisInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     jobs: list[tuple[JobKey, list[str]]] | None = None
     """Running jobs with their GPUs."""
     links: list[LinkedPort] | None = None
-    unknown_nodes: list[str] | None = None
-    """Nodes from whose silence nothing follows."""
-    records: list[FrameRecord] = []
-    """Received frames that are in no log."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -24,7 +24,7 @@ from railscope import api, durable_files, log_output, service, untrusted_text
 from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Batch, Envelope, WireEntity, WireEvent
+from railscope.wire import WireEntity, WireEvent
 from railscope_collector import work_limits
 from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.audit_trail import AuditTrail
@@ -41,7 +41,6 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.live_diagnosis.diagnosis_input import DiagnosisInput, encode_input
 from railscope_collector.state.collector_state import CollectorState
@@ -61,10 +60,6 @@ MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 60.0
 STOP_SECONDS = 10.0
 """Time in which the child saves its state at the end."""
 MAX_LINE_BYTES = 32 << 20
-MAX_FORWARDED_BYTES = 64 << 20
-"""Records that wait for the child; of 3,500 nodes, those of four seconds."""
-RECORD_BYTES = 512
-"""Memory of such a record in addition to its body."""
 MAX_CHANGES = 10_000
 """Changes that wait for the audit log, and those that are recognized if they are sent again."""
 DECISIONS_FILE = "decisions"
@@ -101,10 +96,6 @@ class DiagnosisService:
     """Running jobs; none while they are unknown."""
     thresholds: DetectorThresholds = DetectorThresholds()
     cabling: Sequence[CabledLink] = ()
-    has_log: bool = True
-    """False if the child gets the received records from here, as there is no log of them."""
-    unknown_nodes: Callable[[], Iterable[str]] = tuple
-    """Returns nodes from whose silence nothing follows."""
     program: Sequence[str] = ()
     """Program of the child; by default `railscope`, which ends with this process."""
     silence_seconds: float = SILENCE_SECONDS
@@ -118,8 +109,6 @@ class DiagnosisService:
     restarts: int = field(init=False, default=0)
     pid: int = field(init=False, default=0)
     """Process id of the child; 0 while there is none."""
-    dropped: int = field(init=False, default=0)
-    """Records that were not sent to the child, as too many waited."""
     problem: str = field(init=False, default="")
     """Reason of the last restart."""
     opened_ns: int = field(init=False, default=0)
@@ -129,8 +118,6 @@ class DiagnosisService:
     _unrecorded: dict[tuple[str, str, int], ChangeRecord] = field(init=False, default_factory=dict)
     _recorded: dict[tuple[str, str, int], None] = field(init=False, default_factory=dict)
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    _records: list[FrameRecord] = field(init=False, default_factory=list)
-    _record_bytes: int = field(init=False, default=0)
     _saved: bytes = field(init=False, default=b"")
     _log_limit: log_output.LogRateLimit = field(init=False, default_factory=log_output.LogRateLimit)
     _ends: LinkEnds = field(init=False)
@@ -163,8 +150,20 @@ class DiagnosisService:
         except untrusted_text.DECODING_ERRORS as error:
             path.replace(path.with_name(path.name + durable_files.DAMAGED))
             log.error("decisions_discarded", file=str(path), problem=str(error))
-        self.decisions.notified.update(found.notified)
+        self.decisions = found
         self.save_decisions()
+
+    def take_over(self) -> None:
+        """Continue with the files of another collector, which have a position in its frame log. Blocking; raises OSError."""
+        path = self.directory / "incidents"
+        with suppress(
+            FileNotFoundError, saved_state.SavedStateError
+        ):  # the child reports the latter
+            saved = saved_state.decode_diagnosis(path.read_bytes())
+            saved.position = (0, 0)
+            durable_files.write_durably(path, msgspec.msgpack.encode(saved))
+        self.table, self.state = IncidentTable(), None
+        self.open()
 
     def save_decisions(self) -> None:
         """Write the decisions if they have changed. Blocking; raises OSError."""
@@ -177,8 +176,6 @@ class DiagnosisService:
 
     async def run(self) -> None:
         """Run the child until cancelled, and start it again when it ends or is silent."""
-        if not self.has_log:
-            self.core.on_new_batches.append(self.forward)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._run_recording())
@@ -288,39 +285,24 @@ class DiagnosisService:
             if joined is not self._links[0]:
                 self._links = joined, linked_ports(joined)
         jobs = [(job.key, [place.gpu for place in job.places]) for job in self.jobs()]
-        records, self._records, self._record_bytes = self._records, [], 0
         known = DiagnosisInput(
             wall_ns=self.wall_ns(),
             acknowledged=self._acknowledged,
             thresholds=self.thresholds,
             jobs=jobs,
             links=self._links[1],
-            unknown_nodes=sorted(self.unknown_nodes()),
         )
         message = msgspec.structs.replace(
             known,
             thresholds=None if sent.thresholds else self.thresholds,
             jobs=None if jobs == sent.jobs else jobs,
             links=None if known.links is sent.links else known.links,
-            unknown_nodes=None
-            if known.unknown_nodes == sent.unknown_nodes
-            else known.unknown_nodes,
-            records=records,
         )
         return known, message
 
     def _take_links(self) -> Callable[[], JoinedLinks] | None:
         """Return a function that joins the links as of now; None without switches and a cabling file."""
         return self._ends.take() if self.core.fleet.switches or self.cabling else None
-
-    def forward(self, record: FrameRecord, _: Envelope, __: Sequence[Batch]) -> None:
-        """Queue a record for the child."""
-        size = len(record.body) + RECORD_BYTES
-        if self._record_bytes + size > MAX_FORWARDED_BYTES:
-            self.dropped += 1
-            return
-        self._records.append(record)
-        self._record_bytes += size
 
     async def _save(self) -> None:
         try:
@@ -445,7 +427,7 @@ class DiagnosisService:
     def cells(self) -> Iterator[ViewCell]:
         """Yield the metrics of the diagnosis itself."""
         state, progress = self.state or DiagnosisState(timestamp_ns=0), self.progress
-        yield ViewCell(catalog.DIAGNOSIS_DROPPED, (), self.dropped + state.dropped)
+        yield ViewCell(catalog.DIAGNOSIS_DROPPED, (), state.dropped)
         yield ViewCell(catalog.DIAGNOSIS_FAULTS, (), state.failures + self.invalid_lines)
         yield ViewCell(catalog.FINDINGS_IGNORED, (), state.ignored_findings)
         yield ViewCell(catalog.DIAGNOSIS_RUNNING, (), int(progress.running))

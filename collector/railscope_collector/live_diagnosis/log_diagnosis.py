@@ -77,8 +77,7 @@ class LogDiagnosis:
     engine: DiagnosisEngine
     write: Callable[[bytes], object]
     """Writes a line."""
-    follower: LogFollower | None = None
-    """None if all records are messages."""
+    follower: LogFollower
     is_fed: bool = False
     """True if a collector states time and jobs."""
     links: Sequence[LinkedPort] = ()
@@ -93,8 +92,6 @@ class LogDiagnosis:
     _received: ReceivedFrames = field(default_factory=ReceivedFrames)
     _items: list[ReceivedBatches] = field(default_factory=list)
     _item_bytes: int = 0
-    _records: list[FrameRecord] = field(default_factory=list)
-    """Records of messages."""
     _last_received_ns: int = 0
     _added_ns: int = 0
     """Receipt of the last record that was added to the engine."""
@@ -119,9 +116,6 @@ class LogDiagnosis:
         if message.jobs is not None:
             self.jobs = dict(message.jobs)
         self.links = self.links if message.links is None else message.links
-        if message.unknown_nodes is not None:
-            engine.unknown_nodes = message.unknown_nodes
-        self._records += message.records
 
     def open(self, now_ns: int) -> None:
         """Continue with the saved state, or begin: now, or for a log alone with its first record. Raises OSError."""
@@ -140,22 +134,18 @@ class LogDiagnosis:
             self._evaluated_ns = self.engine.table.timestamp_ns
         if self.is_fed or is_resumed:
             self.from_ns = max(self.from_ns, begin_ns - REFILL_NS)
-        follower = self.follower
-        if follower is not None:
-            follower.position = self._checked_position(self.engine.position)
-            follower.skip_before(self.from_ns)
-            self._batch_position = follower.position
+        self.follower.position = self._checked_position(self.engine.position)
+        self.follower.skip_before(self.from_ns)
+        self._batch_position = self.follower.position
         self._write_lines()
 
     def _checked_position(self, saved: tuple[int, int]) -> LogPosition:
         """Return a position; one after the log is that of another one, whose records are found by their times."""
-        numbers = segment_numbers(self.follower.directory) if self.follower else []
+        numbers = segment_numbers(self.follower.directory)
         return LogPosition(*saved) if numbers and saved[0] <= numbers[-1] else LOG_START
 
     def _find_begin(self, now_ns: int, ended_ns: int, position: tuple[int, int]) -> int:
         """Return the time from which slots are evaluated after a restart: the end of the last one or of a later pause."""
-        if self.follower is None:
-            return now_ns
         begin_ns = max(ended_ns, now_ns - MAX_BACKLOG_NS) if self.is_fed else ended_ns
         last_ns = begin_ns
         follower = LogFollower(self.follower.directory, self._checked_position(position))
@@ -170,8 +160,6 @@ class LogDiagnosis:
 
     def _first_receipt(self) -> int:
         """Return the receipt of the first record of the log that is used; 0 without one."""
-        if self.follower is None:
-            return 0
         follower = LogFollower(self.follower.directory)
         follower.skip_before(self.from_ns)
         try:
@@ -186,13 +174,11 @@ class LogDiagnosis:
     def step(self, now_ns: int) -> bool:
         """Read records, and evaluate the slots that have ended; true if more records may follow at once."""
         self._now_ns = now_ns
-        self._batch_position = self.follower.position if self.follower else LOG_START
-        records, self._records = self._records, []
-        if self.follower:
-            records += self.follower.read()
+        self._batch_position = self.follower.position
+        records = self.follower.read()
         for record in records:
             self._add(record)
-        if records and self.follower:
+        if records:
             self._write_if_due()
             return True
         at_ns = self._end_of_log(now_ns)
@@ -208,8 +194,7 @@ class LogDiagnosis:
 
     def close(self) -> None:
         """Save the state. Raises OSError."""
-        if self.follower:
-            self.follower.close()
+        self.follower.close()
         self.engine.save_all()
 
     def _end_of_log(self, now_ns: int) -> int:
@@ -302,9 +287,9 @@ class LogDiagnosis:
 
     def _state(self) -> DiagnosisState:
         engine, table, follower = self.engine, self.engine.table, self.follower
-        lag_bytes = follower.count_waiting_bytes() if follower else 0
+        lag_bytes = follower.count_waiting_bytes()
         lag_ns = max(self._now_ns - self._last_received_ns, 0) if lag_bytes else 0
-        missing = follower.damaged_records + follower.lost_segments if follower else 0
+        missing = follower.damaged_records + follower.lost_segments
         return DiagnosisState(
             timestamp_ns=table.timestamp_ns,
             acknowledged=engine.acknowledged,

@@ -6,10 +6,8 @@ with the same arguments, so that a restart restores the same state.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
@@ -39,8 +37,6 @@ class IngestCounts:
     switch_frames: int = 0
     """Those of switches."""
     duplicates: int = 0
-    copies: int = 0
-    """Frames of live copies."""
     values: int = 0
     bytes: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
@@ -77,20 +73,8 @@ class CollectorState:
         default_factory=list
     )
     """Called with every envelope, before its events."""
-    on_new_batches: list[Callable[[segment_files.FrameRecord, Envelope, Sequence[Batch]], None]] = (
-        field(default_factory=list)
-    )
-    """Called with the batches of an envelope that have new frames."""
-    on_copy: list[Callable[[segment_files.FrameRecord, Envelope], None]] = field(
-        default_factory=list
-    )
-    """Called with every live copy of an envelope."""
-    is_draining: bool = False
-    """True if no frames are accepted, so that agents send to another collector."""
-
-    def drain(self) -> None:
-        """Accept no more frames."""
-        self.is_draining = True
+    draining: str = ""
+    """Reason why no frames are accepted, so that agents send to another collector; empty if they are."""
 
     def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
@@ -136,16 +120,6 @@ class CollectorState:
         """
         yield from self._guard(envelope, self._steps(record, envelope))
 
-    def copy_steps(
-        self, record: segment_files.FrameRecord, envelope: Envelope, *, is_shown: bool
-    ) -> Iterator[None]:
-        """Apply a live copy in steps: only to the current readings, of a node that is shown or on standby.
-
-        Evidence, claims and events follow from the frames that the primary collector receives, or that are sent again
-        when this collector has become the primary one.
-        """
-        yield from self._guard(envelope, self._copy_steps(record, envelope, is_shown=is_shown))
-
     def _guard(self, envelope: Envelope, steps: Iterator[None]) -> Iterator[None]:
         try:
             yield from steps
@@ -160,38 +134,7 @@ class CollectorState:
                     problem=f"{type(fault).__name__}: {fault}",
                 )
 
-    def _copy_steps(
-        self, record: segment_files.FrameRecord, envelope: Envelope, *, is_shown: bool
-    ) -> Iterator[None]:
-        if is_shown:
-            self.show_node(envelope.node)
-            shown = self.fleet.get_or_add_node(envelope.node)
-            # The primary collector's records are authoritative: a copy sets the version only where there is none.
-            shown.agent_version = shown.agent_version or envelope.agent_version
-        for listener in self.on_copy:
-            listener(record, envelope)
-        nodes = self.fleet.nodes if is_shown else self.fleet.standby
-        for batch in envelope.batches:
-            schema, node = self.schemas.get(batch.schema), nodes.get(envelope.node)
-            streams: Collection[str] = node.rows if node else ()
-            is_new = batch.stream not in streams
-            # The sequence check of ingest does not cover copies: this bounds the streams of a node.
-            if schema and not (is_new and len(streams) >= received_frames.MAX_STREAMS):
-                self._apply_last_frame(record, envelope, batch, schema, is_standby=not is_shown)
-                self.counts.copies += batch.rows
-            yield
-
-    def show_node(self, name: str) -> None:
-        """Show a node of which this collector has only received copies."""
-        copied = self.fleet.standby.get(name)
-        for row in copied.rows.values() if copied else ():
-            schema = self.schemas.get(row.schema)
-            if schema and schema.gpus:
-                self.gpus_by_node[name] = schema.gpus_by_rail
-        self.fleet.show(name)
-
     def _steps(self, record: segment_files.FrameRecord, envelope: Envelope) -> Iterator[None]:
-        self.show_node(envelope.node)
         node = self.fleet.get_or_add_node(envelope.node)
         node.agent_version = envelope.agent_version
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
@@ -255,9 +198,7 @@ class CollectorState:
         envelope: Envelope,
         batches: Sequence[tuple[Batch, KnownSchema]],
     ) -> Iterator[None]:
-        """Pass new batches to their listeners and to the evidence; switches have no GPUs to meter."""
-        for take_batches in self.on_new_batches:
-            take_batches(record, envelope, [batch for batch, _ in batches])
+        """Pass new batches to the evidence; switches have no GPUs to meter."""
         if envelope.node not in self.fleet.switches:
             yield from self.evidence.steps(record.as_first_received, envelope, batches)
 
@@ -267,8 +208,6 @@ class CollectorState:
         envelope: Envelope,
         batch: Batch,
         schema: KnownSchema,
-        *,
-        is_standby: bool = False,
     ) -> None:
         """Apply the last frame of a batch to the current state, unless that is as new or newer."""
         # Placed by its age at sending and the collector's clock: the node's wall clock may be wrong.
@@ -276,8 +215,8 @@ class CollectorState:
         newest_ns = record.received_wall_ns - age_ns
         sender = (envelope.node, envelope.run, envelope.boot_id)
         update = fleets.NodeUpdate(*sender, schema.layout, batch, newest_ns)
-        applied = self.fleet.apply(update, is_standby=is_standby)
-        if schema.gpus and applied and not is_standby:
+        applied = self.fleet.apply(update)
+        if schema.gpus and applied:
             self.gpus_by_node[envelope.node] = schema.gpus_by_rail
 
     def _record_events(
@@ -307,13 +246,3 @@ class CollectorState:
     def gpus_by_rail(self, node: str) -> Mapping[int, str]:
         """Return the GPU on each rail of a node."""
         return self.gpus_by_node.get(node, {})
-
-
-def open_empty_state(directory: Path) -> CollectorState:
-    """Return a state without nodes; schemas of an earlier term are deleted. Blocking; raises OSError."""
-    # Another collector held the role meanwhile: its nodes have schemas that these do not describe.
-    shutil.rmtree(directory / "schemas", ignore_errors=True)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    core = CollectorState(StoredSchemas(directory / "schemas"))
-    core.schemas.open()
-    return core

@@ -1,7 +1,7 @@
 """Polling of switches: one task for each switch, with its period, jitter and back-off.
 
-A poll that fails, for whatever reason, concerns its switch only. Of several collectors the head polls, and only while
-its lease is valid.
+A poll that fails, for whatever reason, concerns its switch only. Of a group of collectors the active one polls, and only
+while its lease is valid.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.service import allow_many_files
 from railscope_agent.shipping import collector_client, collector_link
-from railscope_agent.shipping.collector_order import collector_links
 from railscope_agent.shipping.shipper import MAX_FRAMES_PENDING, Shipper
 from railscope_collector.access.credentials import digest_token
 from railscope_simulator.cluster import collective_records
@@ -232,7 +231,7 @@ class ShippedCluster:
                 listen_address.split_address(f"[{host}]:{first and first + count - 1}")
         self.settings.read_metrics_token()
         names = [self.scenario.topology.node_name(number) for number in range(nodes)]
-        for link in collector_links(link_of(self.settings.collector, names[0]), names[0]):
+        for link in collector_link.collector_links(link_of(self.settings.collector, names[0])):
             collector_client.CollectorClient(link)
         for name in names:
             collector_link.read_token(link_of(self.settings.collector, name))

@@ -88,7 +88,7 @@ def tokens_text(revoked: str) -> str:
     for role, place, name in (
         (Role.NODE, "nodes", "n1"), (Role.OPERATOR, "operators", "board"),
         (Role.FINANCE, "finance", "bills"), (Role.AUDITOR, "auditors", "audit"),
-        (Role.TENANT, "tenants.vision", "board"), (Role.COLLECTOR, "collectors", "others"),
+        (Role.TENANT, "tenants.vision", "board"),
     ):  # fmt: skip
         old = f'{{ token = "{digest_token("ended-" + role)}", {ended}'
         lines += [f"[{place}]", f'{name} = ["{digest_token(TOKENS[role])}", {old}]']

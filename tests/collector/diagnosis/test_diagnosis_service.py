@@ -14,7 +14,6 @@ from support.audit import audit_log
 from support.incidents import incident as reported_incident
 
 from railscope.audit.record import decode_audit_record
-from railscope.wire import Envelope, SentAt
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.diagnosis.incident_table import (
     ChangeRecord,
@@ -22,26 +21,20 @@ from railscope_collector.diagnosis.incident_table import (
     DiagnosisState,
 )
 from railscope_collector.fleet.schemas import StoredSchemas
-from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_service import (
-    MAX_FORWARDED_BYTES,
     NOTHING_SENT,
-    RECORD_BYTES,
     DiagnosisService,
 )
 from railscope_collector.state.collector_state import CollectorState
 
 NOW_NS = 1_790_000_000_000_000_000
-NO_ENVELOPE = Envelope("", "", "", (), ())
 
 
 def service_in(directory: Path) -> DiagnosisService:
     core = CollectorState(StoredSchemas(directory / "schemas"))
     core.schemas.open()
     trail = AuditTrail(audit_log(directory / "audit"), "1.0", lambda: NOW_NS)
-    service = DiagnosisService(
-        core, directory / "diagnosis", trail, lambda: NOW_NS, tuple, has_log=False
-    )
+    service = DiagnosisService(core, directory / "diagnosis", trail, lambda: NOW_NS, tuple)
     service.open()
     return service
 
@@ -125,19 +118,6 @@ def test_an_invalid_line_is_counted(tmp_path: Path, content: bytes) -> None:
     service = service_in(tmp_path)
     service.receive(content)
     assert service.invalid_lines == 1
-
-
-async def test_records_that_wait_for_the_child_are_bounded(tmp_path: Path) -> None:
-    service = service_in(tmp_path)
-    record = FrameRecord(
-        "n1", NOW_NS, SentAt(1, 1, ""), bytes(MAX_FORWARDED_BYTES // 4 - RECORD_BYTES)
-    )
-    for _ in range(6):
-        service.forward(record, NO_ENVELOPE, ())
-    _, message = await service.next_message(NOTHING_SENT)
-    assert (len(message.records), service.dropped) == (4, 2)
-    service.forward(record, NO_ENVELOPE, ())
-    assert service.dropped == 2
 
 
 def test_notifications_survive_a_restart(tmp_path: Path) -> None:

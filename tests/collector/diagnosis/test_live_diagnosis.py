@@ -14,7 +14,6 @@ from support.fed_diagnosis import FedDiagnosis
 
 from railscope.audit.record import decode_audit_record
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope.wire import Envelope
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import DiagnosisSettings
 from railscope_collector.diagnosis.incident_classes import ChangeKind
@@ -134,9 +133,6 @@ def test_the_table_keeps_the_time_of_the_last_evaluation_that_succeeded(
     assert opened(frames, tmp_path, later_ns).table.timestamp_ns == evaluated_ns
 
 
-NO_ENVELOPE = Envelope("", "", "", (), ())
-
-
 @contextlib.asynccontextmanager
 async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[RunningCollector]:
     """A collector whose diagnosis has received the frames, by their clock."""
@@ -163,7 +159,7 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
 
     def replace_diagnosis(one: RunningCollector) -> None:
         diagnosis = one.collector.diagnosis
-        diagnosis.wall_ns, diagnosis.jobs, diagnosis.has_log = lambda: now_ns, lambda: jobs, False
+        diagnosis.wall_ns, diagnosis.jobs = lambda: now_ns, lambda: jobs
 
     async with run_collector(settings, replace_diagnosis) as one:
         service = one.collector.diagnosis
@@ -172,7 +168,7 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
         await diagnosis.evaluate()
         for _ in range(40):
             for record in frames.records(now_ns, now_ns + STEP_NS):
-                service.forward(record, NO_ENVELOPE, ())
+                diagnosis.log.records.append(record)
             now_ns += STEP_NS
             await diagnosis.evaluate()
         await service.record_changes()

@@ -1,4 +1,4 @@
-"""Files of the head in the database, which the next head continues with."""
+"""Files of the active collector in the database, which the next active one continues with."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from railscope import durable_files
 from railscope_collector.ledger import leases, schema
 from railscope_collector.ledger.database import Database
 
-head_files = sa.Table(
+stored_files = sa.Table(
     "collector_head_file",
     schema.metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
-"""Files of the diagnosis of the head, which the next head continues with."""
+"""Files of the diagnosis; the table has the name of earlier releases."""
 FILES = ("incidents", "baselines", "decisions")
 MAX_FILE_BYTES = 256 << 20
 
 
 def read_files(database: Database, directory: Path) -> None:
-    """Replace the files of a directory by those that the previous head stored.
+    """Replace the files of a directory by those that the previous active collector stored.
 
     Blocking; raises UnusableLedgerError, OSError.
     """
     with database.transaction() as connection:
-        found = connection.execute(sa.select(head_files)).all()
+        found = connection.execute(sa.select(stored_files)).all()
     durable_files.make_directory(directory)
     # The names become paths: a row of another name must not write elsewhere.
     contents = {row.name: row.content for row in found if row.name in FILES}
     for name, content in contents.items():
         durable_files.write_durably(directory / name, content)
-    for name in FILES:  # of an earlier term here, which the previous head did not continue
+    for (
+        name
+    ) in FILES:  # of an earlier term here, which the previous active collector did not continue
         if contents and name not in contents:
             (directory / name).unlink(missing_ok=True)
 
@@ -54,8 +56,8 @@ def store_files(
             continue
         content = path.read_bytes()
         with database.transaction(writes=True) as connection:
-            # A collector that lost the lease must not replace what the next head has stored.
+            # A collector that lost the lease must not replace what the next one has stored.
             term.check(connection)
-            connection.execute(sa.delete(head_files).where(head_files.c.name == name))
-            connection.execute(sa.insert(head_files).values(name=name, content=content))
+            connection.execute(sa.delete(stored_files).where(stored_files.c.name == name))
+            connection.execute(sa.insert(stored_files).values(name=name, content=content))
         stored[name] = details.st_mtime_ns
