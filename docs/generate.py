@@ -219,7 +219,7 @@ def _rules(path: Path) -> Iterator[dict[str, Any]]:
         yield from ({**rule, "interval": group["interval"]} for rule in group["rules"])
 
 
-_READERS: Mapping[str, str] = {"audit": "auditor", "billing": "finance", "tenant": "tenant"}
+_READERS: Mapping[str, str] = {"tenant": "tenant"}
 """Readers of dashboards that are not for operators."""
 
 
@@ -251,6 +251,12 @@ def dashboards() -> str:
         "The Grafana dashboards with their panels:",
         "",
         *_dashboard_table(),
+        "Rows are folded except the first: Grafana queries their panels when you unfold them. The variable Cluster selects by the label",
+        "`cluster`, which the [external labels](operator.md#connect-prometheus-alertmanager-and-grafana) of a Prometheus add where one",
+        "store holds several clusters. All is the default, and needs no label. Select one cluster if nodes of two have the same name.",
+        "",
+        "The [console](console.md) and the command line show GPUs with their NICs, the audit log, invoices and reconciliation.",
+        "",
         "Each dashboard links to its page of the [web console](console.md#dashboards). The address is that of the collector's own",
         "machine or of a forwarded port, http://localhost:9470. Replace it after each installation:",
         "",
@@ -274,16 +280,11 @@ def dashboards() -> str:
 
 
 def _sections(panels: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    title, members = "", list[dict[str, Any]]()
-    for panel in panels:
-        if panel["type"] != "row":
-            members.append(panel)
-            continue
-        if members:
-            yield title, members
-        title, members = panel["title"], []
-    if members:
-        yield title, members
+    """Yield the rows of a dashboard with their panels; only those of the first row stand beside their row."""
+    for row in panels:
+        if row["type"] == "row":
+            beside = [] if row["collapsed"] else [one for one in panels if one["type"] != "row"]
+            yield row["title"], [*row["panels"], *beside]
 
 
 def _panel(panel: dict[str, Any]) -> tuple[str, ...]:

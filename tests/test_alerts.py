@@ -20,6 +20,7 @@ from support.alert_rules import (
     rules_of,
     situations,
 )
+from support.dashboards import panels_of
 from support.each import of_each
 from support.promtool import check_queries, promtool
 from support.query_notes import annotated_queries, detail_note
@@ -276,7 +277,7 @@ def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
     shown = [
         t["expr"]
         for dashboard in DASHBOARDS.values()
-        for p in dashboard["panels"]
+        for p in panels_of(dashboard)
         for t in p.get("targets", ())
     ]
     used = frozenset[str]().union(*map(recorded_in, [*reported, *shown]))
@@ -326,12 +327,15 @@ def test_an_alert_links_to_a_dashboard_or_to_a_panel_that_shows_its_metric(rule:
     address, _, query = rule["annotations"]["dashboard_url"].partition("?")
     dashboard = DASHBOARDS[address.removeprefix(f"{SITE}/d/")]
     asked = dict(part.split("=", 1) for part in query.split("&") if part)
-    assert set(asked) <= {"viewPanel", "var-node"}
-    if "var-node" in asked:
-        assert asked["var-node"] == "{{ $labels.node }}"
-        assert "node" in {variable["name"] for variable in dashboard["templating"]["list"]}
+    subjects = {
+        "var-node": "{{ $labels.node }}",
+        "var-tenant": "{{ $labels.tenant | urlquery }}",
+    }
+    for name in asked.keys() - {"viewPanel"}:
+        assert asked[name] == subjects[name]
+        assert name in {f"var-{variable['name']}" for variable in dashboard["templating"]["list"]}
     if "viewPanel" in asked:
-        panels = {str(panel["id"]): panel for panel in dashboard["panels"]}
+        panels = {str(panel["id"]): panel for panel in panels_of(dashboard)}
         shown: set[str] = set()
         for target in panels[asked["viewPanel"]]["targets"]:
             shown |= metrics_in(target["expr"])

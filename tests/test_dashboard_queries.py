@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.dashboards import DASHBOARDS, QUERIES, VARIABLE
+from support.dashboards import DASHBOARDS, QUERIES, VARIABLE, panels_of
 from support.promtool import QueryCase, check_queries, evaluate
 
 from railscope_collector.console import group_curves
@@ -40,7 +40,7 @@ def test_a_panel_with_a_curve_for_each_server_draws_few():
     """A thousand curves are expensive and unreadable."""
     for dashboard in DASHBOARDS.values():
         several = any(v.get("multi") for v in dashboard["templating"]["list"])
-        for panel in dashboard["panels"]:
+        for panel in panels_of(dashboard):
             for target in panel.get("targets", ()) if several else ():
                 if "{{node}}" in target.get("legendFormat", ""):
                     few = re.search(r"^(top|bottom)k\(|> 0|\) and (top|bottom)k\(", target["expr"])
@@ -60,7 +60,7 @@ def test_pause_is_the_longest_of_all_priorities_and_of_the_link(tmp_path: Path):
     """Shares of time overlap: they are not added, and are 100 % at most."""
     queries = {
         (panel["id"], target["refId"]): target["expr"]
-        for panel in DASHBOARDS["rails.json"]["panels"]
+        for panel in panels_of(DASHBOARDS["rails.json"])
         for target in panel.get("targets", ())
     }
     by_switch, by_nics = (queries[602, reference] for reference in "AB")
@@ -86,10 +86,50 @@ def test_pause_is_the_longest_of_all_priorities_and_of_the_link(tmp_path: Path):
         queries[203, "A"]: {'{rail="0"}': 0.75},
         queries[101, "A"]: {"{}": 0.75},
     }
-    choices = {"__rate_interval": "5m", "node": ".*", "rail": ".*"}
+    choices = {"__rate_interval": "5m", "cluster": ".*", "node": ".*", "rail": ".*"}
     # promtool compares exactly.
     rounded = [
         (f"round({fill_variables(query, choices)}, 0.01)", values)
         for query, values in expected.items()
     ]
     evaluate(tmp_path, QueryCase(series, rounded, minutes=9))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "others", "nodes"), [(".*", "", 5), (".*", ', cluster="west"', 5), ("east", ', cluster="west"', 2)]
+)  # fmt: skip
+def test_numbers_are_of_the_chosen_cluster(tmp_path: Path, chosen: str, others: str, nodes: int):
+    """With a single cluster, series need no label."""
+    own = f', cluster="{chosen}"' if chosen != ".*" else ""
+    name = "railscope_cluster_nodes_reporting"
+    series = {
+        f'{name}{{instance="a"{own}}}': "2x9",
+        f'{name}{{instance="b"{others}}}': "3x9",
+    }
+    (panel,) = (
+        p for p in panels_of(DASHBOARDS["cluster-overview.json"]) if p["title"] == "Nodes reporting"
+    )
+    query = fill_variables(panel["targets"][0]["expr"], {"cluster": chosen})
+    evaluate(tmp_path, QueryCase(series, [(query, {"{}": nodes})], minutes=9))
+
+
+def test_an_open_incident_is_listed_once_by_title(tmp_path: Path):
+    """Also while two collectors have it, and without the names of its cause."""
+    (panel,) = (
+        p for p in panels_of(DASHBOARDS["incidents.json"]) if p["title"] == "Open incidents"
+    )
+    incident = 'incident="0a1b", class="gpu_lost", severity="critical", kind="gpu", node="n1", device="4", rail=""'
+    title = "GPU lost · n1 · GPU 4"
+    series = {
+        f'railscope_incident_onset_timestamp_seconds{{instance="{name}", {incident}}}': "60x9"
+        for name in "ab"
+    } | {
+        f'railscope_incident_title{{instance="{name}", incident="0a1b", title="{title}", action="drain"}}': "1x9"
+        for name in "ab"
+    }
+    query = fill_variables(panel["targets"][0]["expr"], {"cluster": ".*"})
+    expected = {f'{{title="{title}", class="gpu_lost", node="n1", device="4"}}': 3.0}
+    cause = 'railscope_incident_cause{instance="a", incident="0a1b", kind="gpu", node="n1", gpu="GPU-1", pci_address="0:3b"}'
+    named = {f'{{title="{title}", class="gpu_lost", node="n1", device="4", gpu="GPU-1", pci_address="0:3b"}}': 3.0}  # fmt: skip
+    evaluate(tmp_path, QueryCase(series, [(query, expected)], minutes=9))
+    evaluate(tmp_path, QueryCase({**series, cause: "1x9"}, [(query, named)], minutes=9))

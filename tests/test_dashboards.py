@@ -7,7 +7,7 @@ import re
 from itertools import combinations
 from typing import Any
 
-from support.dashboards import DASHBOARDS
+from support.dashboards import DASHBOARDS, panels_of
 from support.each import of_each
 from support.grafana_schema import mistakes
 
@@ -37,15 +37,12 @@ def test_uids_are_unique_and_stable():
         "incidents": "railscope-incidents",
         "rails": "railscope-rails",
         "node": "railscope-node",
-        "pair": "railscope-pair",
         "efficiency": "railscope-efficiency",
         "health": "railscope-health",
         "links": "railscope-links",
         "switches": "railscope-switches",
         "jobs": "railscope-jobs",
         "tenant": "railscope-tenant",
-        "billing": "railscope-billing",
-        "audit": "railscope-audit",
         "self-monitoring": "railscope-self-monitoring",
     }
 
@@ -67,7 +64,7 @@ def test_a_variable_takes_its_values_from_what_is_declared(dashboard: dict[str, 
         before.add(variable["name"])
     used = {
         name
-        for panel in dashboard["panels"]
+        for panel in panels_of(dashboard)
         for t in panel.get("targets", ())
         for name in used_in(t["expr"])
     }
@@ -81,9 +78,9 @@ def test_a_variable_takes_its_values_from_what_is_declared(dashboard: dict[str, 
 
 
 @EACH_DASHBOARD
-def test_a_variable_of_several_values_is_matched_as_a_pattern(dashboard: dict[str, Any]):
-    several = {v["name"]: v.get("multi", False) for v in dashboard["templating"]["list"]}
-    for panel in dashboard["panels"]:
+def test_a_variable_that_may_select_all_is_matched_as_a_pattern(dashboard: dict[str, Any]):
+    several = {v["name"]: v.get("includeAll", False) for v in dashboard["templating"]["list"]}
+    for panel in panels_of(dashboard):
         for target in panel.get("targets", ()):
             for operator, name in re.findall(r'(=~?)"\$(\w+)"', target["expr"]):
                 assert (operator == "=~") == several[name], target["expr"]
@@ -140,7 +137,7 @@ def test_a_cell_leads_to_a_dashboard_that_has_the_variable():
         found = re.fullmatch(r"/d/([\w-]+)\?var-(\w+)=\$\{__value\.raw:percentencode\}&(.*)", url)
         assert found, url
         assert found[2] in variables[found[1]]
-        assert found[3] == "${datasource:queryparam}&${__url_time_range}"
+        assert found[3] == "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
 
 def test_the_dashboard_of_a_tenant_shows_nothing_of_others():
@@ -149,23 +146,60 @@ def test_the_dashboard_of_a_tenant_shows_nothing_of_others():
     assert link["url"] == f"{CONSOLE_URL}/tenants/${{tenant:percentencode}}"
     annotations = dashboard["annotations"]["list"]
     assert [each["name"] for each in annotations] == ["Incidents"]
-    shown = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    shown = [target for panel in panels_of(dashboard) for target in panel.get("targets", ())]
     for expression in (each["expr"] for each in (*annotations, *shown)):
         found = re.findall(r"(railscope_\w+)(\{tenant=\"\$tenant\"[^}]*\})?", expression)
         assert found
         assert all(narrowed for _, narrowed in found), expression
         assert all(name.startswith(("railscope_tenant_", "railscope_job_")) for name, _ in found)
-    for panel in dashboard["panels"]:
+    for panel in panels_of(dashboard):
         assert not re.search(r'"url"', json.dumps(panel.get("fieldConfig", {}).get("overrides")))
 
 
 @EACH_DASHBOARD
 def test_panels_have_their_own_number_and_place(dashboard: dict[str, Any]):
-    numbers = [panel["id"] for panel in dashboard["panels"]]
+    numbers = [panel["id"] for panel in panels_of(dashboard)]
     assert len(set(numbers)) == len(numbers)
-    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    places = [panel["gridPos"] for panel in panels_of(dashboard)]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for one, other in combinations(places, 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert beside or below, (one, other)
+
+
+@EACH_DASHBOARD
+def test_rows_but_the_first_are_folded(dashboard: dict[str, Any]):
+    first, *others = (panel for panel in dashboard["panels"] if panel["type"] == "row")
+    assert not first["collapsed"]
+    assert others
+    assert all(row["collapsed"] and row["panels"] for row in others)
+    assert dashboard["panels"][-1] is others[-1], "panels of a folded row are in the row"
+
+
+@EACH_DASHBOARD
+def test_every_query_selects_the_chosen_clusters_and_all_at_first(dashboard: dict[str, Any]):
+    variable = dashboard["templating"]["list"][1]
+    assert (variable["name"], variable["allValue"], variable["current"]["value"]) == (
+        "cluster",
+        ".*",
+        "$__all",
+    )
+    expressions = [
+        *(target["expr"] for panel in panels_of(dashboard) for target in panel.get("targets", ())),
+        *(marks["expr"] for marks in dashboard["annotations"]["list"]),
+        *(each["query"] for each in dashboard["templating"]["list"][2:]),
+    ]
+    for expression in expressions:
+        series = re.findall(r"\b(?:railscope[_:][\w:]+|up\b)(\{[^}]*\})?", expression)
+        assert all('cluster=~"$cluster"' in selector for selector in series), expression
+
+
+def test_incidents_are_shown_by_title():
+    shown = json.dumps(DASHBOARDS["incidents.json"])
+    assert '"title": "Incident"' in shown
+    assert '"incident": "' not in shown
+    for dashboard in DASHBOARDS.values():
+        for marks in dashboard["annotations"]["list"]:
+            if "railscope_incident_onset" in marks["expr"]:
+                assert "{{title}}" in marks["textFormat"]

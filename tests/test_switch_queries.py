@@ -6,23 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.dashboards import DASHBOARDS
+from support.dashboards import DASHBOARDS, panels_of
 from support.promtool import QueryCase, evaluate
 
 from railscope_dashboards.promql import fill_variables
 
 LINK = 'node="n1", interface="eth0", rail="3", switch="leaf-07", port="Ethernet0"'
 VARIABLES = {
-    "rails": {"node": ".*", "rail": ".*"},
-    "pair": {"node": "n1", "interface": "eth0", "device": "mlx5_0", "switch": "leaf-07", "port": "Ethernet0"},
-    "switches": {"switch": "leaf-07"},
+    "rails": {"cluster": ".*", "node": ".*", "rail": ".*"},
+    "switches": {"cluster": ".*", "switch": "leaf-07"},
 }  # fmt: skip
 MINUTES = 20
 """A quarter of an hour, for increments, and five minutes before it."""
 
 
 def expression(dashboard: str, panel: str, number: int = 0) -> str:
-    (found,) = (p for p in DASHBOARDS[f"{dashboard}.json"]["panels"] if p["title"] == panel)
+    (found,) = (p for p in panels_of(DASHBOARDS[f"{dashboard}.json"]) if p["title"] == panel)
     values = {**VARIABLES[dashboard], "__rate_interval": "1m"}
     return fill_variables(found["targets"][number]["expr"], values)
 
@@ -52,7 +51,7 @@ NIC = (
 )
 
 
-# Labels of a rail's grid, and of the pair's curves.
+# Labels of a rail's grid, and of a sum.
 ON_RAIL, ONE = '{node="n1", rail="3"}', "{}"
 OF_LINK = "{" + LINK.replace('rail="3", ', "") + "}"
 CASES: tuple[tuple[str, str, int, dict[str, float]], ...] = (
@@ -63,10 +62,6 @@ CASES: tuple[tuple[str, str, int, dict[str, float]], ...] = (
     ("rails", "Both ends by rail", 0, {'{rail="3"}': 8000}),  # bits
     ("rails", "Pause frames that only one end counted", 0, {OF_LINK: 1800}),
     ("rails", "Pause frames that only one end counted", 1, {}),
-    ("pair", "Pause frames to the NIC", 0, {ONE: 11}),
-    ("pair", "Pause frames to the NIC", 1, {ONE: 9}),
-    ("pair", "Pause frames to the switch", 0, {ONE: 4}),
-    ("pair", "Pause frames to the switch", 1, {ONE: 4}),
     ("switches", "Ports", 0, {'{switch="leaf-07", port="Ethernet0"}': 11}),
     ("switches", "Switches read", 0, {ONE: 1}),
     ("switches", "Links to NICs", 0, {ONE: 1}),
@@ -93,7 +88,7 @@ def test_without_switches_panels_of_both_ends_are_empty(tmp_path: Path) -> None:
 
 def test_every_panel_with_readings_of_switches_states_the_reason_for_its_absence() -> None:
     for dashboard in DASHBOARDS.values():
-        for panel in dashboard["panels"]:
+        for panel in panels_of(dashboard):
             if any("railscope_switch_" in target["expr"] for target in panel.get("targets", ())):
                 stated = panel["fieldConfig"]["defaults"].get("noValue")
                 assert stated == "no switch readings", panel["title"]

@@ -10,8 +10,6 @@ import click
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from railscope_dashboards import (
-    audit,
-    billing,
     cluster_overview,
     efficiency,
     health,
@@ -19,7 +17,6 @@ from railscope_dashboards import (
     jobs,
     links,
     node,
-    pair,
     rails,
     self_monitoring,
     switches,
@@ -32,15 +29,12 @@ DASHBOARDS = {
     "incidents": incidents,
     "rails": rails,
     "node": node,
-    "pair": pair,
     "efficiency": efficiency,
     "health": health,
     "links": links,
     "switches": switches,
     "jobs": jobs,
     "tenant": tenant,
-    "billing": billing,
-    "audit": audit,
     "self-monitoring": self_monitoring,
 }
 """The module of each dashboard by its file name."""

@@ -12,14 +12,15 @@ from grafana_foundation_sdk.models.dashboard import (
     Dashboard,
     DashboardCursorSync,
     DashboardLinkType,
-    VariableHide,
+    VariableOption,
     VariableRefresh,
     VariableSort,
 )
 
 from railscope_dashboards import COLUMNS, CONSOLE_URL
 from railscope_dashboards.panels import DATASOURCE, Panel
-from railscope_dashboards.promql import problems
+from railscope_dashboards.promql import CLUSTER, in_cluster, problems
+from railscope_dashboards.query import INCIDENT_TITLES
 
 TAG = "railscope"
 
@@ -30,17 +31,13 @@ Section = tuple[str, Callable[[], Iterable[Panel]]]
 class DashboardVariable:
     """A variable: the values of a label of a metric, of which one or several are selected.
 
-    `selector` names the metric and restricts it by the variables before. A `hidden` variable
-    follows from those: its first value is selected.
+    `selector` names the metric and restricts it by the variables before.
     """
 
     name: str
     label: str
     selector: str
     allows_several: bool = False
-    hidden: bool = False
-    of: str = ""
-    """Label that provides the values; the label with the variable's own name if empty."""
 
     def build(self) -> build.QueryVariable:
         """Build Grafana's variable."""
@@ -51,7 +48,7 @@ class DashboardVariable:
             build.QueryVariable(self.name)
             .label(self.label)
             .datasource(DATASOURCE)
-            .query(f"label_values({self.selector}, {self.of or self.name})")
+            .query(f"label_values({in_cluster(self.selector)}, {self.name})")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(VariableSort.NATURAL_ASC)
             .multi(self.allows_several)
@@ -59,7 +56,7 @@ class DashboardVariable:
         )
         if self.allows_several:
             variable = variable.all_value(".*")
-        return variable.hide(VariableHide.HIDE_VARIABLE) if self.hidden else variable
+        return variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,10 @@ class _PrometheusAnnotation(AnnotationQuery):
 
     def __init__(self, marks: DashboardAnnotation) -> None:
         super().__init__(
-            name=marks.name, datasource=DATASOURCE, icon_color=marks.colour, expr=marks.expression
+            name=marks.name,
+            datasource=DATASOURCE,
+            icon_color=marks.colour,
+            expr=in_cluster(marks.expression),
         )
         self._more = {
             "titleFormat": marks.name,
@@ -117,10 +117,11 @@ def claim_marks(selector: str = "") -> DashboardAnnotation:
 
 def incident_marks() -> DashboardAnnotation:
     """Annotations from the opening of an incident to its end, without those of severity info."""
-    shown = 'min by (class, severity, kind, node, device) (railscope_incident_onset_timestamp_seconds{severity!="info"})'
-    text = "{{severity}}: {{kind}} {{device}} {{node}}"
+    onset = 'railscope_incident_onset_timestamp_seconds{severity!="info"}'
+    titled = f"{onset} * on (incident) group_left (title) {INCIDENT_TITLES}"
+    shown = f"min by (title, class, severity, node) ({titled})"
     return DashboardAnnotation(
-        "Incidents", shown, f"{{{{class}}}}, {text}", "purple", ("class", "node")
+        "Incidents", shown, "{{title}} ({{severity}})", "purple", ("class", "node")
     )
 
 
@@ -157,9 +158,9 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
 ) -> Dashboard:
     """Build a dashboard: one row for each section, titled with a question.
 
-    The first section is titled with the question of the dashboard. `console` is the path of its page of the web
-    console. A `shared` dashboard has no links to dashboards that are not shared, and no annotations that name the
-    nodes of incidents.
+    All rows but the first are folded: Grafana queries their panels when a reader unfolds them. The first section is
+    titled with the question of the dashboard. `console` is the path of its page of the web console. A `shared`
+    dashboard has no links to dashboards that are not shared, and no annotations that name the nodes of incidents.
     """
     dashboard = (
         build.Dashboard(title)
@@ -176,22 +177,52 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
             build.DatasourceVariable("datasource").label("Data source").type("prometheus")
         )
     )
+    # A tenant's own Prometheus has the metrics of tenants only.
+    holder = "railscope_tenant_held_gpus" if shared else "railscope_cluster_nodes"
+    dashboard = dashboard.with_variable(_cluster_variable(holder))
     for choice in choices:
         dashboard = dashboard.with_variable(choice.build())
     if not shared:
         dashboard = dashboard.link(_other_dashboards())
     dashboard = dashboard.link(_console_page(console))
     for number, (row, panels) in enumerate(sections, 1):
-        dashboard = dashboard.with_row(build.Row(row or question).id(number * 100))
-        for line in _side_by_side(panels()):
-            height = max(_size(panel)[1] for panel in line)
-            for panel in line:
-                dashboard = dashboard.with_panel(panel.height(height))
+        header = build.Row(row or question).id(number * 100)
+        made = list(_of_equal_height(panels()))
+        if number == 1:
+            dashboard = dashboard.with_row(header)
+            for panel in made:
+                dashboard = dashboard.with_panel(panel)
+        else:
+            for panel in made:
+                header = header.with_panel(panel)
+            dashboard = dashboard.with_row(header)
     return dashboard.build()
 
 
+def _cluster_variable(holder: str) -> build.QueryVariable:
+    """Build the choice of a cluster, by the label of a metric. All are selected at first: series without the label too."""
+    return (
+        build.QueryVariable(CLUSTER)
+        .label("Cluster")
+        .datasource(DATASOURCE)
+        .query(f"label_values({holder}, {CLUSTER})")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.NATURAL_ASC)
+        .include_all(include_all=True)
+        .all_value(".*")
+        .current(VariableOption(text="All", value="$__all", selected=True))
+    )
+
+
+def _of_equal_height(panels: Iterable[Panel]) -> Iterator[Panel]:
+    """Yield panels; those of one line end at the same height."""
+    for line in _side_by_side(panels):
+        height = max(_size(panel)[1] for panel in line)
+        yield from (panel.height(height) for panel in line)
+
+
 def _side_by_side(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
-    """Yield the panels of each line; those of one line end at the same height."""
+    """Yield the panels of each line."""
     line: list[Panel] = []
     used = 0
     for panel in panels:

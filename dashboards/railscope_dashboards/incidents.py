@@ -14,14 +14,13 @@ RUNNING = "0 * max(railscope_diagnosis_age_seconds)"
 """Expression that is 0 while the diagnosis runs."""
 ONSET = "railscope_incident_onset_timestamp_seconds"
 CAUSE = {
+    "title": "Incident",
     "class": "Class",
-    "kind": "Cause",
     "node": "Node",
     "device": "Device",
     "rail": "Rail",
     "gpu": "UUID",
     "pci_address": "PCI address",
-    "incident": "Incident",
 }
 
 
@@ -39,13 +38,18 @@ def build_dashboard() -> Dashboard:
 
 
 def _of_incidents(expression: str) -> str:
-    """Return the series of an expression of each incident, with all names of its cause."""
+    """Return the series of an expression of each incident, with its title and all names of its cause."""
     # A larger cause has its parts there as well, which are of other kinds.
     names = "max by (incident, kind, gpu, pci_address) (railscope_incident_cause)"
-    return (
+    named = (
         f"({expression}) * on (incident, kind) group_left (gpu, pci_address) {names} "
         f"or ({expression}) unless on (incident, kind) railscope_incident_cause"
     )
+    return f"max by ({', '.join(CAUSE)}) ({_titled(named)})"
+
+
+def _titled(expression: str) -> str:
+    return f"({expression}) * on (incident) group_left (title) {query.INCIDENT_TITLES}"
 
 
 def _open(selector: str = "") -> query.Query:
@@ -80,7 +84,7 @@ def _causes() -> Iterator[panels.Panel]:
         for value, name in reversed(SEVERITIES.items())
     )
     age = f"time() - {by} ({ONSET})"
-    jobs = "count by (tenant, source, workload, class) (railscope_job_incident)"
+    jobs = f"count by (tenant, source, workload, title) ({_titled('railscope_job_incident')})"
     classes = "sum by (class) (railscope_incidents)"
     opened = "sum by (class) (railscope_incidents_opened_total"
     new = f"{opened}) - ({opened} offset $__rate_interval) or 0 * {opened}))"
@@ -88,8 +92,8 @@ def _causes() -> Iterator[panels.Panel]:
         panels.rows(201, "Open incidents", "Device: interface, index of the GPU, switch, server or job.", CAUSE,
                     panels.Column("Severity", query.build_query(_of_incidents(severity), query.COUNT), BY_SEVERITY, SEVERITIES, "highest"),
                     panels.Column("Open for", query.build_query(_of_incidents(age), "s"), worst="highest"), span=24),
-        panels.rows(202, "Affected jobs", "Open incidents of each class that affect the job.",
-                    {"tenant": "Tenant", "source": "Source", "workload": "Job", "class": "Class"},
+        panels.rows(202, "Affected jobs", "Open incidents that affect the job.",
+                    {"tenant": "Tenant", "source": "Source", "workload": "Job", "title": "Incident"},
                     panels.Column("Incidents", query.build_query(jobs, query.COUNT), worst="highest")),
         panels.layers(203, "Open by class", "Incidents that no other one explains.", query.build_query(classes, query.COUNT, "{{class}}"), span=12),
         panels.bars(204, "Opened", "By class, those that others explain included.", query.build_query(f"{new} > 0", query.COUNT, "{{class}}"), span=24),

@@ -373,10 +373,10 @@ def _cell(column: Column) -> list[DynamicConfigValue]:
 
 
 def _link_of(label: str) -> DynamicConfigValue:
-    """Link of a cell: its dashboard with the same data source and time range, or its page of the console."""
+    """Link of a cell: its dashboard with the same data source, cluster and time range, or its page of the console."""
     value, times = "${__value.raw:percentencode}", "${__url_time_range}"
     if label in DETAILS:
-        url = f"/d/{DETAILS[label]}?var-{label}={value}&${{datasource:queryparam}}&{times}"
+        url = f"/d/{DETAILS[label]}?var-{label}={value}&${{datasource:queryparam}}&${{cluster:queryparam}}&{times}"
     else:
         url = f"{CONSOLE_URL}/{label}s/{value}"
     return DynamicConfigValue("links", [{"title": f"Open this {label}", "url": url}])

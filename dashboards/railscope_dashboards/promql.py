@@ -21,7 +21,7 @@ from railscope.catalog.declare import BASIC, MetricDetail
 RULES = Path(__file__).parents[2] / "alerts" / "rules"
 _RECORDED_NAME = re.compile(r"\brailscope:[\w:]+")
 _SERIES_SELECTOR = re.compile(
-    r'\b(?P<name>railscope[_:][\w:]+)(?P<matchers>\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})?'
+    r'\b(?P<name>railscope[_:][\w:]+|up\b)(?P<matchers>\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})?'
 )
 
 
@@ -79,7 +79,9 @@ def _add_matchers(expression: str, matchers: str) -> str:
     return _SERIES_SELECTOR.sub(more, expression)
 
 
-TARGET_LABELS = frozenset({"node", "instance", "job"})
+CLUSTER = "cluster"
+"""Label of an installation, which the external labels of a Prometheus add; absent from series of a Prometheus without."""
+TARGET_LABELS = frozenset({"node", "instance", "job", CLUSTER})
 SCRAPE_METRICS = frozenset({"up"})
 STATE_LABEL = "state"
 _SERIES = frozenset({"bucket", "sum", "count"})
@@ -92,6 +94,8 @@ _SELECTOR = re.compile(
 )
 _MATCHER = re.compile(r'(?P<label>\w+)\s*(?:=~|!~|!=|=)\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+_SERIES_OR_STRING = re.compile(rf"{_STRING.pattern}|{_SERIES_SELECTOR.pattern}")
+_IN_CLUSTER = f'{CLUSTER}=~"${CLUSTER}"'
 _CALL = re.compile(r"\b(?P<function>\w+)\s*\(\s*(?P<name>railscope_\w+)")
 _OF_COUNTERS = frozenset({"rate", "irate", "increase", "resets"})
 _OF_GAUGES = frozenset({"deriv", "delta", "idelta"})
@@ -127,6 +131,18 @@ def detail_of(expression: str) -> MetricDetail:
     metrics = filter(None, map(metric_named, metrics_in(expression)))
     needed = {metric.detail for metric in metrics}
     return next(detail for detail in reversed(MetricDetail) if detail in {*needed, BASIC})
+
+
+def in_cluster(expression: str) -> str:
+    """Select the series of the chosen clusters: all, unless one is chosen. `.*` also matches series without the label."""
+
+    def select(found: re.Match[str]) -> str:
+        if not found["name"]:
+            return found[0]
+        matchers = (found["matchers"] or "{}")[1:-1].strip()
+        return f"{found['name']}{{{', '.join(filter(None, (matchers, _IN_CLUSTER)))}}}"
+
+    return _SERIES_OR_STRING.sub(select, expression)
 
 
 def labels_of(name: str) -> frozenset[str]:

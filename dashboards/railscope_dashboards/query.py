@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from railscope.catalog import Metric, MetricKind, MetricUnit, Rollup, derived_metric, rollups
-from railscope_dashboards.promql import expand, metric_named, metrics_in, problems
+from railscope_dashboards.promql import expand, in_cluster, metric_named, metrics_in, problems
 
 COUNT = "short"
 _BYTES_PER_SECOND = "Bps"
@@ -67,10 +67,11 @@ class Query:
 
     @property
     def shown(self) -> Query:
-        """The query as people read it: traffic in bits, as the speeds of ports and links. Metrics count bytes."""
+        """The query as people read it, of the chosen clusters. Traffic is in bits, as the speeds of ports and links; metrics count bytes."""
+        expression = in_cluster(self.expression)
         if self.unit != _BYTES_PER_SECOND:
-            return self
-        return replace(self, unit="bps", expression=f"8 * ({self.expression})")
+            return replace(self, expression=expression)
+        return replace(self, unit="bps", expression=f"8 * ({expression})")
 
 
 def now(metric: Metric, rollup_kind: Rollup, *by: str, selector: str = "") -> Query:
@@ -299,9 +300,13 @@ NIC_AT_ADDRESS = DeviceNameJoin(
 )
 
 
+INCIDENT_TITLES = "group by (incident, title) (topk by (incident) (1, railscope_incident_title))"
+"""Title of each incident, as people read it; of several collectors one counts."""
+
+
 def joins_for(keys: Mapping[str, str]) -> tuple[DeviceNameJoin, ...]:
     """Return the joins for the names of the devices of a table with these key labels; none if complete."""
-    if "incident" in keys:
+    if "title" in keys:
         return ()
     if "gpu" in keys:
         return () if "index" in keys else (GPU,)

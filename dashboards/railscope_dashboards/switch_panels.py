@@ -23,10 +23,6 @@ _ABOUT_LINKS = (
     f"Links of which both ends are known. “{NO_READINGS}”: no switch is read, or no link is known."
 )
 ON_RAIL = '{node=~"$node", rail=~"$rail", rail!=""}'
-HERE = '{switch="$switch", port="$port"}'
-_LINK_HERE = f'{_INFO}{{node="$node", interface="$interface", switch="$switch"}}'
-_NIC_HERE = '{node="$node", interface="$interface"}'
-_RDMA_HERE = '{node="$node", device="$device"}'
 
 
 def port_rate(name: str, parts: tuple[str, ...] = (), selector: str = "") -> str:
@@ -82,9 +78,6 @@ def explained(panel: panels.Panel) -> panels.Panel:
             "number", [DynamicConfigValue("noValue", "\N{EN DASH}")]
         )
     return panel
-
-
-# Rails -------------------------------------------------------------------------------------------
 
 
 def rail_panels() -> Iterator[panels.Panel]:
@@ -190,79 +183,3 @@ def _differences() -> Iterator[panels.Panel]:
         panels.Column("To the switch", between("receive", "transmit"), worst="highest"),
         span=24,
     )
-
-
-# One pair ----------------------------------------------------------------------------------------
-
-
-def _at_port(name: str, parts: tuple[str, ...] = (), by: str = "", unit: str = "") -> query.Query:
-    """Return the growth of a counter of the port that the NIC of the dashboard is connected to."""
-    grouping = f" by ({by})" if by else ""
-    linked = f"{each_rate(name, parts, HERE)} and on ({PORT}) {_LINK_HERE}"
-    legend = f"{by.replace('_', ' ')} {{{{{by}}}}}" if by else ""
-    return query.build_query(f"{_combination(name)}{grouping} ({linked})", unit, legend)
-
-
-def _now_at_port(name: str, by: str) -> query.Query:
-    found = f"max by ({PORT}, {by}) (railscope_switch_{name}{HERE}) and on ({PORT}) {_LINK_HERE}"
-    return query.build_query(f"max by ({by}) ({found})", "", f"{by.replace('_', ' ')} {{{{{by}}}}}")
-
-
-def _at_nic(name: str, selector: str = _NIC_HERE, unit: str = "") -> query.Query:
-    """Return the growth of a counter of the NIC of the dashboard while its link is known."""
-    rate = f"sum(rate(railscope_{name}_total{selector}[$__rate_interval]))"
-    return query.build_query(f"{rate} and on () {_LINK_HERE}", unit)
-
-
-def _pause_at_nic(direction: str) -> query.Query:
-    shares = f"max({query.pause_shares(direction, _NIC_HERE)})"
-    return query.build_query(f"{shares} and on () {_LINK_HERE}")
-
-
-def pair_panels() -> Iterator[panels.Panel]:
-    """Yield the panels of both ends of the link of one NIC, as curves beside each other."""
-    yield from map(explained, _pair())
-
-
-def _pair() -> Iterator[panels.Panel]:
-    up, speed = (
-        f"max by ({PORT}) (railscope_switch_port_{name}{HERE} and on ({PORT}) {_LINK_HERE})"
-        for name in ("up", "speed_bytes_per_second")
-    )
-    discarded = "port_transmit_discarded_packets"
-    per_second = query.EVENTS_PER_SECOND
-    yield from (
-        panels.rows(401, "Switch port", "The other end of the NIC's cable, by LLDP or the cabling file.",
-              {"switch": "Switch", "port": "Switch port"},
-              panels.Column("State", query.build_query(up, query.COUNT), panels.ALL_IS_GOOD, {0: "down", 1: "up"}, worst="lowest"),
-              panels.Column("Speed", query.build_query(speed))),
-        panels.lines(402, "ECN marks at both ends", "Marked by the queue of the switch port, and received by the NIC: more where other switches marked as well.",
-              _at_port("queue_ecn_marked_packets", QUEUE, "queue", per_second).with_name("switch"),
-              _at_nic("rdma_ecn_marked_packets", _RDMA_HERE, per_second).with_name("NIC received"), span=12),
-        panels.lines(403, "Pause frames to the NIC", "The switch pauses the NIC: both ends count the same.",
-              _at_port("port_transmit_pfc_pause_frames", PRIORITY).with_name("switch sent"), _at_nic("nic_receive_pfc_pause_frames").with_name("NIC received"), span=12),
-        panels.lines(404, "Pause frames to the switch", "The NIC pauses the switch: both ends count the same.",
-              _at_port("port_receive_pfc_pause_frames", PRIORITY).with_name("switch received"), _at_nic("nic_transmit_pfc_pause_frames").with_name("NIC sent"), span=12),
-        panels.lines(405, "Pause time of the NIC", "Share of time in which the switch pauses the NIC. SONiC has no such counter.",
-              _at_port("port_transmit_pfc_pause_seconds", PRIORITY).with_name("by the switch"), _pause_at_nic("receive").with_name("by the NIC"), steps=panels.PAUSE, span=12),
-        panels.lines(406, "Pause time of the switch", "Share of time in which the NIC pauses the switch; SONiC estimates it.",
-              _at_port("port_receive_pfc_pause_seconds", PRIORITY).with_name("by the switch"),
-              _at_port("port_receive_pfc_pause_estimated_seconds", PRIORITY).with_name("by the switch, estimated"),
-              _pause_at_nic("transmit").with_name("by the NIC"), steps=panels.PAUSE, span=12),
-        panels.lines(407, "Traffic to the NIC", "Both ends count the same, but for what the cable loses.",
-              _at_port("port_transmit_bytes").with_name("switch sent"), _at_nic("nic_receive_bytes").with_name("NIC received"), span=12),
-        panels.lines(408, "Traffic to the switch", "Both ends count the same, but for what the cable loses.",
-              _at_port("port_receive_bytes").with_name("switch received"), _at_nic("nic_transmit_bytes").with_name("NIC sent"), span=12),
-        panels.lines(409, "Drops at both ends", "RoCE expects none.",
-              _at_port(discarded).with_name("switch port"),
-              _at_port("queue_dropped_packets", QUEUE, "queue").with_name("switch"),
-              _at_port("priority_group_dropped_packets", GROUP).with_name("buffers of the switch"),
-              _at_nic("nic_receive_discarded_packets").with_name("NIC"), steps=panels.ANY_IS_BAD, span=12),
-        panels.lines(410, "Watermarks of the switch port", "Largest since the switch last cleared them. Headroom above 0: the port had to pause the NIC.",
-              _now_at_port("queue_watermark_bytes", "queue").with_name("to the NIC"),
-              _now_at_port("priority_group_headroom_watermark_bytes", "priority_group").with_name("headroom"), span=12),
-        panels.bars(411, "Storms detected by the PFC watchdog", "In queues towards the NIC, per second: the NIC paused them for too long.",
-              _at_port("queue_pfc_watchdog_detected_storms", QUEUE, "queue", per_second), span=12),
-        panels.bars(412, "Packets dropped by the PFC watchdog", "While it treats a queue as blocked.",
-              _at_port("queue_pfc_watchdog_dropped_packets", QUEUE, "queue"), span=12),
-    )  # fmt: skip

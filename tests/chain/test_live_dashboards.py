@@ -16,7 +16,7 @@ import yaml
 from chain_support import ProgramDirectory
 from live_switches import LiveSwitches
 from prometheus_support import RunningPrometheus, running_prometheus
-from support.dashboards import DASHBOARDS
+from support.dashboards import DASHBOARDS, panels_of
 from support.waiting import wait_until
 
 from railscope.catalog import switches as catalog
@@ -67,16 +67,12 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Self-monitoring", "CPU of agents"): SIMULATED,
     ("Self-monitoring", "Memory of agents"): SIMULATED,
     ("Self-monitoring", "CPU by source"): SIMULATED,
-    ("Audit", "Agents with a checkpoint conflict"): "No one has changed the audit log.",
     ("Cluster overview", "Collector: rejected envelopes"): "No envelope is invalid.",
     ("Self-monitoring", "Rejected envelopes"): "No envelope is invalid.",
     ("Faults and health matrix", "NVLink errors"): "No link has errors.",
     ("Faults and health matrix", "Throttled by temperature or power brake"): TOO_COOL,
     ("Jobs and stragglers", "Throttled GPUs"): TOO_COOL,
     ("Jobs and stragglers", "Throttled GPUs of jobs"): TOO_COOL,
-    ("Billing and reconciliation", "Energy so far"): TOO_SHORT,
-    ("Billing and reconciliation", "Time computing so far"): TOO_SHORT,
-    ("Billing and reconciliation", "Sent so far"): TOO_SHORT,
     ("Tenant", "Energy so far"): TOO_SHORT,
     ("Tenant", "Time computing so far"): TOO_SHORT,
     ("Tenant", "Network traffic so far"): TOO_SHORT,
@@ -130,7 +126,7 @@ class DashboardQuery:
 def dashboard_queries(dashboard: Mapping[str, Any]) -> Iterator[DashboardQuery]:
     """Yield every query of a dashboard, including those of its annotations."""
     title, variables = dashboard["title"], dashboard["templating"]["list"]
-    for panel in dashboard["panels"]:
+    for panel in panels_of(dashboard):
         targets, transformations = panel.get("targets", ()), panel.get("transformations", ())
         for target in targets:
             yield DashboardQuery(title, panel["title"], target["expr"], variables, targets, transformations)  # fmt: skip
@@ -174,15 +170,17 @@ class LiveDashboards:
                 yield choice
 
     async def _offered(self, variable: Mapping[str, Any], made: Mapping[str, str]) -> list[str]:
-        """Return the values of a variable; a hidden one takes its first value, or is empty."""
+        """Return the values of a variable that Grafana offers."""
         if variable["type"] == "datasource":
             return [""]
         if variable["includeAll"]:
             return [variable["allValue"]]
         query = fill_variables(variable["query"], made)
         selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
-        values = await self.prometheus.get(f"label/{label}/values", **{"match[]": selector})
-        return [*values, ""][:1] if variable.get("hide") else values
+        values: list[str] = await self.prometheus.get(
+            f"label/{label}/values", **{"match[]": selector}
+        )
+        return values
 
 
 def every_question() -> list[DashboardQuery]:

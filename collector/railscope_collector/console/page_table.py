@@ -215,7 +215,7 @@ _DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "node": ("railscope-node", ("node",)),
     "gpus": ("railscope-health", ()),
     "node_history": ("railscope-node", ("node",)),
-    "gpu": ("railscope-pair", ("node",)),
+    "gpu": ("railscope-node", ("node",)),
     "rails": ("railscope-rails", ()),
     "rail": ("railscope-rails", ("rail",)),
     "switches": ("railscope-switches", ()),
@@ -226,8 +226,6 @@ _DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "jobs": ("railscope-jobs", ()),
     "job": ("railscope-jobs", ("tenant", "workload")),
     "tenant": ("railscope-tenant", ("tenant",)),
-    "billing": ("railscope-billing", ()),
-    "audit": ("railscope-audit", ()),
     "railscope": ("railscope-self-monitoring", ()),
 }
 """Dashboard on the subject of a page, and its variables that the parts of the path set."""
