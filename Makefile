@@ -10,7 +10,7 @@
 # make site             build the documentation as a website in site
 # make pictures         run the demo for six minutes and take pictures of the web console into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make packages         wheel, source distribution, .deb, .rpm, container image, Helm chart, SBOMs and checksums of the last commit, in dist
+# make packages         wheel, source distribution, .deb, .rpm, Helm chart, SBOMs and checksums of the last commit, in dist
 # make release          VERSION=1.2.3: build twice, test, date the changelog, commit and tag; DRY_RUN=yes changes nothing
 # make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches, EXTRAS=no installs the agent only
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
@@ -126,7 +126,7 @@ validator:
 	@tests/setup_validator.sh "$(PYTHON)" "$(VALIDATOR)"
 
 packages: $(VENV)/.ready-to-test
-	@tests/setup_servers.sh rpm
+	@$(PY) tests/setup_helm.py $(HELM)
 	$(PY) deploy/packages/build.py --to dist
 
 release: $(VENV)/.ready-to-test

@@ -23,7 +23,7 @@ want ip iproute2
 want tmux tmux
 want snmpd snmpd
 want lldpd lldpd
-want rpmbuild rpm
+want rpm rpm
 want lintian lintian
 want rpmlint rpmlint
 want mmdebstrap mmdebstrap

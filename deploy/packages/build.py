@@ -1,8 +1,8 @@
-"""`python deploy/packages/build.py --to DIRECTORY`: wheel, source distribution, .deb, .rpm, image, Helm chart, SBOMs, checksums.
+"""`python deploy/packages/build.py --to DIRECTORY`: wheel, source distribution, .deb, .rpm, Helm chart, SBOMs, checksums.
 
 Equal sources give equal files. The program is built from the last commit, or from a directory. Debian and RPM
 packages have a virtual environment of Python 3.11 in /opt/railscope with exactly the locked packages; they are
-for the machine type that builds them. dpkg-deb, rpmbuild and, for the container image, apt-get of Debian 12 are needed.
+for the machine type that builds them. nfpm.yaml describes them. Helm is needed.
 """
 
 from __future__ import annotations
@@ -14,39 +14,31 @@ import os
 import platform
 import re
 import shutil
+import string
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
-import chart
 import click
-import oci_image
+import yaml
 
 ROOT = Path(__file__).parents[2]
 RECIPES = Path(__file__).parent
+NFPM = Path(sysconfig.get_path("scripts")) / "nfpm"
 PYTHON = "3.11"
 SITE_PACKAGES = f"lib/python{PYTHON}/site-packages"
 SITE = f"opt/railscope/{SITE_PACKAGES}"
-SHARED = {
-    "dashboards": "dashboards/generated",
-    "runbooks": "alerts/runbooks",
-    **{name: f"deploy/{name}" for name in ("nagios", "node-problem-detector", "slurm", "systemd")},
-}
-"""Directories of files in the place where `make install` has them, which documentation and samples name."""
-COMPLETIONS = {
-    "railscope.bash": "usr/share/bash-completion/completions/railscope",
-    "_railscope": "usr/share/zsh/vendor-completions/_railscope",
-    "railscope.fish": "usr/share/fish/vendor_completions.d/railscope.fish",
-}
-ZSH_DIRECTORIES = ("zsh/vendor-completions", "zsh/site-functions")
-"""Directories of completions in Debian and in distributions of RPM packages."""
-MAINTAINER = "Railscope maintainers <maintainers@railscope.example>"
-DEBIAN_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+CHART = "deploy/helm/railscope"
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+COLLECTOR = "railscope-collector"
 MIN_GLIBC_MINOR = 17
 MAX_GLIBC_MINOR = 28
 """Of glibc 2.28, which Debian 10, Ubuntu 20.04 and RHEL 8 have."""
@@ -63,50 +55,6 @@ KNOWN_LICENCES = {
     "psycopg-binary": "LGPL-3.0-only",
 }
 """Licences of other packages, each accepted after reading it."""
-
-
-@dataclass(frozen=True)
-class Package:
-    """One Debian and one RPM package."""
-
-    name: str
-    summary: str
-    debian_libraries: tuple[str, ...] = ()
-    """Packages with the libraries that its binaries need; none has no binaries."""
-    rpm_libraries: tuple[str, ...] = ()
-    depends: tuple[str, ...] = ()
-    unit: str = ""
-    settings: tuple[str, ...] = ()
-    """Sample settings of `deploy` that are installed in /etc/railscope."""
-
-
-COMMON = Package(
-    "railscope-common",
-    "Command line and files of Railscope",
-    debian_libraries=("libc6 (>= 2.28)", "libgcc-s1"),
-    rpm_libraries=("glibc >= 2.28", "libgcc"),
-    depends=(f"python{PYTHON}",),
-)
-AGENT = Package(
-    "railscope-agent",
-    "Telemetry agent of GPU nodes",
-    depends=("railscope-common",),
-    unit="railscope-agent.service",
-    settings=("agent.toml",),
-)
-COLLECTOR = Package(
-    "railscope-collector",
-    "Collector of the telemetry of GPU nodes",
-    debian_libraries=("libc6 (>= 2.28)", "libgcc-s1", "libstdc++6", "zlib1g"),
-    rpm_libraries=("glibc >= 2.28", "libgcc", "libstdc++", "zlib"),
-    depends=("railscope-common",),
-    unit="railscope-collector.service",
-    settings=(
-        "calendar.toml", "claims.csv", "collector.toml", "inventory.csv", "prices.toml", "quotas.csv", "retired.csv",
-        "seller.toml", "tenants.csv", "tokens.toml",
-    ),
-)  # fmt: skip
-PACKAGES = (COMMON, AGENT, COLLECTOR)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -181,27 +129,15 @@ def install_locked(lock: Path, target: Path) -> None:
 
 
 def stage_common(root: Path, source: Path, wheel: Path) -> None:
-    """Create the environment of the agent and the command line, with completion."""
+    """Create the environment of the agent and the command line."""
     install_locked(source / "deploy/requirements-agent.lock", root / SITE)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(root / SITE)
     settings = f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {PYTHON}\n"
     put(root / "opt/railscope/pyvenv.cfg", settings)
     start = "#!/opt/railscope/bin/python -I\nimport sys\n\nfrom railscope.cli import main\n\nsys.exit(main())\n"
-    put(root / "opt/railscope/bin/railscope", start, 0o755)
+    put(root / "opt/railscope/bin/railscope", start)
     (root / "opt/railscope/bin/python").symlink_to(f"/usr/bin/python{PYTHON}")
-    for link, target in (
-        ("usr/bin/railscope", "/opt/railscope/bin/railscope"),
-        ("usr/share/railscope", f"/{SITE}/railscope/files"),
-    ):
-        (root / link).parent.mkdir(parents=True, exist_ok=True)
-        (root / link).symlink_to(target)
-    share = root / "opt/railscope/share/railscope"
-    share.mkdir(parents=True)
-    for name, directory in SHARED.items():
-        (share / name).symlink_to(Path("../..") / SITE_PACKAGES / "railscope/files" / directory)
-    for name, installed in COMPLETIONS.items():
-        put(root / installed, (source / "deploy/completions" / name).read_bytes())
 
 
 def stage_collector(root: Path, source: Path, common: Path) -> None:
@@ -215,24 +151,11 @@ def stage_collector(root: Path, source: Path, common: Path) -> None:
             path.unlink()
 
 
-def finish_tree(package: Package, root: Path, source: Path, epoch: int) -> None:
-    """Add unit, settings and documents; compile; set modes and times."""
-    if package.unit:
-        put(
-            root / "usr/lib/systemd/system" / package.unit,
-            (source / "deploy/systemd" / package.unit).read_bytes(),
-        )
-    for name in package.settings:
-        put(root / "etc/railscope" / name, (source / "deploy" / name).read_bytes())
-    documents = root / "usr/share/doc" / package.name
-    put(documents / "copyright", (RECIPES / "copyright").read_text())
-    overrides = RECIPES / f"{package.name}.lintian-overrides"
-    put(root / "usr/share/lintian/overrides" / package.name, overrides.read_bytes())
-    if (root / "opt").exists():
-        run(
-            sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "-s", root, "-p", "/",
-            root / "opt",
-        )  # fmt: skip
+def finish_tree(root: Path, epoch: int) -> None:
+    """Compile; set modes and times."""
+    run(
+        sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "-s", root, "-p", "/", root,
+    )  # fmt: skip
     for path in [root, *root.rglob("*")]:
         if not path.is_symlink():
             is_program = path.suffix == ".sh" or path.parent.name == "bin"
@@ -248,101 +171,61 @@ def distribution_version(version: str) -> str:
     return re.sub(r"\.?(?=(?:a|b|rc|dev)\d)", "~", version)
 
 
-def write_deb(package: Package, root: Path, version: str, target: Path, epoch: int) -> None:
-    """Write a Debian package of a tree."""
-    architecture = DEBIAN_MACHINES[platform.machine()] if package.debian_libraries else "all"
-    size = sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir()) // 1024
-    control = root / "DEBIAN"
-    own = [f"{name} (= {version}-1)" if name == COMMON.name else name for name in package.depends]
-    # Files of an earlier version may be in another of the packages.
-    others = [f"{each.name} (<< {version}-1)" for each in PACKAGES if each is not package]
-    put(
-        control / "control",
-        f"Package: {package.name}\nSource: railscope\nVersion: {version}-1\nArchitecture: {architecture}\n"
-        f"Maintainer: {MAINTAINER}\nInstalled-Size: {size}\nSection: admin\nPriority: optional\n"
-        f"Depends: {', '.join((*own, *package.debian_libraries))}\n"
-        f"Replaces: {', '.join(others)}\nDescription: {package.summary}\n"
-        " Railscope observes GPU clusters with rail-optimized RDMA networks,\n"
-        " attributes GPUs to tenants and jobs, and meters their use.\n",
+def package_settings(source: Path, trees: Path, version: str, epoch: int) -> dict[str, Any]:
+    """Return the settings of nfpm.yaml for each package. Writes the scripts that they name below `trees`."""
+    scripts = trees / "scripts"
+    date = datetime.fromtimestamp(epoch, UTC)
+    text = string.Template((RECIPES / "nfpm.yaml").read_text()).substitute(
+        ARCHITECTURE=MACHINES[platform.machine()], DATE=date.isoformat(), SCRIPTS=scripts,
+        SITE=f"/{SITE}", SOURCE=source, TREES=trees, VERSION=version,
+    )  # fmt: skip
+    found = {each["name"]: each for each in yaml.safe_load(text)["packages"]}
+    for recipe in RECIPES.glob("*.p[or]*"):
+        for name in found if recipe.stem == "service" else ["common"]:
+            put(scripts / f"{name}{recipe.suffix}", recipe.read_text().replace("@SERVICE@", name))
+    (maintainer,) = {each["maintainer"] for each in found.values()}
+    entry = (
+        f"railscope ({version}-1) stable; urgency=medium\n\n  * CHANGELOG.md of this version.\n\n"
+        f" -- {maintainer}  {format_datetime(date)}\n"
     )
-    date = run("date", "--utc", "--rfc-email", f"--date=@{epoch}").strip()
-    entry = f"railscope ({version}-1) stable; urgency=medium\n\n  * CHANGELOG.md of this version.\n\n -- {MAINTAINER}  {date}\n"
-    changelog = root / "usr/share/doc" / package.name / "changelog.Debian.gz"
-    put(changelog, gzip.compress(entry.encode(), mtime=0))
-    conffiles = "".join(f"/etc/railscope/{name}\n" for name in package.settings)
-    if conffiles:
-        put(control / "conffiles", conffiles)
-    for script in ("preinst", "postinst", "prerm", "postrm"):
-        recipe = RECIPES / f"{'service' if package.unit else 'common'}.{script}"
-        if recipe.exists():
-            put(
-                control / script,
-                recipe.read_text().replace("@SERVICE@", package.unit.removesuffix(".service")),
-                0o755,
-            )
-    for path in [*control.rglob("*"), control, changelog]:
+    put(scripts / "changelog.Debian.gz", gzip.compress(entry.encode(), mtime=0))
+    for entry in (entry for each in found.values() for entry in each["contents"]):
+        if entry.get("type") != "tree":
+            entry["file_info"] = {"mtime": date.isoformat()}
+            if entry.get("type") in {None, "config|noreplace", "doc"}:
+                entry["file_info"]["mode"] = 0o644
+    return found
+
+
+def write_packages(settings: dict[str, Any], target: Path) -> None:
+    """Write the Debian and the RPM package with these settings of nfpm."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(settings, file)
+        file.flush()
+        for kind in ("deb", "rpm"):
+            run(NFPM, "package", "--config", file.name, "--packager", kind, "--target", target)
+
+
+def write_chart(source: Path, target: Path, work: Path, epoch: int) -> None:
+    """Write the archive of the Helm chart. Two of its directories are links, which source distributions do not contain."""
+    tree = work / "railscope"
+    shutil.copytree(source / CHART, tree, ignore=shutil.ignore_patterns("dashboards", "rules"))
+    for name, files in (("dashboards", "dashboards/generated"), ("rules", "alerts/rules")):
+        shutil.copytree(source / files, tree / name)
+    for path in tree.rglob("*"):
         os.utime(path, (epoch, epoch))
-    file = target / f"{package.name}_{version}-1_{architecture}.deb"
-    run("dpkg-deb", "--root-owner-group", "-Zzstd", "-z3", "--build", root, file)
-    shutil.rmtree(control)
-    changelog.unlink()
-
-
-def write_rpm(package: Package, root: Path, version: str, target: Path, epoch: int) -> None:
-    """Write an RPM package of a tree."""
-    listed = []
-    for path in sorted(root.rglob("*")):
-        name = f"/{path.relative_to(root)}".replace(*ZSH_DIRECTORIES)
-        if path.is_dir() and not path.is_symlink():
-            if name.startswith(
-                ("/opt/railscope", "/etc/railscope", f"/usr/share/doc/{package.name}")
-            ):
-                listed.append(f'%dir "{name}"')
-        elif "/lintian/" not in name:
-            listed.append(
-                f'%config(noreplace) "{name}"' if name.startswith("/etc/") else f'"{name}"'
-            )
-    own = [f"{name} = {version}-1" if name == COMMON.name else name for name in package.depends]
-    requires = "".join(f"Requires: {name}\n" for name in (*own, *package.rpm_libraries))
-    spec = (RECIPES / "package.spec").read_text()
-    if package.unit:
-        spec += (RECIPES / "service.spec").read_text()
-    architecture = platform.machine() if package.debian_libraries else "noarch"
-    for key, value in {
-        "NAME": package.name, "VERSION": version, "SUMMARY": package.summary, "REQUIRES": requires, "ROOT": str(root),
-        "ARCHITECTURE": "" if package.debian_libraries else "BuildArch: noarch\n", "FILES": "\n".join(listed),
-        "SERVICE": package.unit.removesuffix(".service"), "MAINTAINER": MAINTAINER,
-        "DATE": run("date", "--utc", f"--date=@{epoch}", "+%a %b %d %Y").strip(),
-    }.items():  # fmt: skip
-        spec = spec.replace(f"@{key}@", value)
-    with tempfile.TemporaryDirectory() as directory:
-        put(Path(directory) / "package.spec", spec)
-        run(
-            "rpmbuild",
-            "--quiet",
-            "-bb",
-            "--define",
-            f"_topdir {directory}",
-            Path(directory) / "package.spec",
-        )
-        (built,) = Path(directory).glob("RPMS/*/*.rpm")
-        shutil.copy(built, target / f"{package.name}-{version}-1.{architecture}.rpm")
+    helm = shutil.which("helm", path=os.pathsep.join((str(ROOT / ".helm"), os.environ["PATH"])))
+    if helm is None:
+        message = f"helm is missing in {ROOT / '.helm'} and PATH; fix: make servers"
+        raise click.ClickException(message)
+    run(helm, "package", tree, "--destination", target)
 
 
 # SBOMs and checksums -----------------------------------------------------------------------------
 
 
-def write_sbom(
-    name: str,
-    version: str,
-    trees: Sequence[Path],
-    target: Path,
-    base: Sequence[dict[str, str]] = (),
-) -> None:
-    """Write the CycloneDX bill of materials of what trees install, and of a base.
-
-    Fails on a licence that is not accepted. Those of the base are in its files /usr/share/doc/*/copyright.
-    """
+def write_sbom(name: str, version: str, trees: Iterable[Path], target: Path) -> None:
+    """Write the CycloneDX bill of materials of what trees install. Fails on a licence that is not accepted."""
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory)
         site = environment / f"lib/python{PYTHON}/site-packages"
@@ -363,7 +246,6 @@ def write_sbom(
     ]
     if problems:
         raise click.ClickException("; ".join(problems))
-    content["components"] += base
     content["metadata"]["component"] = {
         "type": "application",
         "name": name,
@@ -405,38 +287,27 @@ def write_checksums(target: Path) -> None:
     put(target / "SHA256SUMS", "".join(lines))
 
 
-def build(
-    source: Path,
-    target: Path,
-    work: Path,
-    origin: oci_image.ImageOrigin,
-    packages: Sequence[Package],
-) -> None:
+def build(source: Path, target: Path, work: Path, epoch: int, *, with_collector: bool) -> None:
     """Build everything of a source tree."""
-    epoch = origin.epoch
     os.environ |= {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0", "TZ": "UTC"}
     os.umask(0o022)
     run(sys.executable, "-m", "hatchling", "build", "--directory", target, cwd=source)
     (wheel,) = target.glob("*.whl")
     version = wheel.name.split("-")[1]
-    trees = {package.name: work / package.name for package in packages}
-    for package in packages:
-        root = trees[package.name]
-        root.mkdir()
-        if package is COMMON:
-            stage_common(root, source, wheel)
-        if package is COLLECTOR:
-            stage_collector(root, source, trees[COMMON.name])
-        finish_tree(package, root, source, epoch)
-        write_deb(package, root, distribution_version(version), target, epoch)
-        write_rpm(package, root, distribution_version(version), target, epoch)
-    chart.write_chart(source, target, epoch)
-    write_sbom("railscope", version, [trees[COMMON.name]], target)
-    if COLLECTOR in packages:
-        everything = list(trees.values())
-        write_sbom("railscope-collector", version, everything, target)
-        base = oci_image.write_image(everything, version, origin, work, target)
-        write_sbom("railscope-image", version, everything, target, base)
+    common, collector = (work / name for name in ("railscope-common", COLLECTOR))
+    stage_common(common, source, wheel)
+    finish_tree(common, epoch)
+    write_sbom("railscope", version, [common], target)
+    if with_collector:
+        stage_collector(collector, source, common)
+        finish_tree(collector, epoch)
+        write_sbom(COLLECTOR, version, [common, collector], target)
+    for name, settings in package_settings(
+        source, work, distribution_version(version), epoch
+    ).items():
+        if with_collector or name != COLLECTOR:
+            write_packages(settings, target)
+    write_chart(source, target, work, epoch)
     write_checksums(target)
 
 
@@ -456,28 +327,25 @@ def build(
 @click.option(
     "--without-collector",
     is_flag=True,
-    help="Leave out the package of the collector and the image.",
+    help="Leave out the package of the collector.",
 )
 def main(*, target: Path, source: Path | None, without_collector: bool) -> None:
-    """Build wheel, source distribution, .deb, .rpm, container image, Helm chart, SBOMs and checksums."""
+    """Build wheel, source distribution, .deb, .rpm, Helm chart, SBOMs and checksums."""
     if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
         message = f"Python {platform.python_version()}: expected {PYTHON}, for which the packages are compiled"
         raise click.ClickException(message)
     check_target(target)
-    packages = [package for package in PACKAGES if not (without_collector and package is COLLECTOR)]
     epoch = int(
         os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct", cwd=ROOT)
     )
     with tempfile.TemporaryDirectory() as directory, replaced(target) as built:
-        work, revision = Path(directory), ""
+        work = Path(directory)
         if source is None:
-            revision = run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
             source = work / "source"
             source.mkdir()
             run("git", "archive", "--output", work / "source.tar", "HEAD", cwd=ROOT)
             shutil.unpack_archive(work / "source.tar", source, filter="data")
-        origin = oci_image.ImageOrigin(revision, epoch)
-        build(source.resolve(), built, work, origin, packages)
+        build(source.resolve(), built, work, epoch, with_collector=not without_collector)
     for path in sorted(target.iterdir()):
         click.echo(path)
 

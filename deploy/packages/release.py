@@ -19,7 +19,6 @@ from pathlib import Path
 
 import click
 from build import ROOT, check_target, import_path, replaced, run
-from chart import chart_version
 from packaging.version import Version
 
 TESTS = ("tests/test_releases.py", "tests/test_project_files.py", "tests/packages")
@@ -62,10 +61,17 @@ def working_tree() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory) / "tree"
         git("worktree", "add", "--quiet", "--detach", tree, "HEAD")
+        if (helm := ROOT / ".helm").exists():  # git ignores it, so the working tree lacks it
+            (tree / ".helm").symlink_to(helm)
         try:
             yield tree
         finally:
             git("worktree", "remove", "--force", tree)
+
+
+def chart_version(version: str) -> str:
+    """Return a version of Python as one of Helm: 1.0.0rc1 as 1.0.0-rc.1."""
+    return re.sub(r"(a|b|rc)(\d+)$", r"-\1.\2", version)
 
 
 def commit_version(tree: Path, version: str, date: str) -> str:
@@ -118,9 +124,7 @@ def check_equal(first: dict[str, str], second: dict[str, str]) -> None:
 
 def run_tests(tree: Path, built: Path, epoch: str) -> None:
     """Run the tests of the packages on what was built. Raises ClickException."""
-    if (helm := ROOT / ".helm").exists():  # git ignores it, so the working tree lacks it
-        (tree / ".helm").symlink_to(helm)
-    # All, also those of the collector and the image, which `make test` leaves to `make thorough`.
+    # All, also those of the collector, which `make test` leaves to `make thorough`.
     selected = ["-m", "", *TESTS]
     command = [
         sys.executable,

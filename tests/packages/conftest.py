@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.once_per_run import once_per_run
-from support.packages import ROOT, build_packages, require
+from support.packages import ROOT, build_packages
 
 
 @pytest.fixture(name="built", scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything but the package of the collector and the image, which take most of the time of a build."""
+    """Everything but the package of the collector, which takes most of the time of a build."""
     return _packages(tmp_path_factory, "packages", "--without-collector")
 
 
@@ -24,5 +24,4 @@ def _built_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _packages(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
     if given := os.environ.get("RAILSCOPE_PACKAGES"):
         return Path(given)
-    require("rpmbuild", "rpm")
     return once_per_run(factory, name, lambda target: build_packages(ROOT, target, *options))

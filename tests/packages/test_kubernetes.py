@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import chart
+import build
 import pytest
 import yaml
 from support.packages import ROOT
@@ -22,7 +22,7 @@ from support.secret_server import SecretServer, run_secret_server
 
 import railscope_agent.config
 import railscope_collector.config
-from railscope import __version__, settings
+from railscope import settings
 from railscope_collector.access.credentials import Credentials, Role, digest_token
 from railscope_collector.access.tokens_format import parse_credentials
 from railscope_collector.access.trial_access import TrialAccess
@@ -70,9 +70,12 @@ def kustomized(directory: str) -> Objects:
 
 @pytest.fixture(name="packed", scope="module")
 def _packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not HELM.exists():
+        pytest.skip("helm is missing: run `make servers`")
     directory = tmp_path_factory.mktemp("chart")
-    chart.write_chart(ROOT, directory, 0)
-    return directory / f"railscope-{chart.chart_version(__version__)}.tgz"
+    build.write_chart(ROOT, directory, directory / "work", 0)
+    (packed,) = directory.glob("*.tgz")
+    return packed
 
 
 @pytest.fixture(name="rendered", scope="module")

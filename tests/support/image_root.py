@@ -1,41 +1,29 @@
-"""A container image, unpacked, whose commands run in namespaces of their own without a container runtime."""
+"""A root directory with the settings of the Dockerfile, whose commands run in namespaces of their own without a container runtime."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+DOCKERFILE = Path(__file__).parents[2] / "deploy/packages/Dockerfile"
 
 
-class UnpackedImage:
-    """Root directory and configuration of an OCI archive. Needs root."""
+def image_settings() -> dict[str, str]:
+    """Return the instructions of the last stage of the Dockerfile that occur once, such as USER."""
+    text = DOCKERFILE.read_text().replace("\\\n", " ").rpartition("\nFROM ")[2]
+    return dict(re.findall(r"^(USER|ENTRYPOINT|CMD|EXPOSE|VOLUME|ENV) (.+)$", text, re.MULTILINE))
 
-    def __init__(self, archive: Path, directory: Path) -> None:
-        self.blobs = directory / "blobs"
-        self.root = directory / "root"
-        with tarfile.open(archive) as layout:
-            layout.extractall(directory, filter="data")
-        (described,) = self.document("index.json")["manifests"]
-        self.manifest: dict[str, Any] = self.blob(described)
-        self.configuration: dict[str, Any] = self.blob(self.manifest["config"])
-        for layer in self.manifest["layers"]:
-            with tarfile.open(self.path(layer)) as files:
-                files.extractall(self.root, filter="fully_trusted")  # noqa: S202 - of this build
 
-    def document(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.blobs.parent / name).read_text())
-        return content
+class ImageRoot:
+    """Root directory whose commands run as those of the image. Needs root."""
 
-    def path(self, descriptor: Mapping[str, Any]) -> Path:
-        return self.blobs / str(descriptor["digest"]).replace(":", "/")
-
-    def blob(self, descriptor: Mapping[str, Any]) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self.path(descriptor).read_text())
-        return content
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.settings = image_settings()
 
     @contextmanager
     def sandbox(self, mounts: Mapping[str, Path]) -> Iterator[ImageSandbox]:
@@ -64,19 +52,20 @@ class UnpackedImage:
 class ImageSandbox:
     """Namespaces in which commands of an image run, kept by a process."""
 
-    def __init__(self, image: UnpackedImage, pid: int) -> None:
+    def __init__(self, image: ImageRoot, pid: int) -> None:
         self._image = image
         self._pid = pid
 
     def command(self, *arguments: str, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:  # fmt: skip
         """Return a command with the user and the variables of the image, and its environment."""
-        config = self._image.configuration["config"]
-        variables = dict(entry.split("=", 1) for entry in config["Env"])
+        settings = self._image.settings
+        variables = dict(entry.split("=", 1) for entry in settings["ENV"].split())
+        variables["PATH"] = "/usr/bin"
         enter = ["nsenter", "--target", str(self._pid), "--mount", "--net"]
         enter += ["setpriv", "--bounding-set=-all,+sys_chroot,+setuid,+setgid", "--no-new-privs"]
         enter += [
             "/usr/sbin/chroot",
-            f"--userspec={config['User']}",
+            f"--userspec={settings['USER']}",
             "--groups=",
             str(self._image.root),
         ]
@@ -85,7 +74,7 @@ class ImageSandbox:
     @contextmanager
     def started(self, *arguments: str, environment: Mapping[str, str], log: Path) -> Iterator[None]:
         """Run the image with arguments, as its entry point does, until the end of the block; it must end with 0."""
-        entry = self._image.configuration["config"]["Entrypoint"]
+        entry = json.loads(self._image.settings["ENTRYPOINT"])
         command, variables = self.command(*entry, *arguments, environment=environment)
         with log.open("w") as output, subprocess.Popen(command, env=variables, stdout=output, stderr=output) as program:  # fmt: skip
             try:
