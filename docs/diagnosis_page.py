@@ -68,8 +68,7 @@ unknown: it confirms and contradicts nothing.
   too. A counter of all priorities together counts while only one priority of the link has pauses. If both ends agree, the confidence
   is the highest of the class. If one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
-  the same number at ports of the same role. Marks and WRED drops that a switch counts for a whole port are compared with those of other ports, and belong to the queue of
-  the port that stands out. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
+  the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
 - **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
 - **PFC watchdog.** A storm that it detects is evidence of `pfc_storm`, and so is the end of a storm where a switch counts only ends. The NIC at the port must count
@@ -94,8 +93,7 @@ hour that following it should gain. All devices that it concerns are victims.
   per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_advice.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
 - `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
-  a peak of that share counts if it rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender. Drops of a
-  whole port count only if one of its priority groups used headroom meanwhile.
+  a peak of that share counts if it rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender.
 - `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {100 * network_advice.AGREEING_NODES:.0f} % of its nodes, in {network_advice.BLOCKS} consecutive blocks of
   {network_advice.BLOCK_MINUTES} minutes.
 - `placement_oversubscribed`: a job that would fit into one pod crosses pods, and is paused or marked {network_advice.PLACED_FACTOR:.0f} times as much as jobs in one pod.

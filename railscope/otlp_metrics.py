@@ -20,7 +20,6 @@ from railscope.untrusted_text import DECODING_ERRORS, printable
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 METRICS_PATH = "/v1/metrics"
-METRICS_METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 MAX_BODY_BYTES, MAX_UNPACKED_BYTES = 4 << 20, 16 << 20
 MAX_POINTS = 50_000
 """Points of a request: a switch with 512 ports has about 40 per port in one request."""

@@ -252,29 +252,12 @@ class OtlpReceiverSettings(Struct, frozen=True, kw_only=True):
 
     listen: str = ""
     """Address and port for OTLP over HTTP, such as 0.0.0.0:4318. Empty: none."""
-    grpc_listen: str = ""
-    """Address and port for OTLP over gRPC, such as 0.0.0.0:4317; the extra otlp-grpc is required. Empty: none."""
     certificate_file: str = ""
     """Certificate (PEM). Empty: no TLS."""
     key_file: str = ""
     """Private key (PEM) of the certificate."""
     requests_per_second: Annotated[float, Meta(gt=0)] = 10.0
     """Maximum requests per second per switch, averaged over ten seconds."""
-
-
-class DialoutReceiverSettings(Struct, frozen=True, kw_only=True):
-    """Receiver of telemetry that H3C switches push by gRPC dial-out; the extra switches is required."""
-
-    listen: str = ""
-    """Address and port, such as 192.0.2.1:50051. Empty: none."""
-    certificate_file: str = ""
-    """Certificate (PEM). Empty: no TLS."""
-    key_file: str = ""
-    """Private key (PEM) of the certificate."""
-    client_ca_file: str = ""
-    """CA certificates (PEM) that the certificate of each switch is verified with. Empty: switches need none."""
-    messages_per_second: Annotated[float, Meta(gt=0)] = 50.0
-    """Maximum messages per second per switch, averaged over ten seconds; further ones are not stored."""
 
 
 class CollectorSettings(Struct, frozen=True, kw_only=True):
@@ -347,7 +330,6 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     cluster: ClusterSettings = ClusterSettings()
     switches: SwitchesSettings = SwitchesSettings()
     otlp_receiver: OtlpReceiverSettings = OtlpReceiverSettings()
-    dialout_receiver: DialoutReceiverSettings = DialoutReceiverSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()
 
     def without_cluster(self) -> CollectorSettings:

@@ -113,7 +113,7 @@ def _ports() -> Iterator[panels.Panel]:
         port_rate(f"port_{name}_seconds", PRIORITY, HERE)
         for name in ("transmit_pfc_pause", "receive_pfc_pause", "receive_pfc_pause_estimated")
     )
-    marks = f"{port_rate('queue_ecn_marked_packets', QUEUE, HERE)} or {port_rate('port_ecn_marked_packets', (), HERE)}"
+    marks = port_rate("queue_ecn_marked_packets", QUEUE, HERE)
     column = panels.Column
     yield panels.rows(
         301,
@@ -152,20 +152,15 @@ def _queues() -> Iterator[panels.Panel]:
         f"max by ({of_queue}) (railscope_switch_queue_{name}_bytes{HERE})"
         for name in ("occupancy", "watermark")
     )
-    headroom, shared, in_use, headroom_share = (
+    headroom, shared, headroom_share = (
         f"max by ({PORT}, priority_group) (railscope_switch_priority_group_{name}{HERE})"
         for name in (
             "headroom_watermark_bytes",
             "shared_watermark_bytes",
-            "headroom_occupancy_bytes",
             "headroom_peak_ratio",
         )
     )
     queue_share = f"max by ({of_queue}) (railscope_switch_queue_buffer_peak_ratio{HERE})"
-    early_of_port, full_of_port = (
-        port_rate(f"port_{name}_dropped_packets", (), HERE)
-        for name in ("wred", "receive_no_buffer")
-    )
     full = each_rate("priority_group_dropped_packets", GROUP, HERE)
     pool, pool_headroom = (
         f"max by (switch, pool) (railscope_switch_pool_{name}watermark_bytes{HERE})"
@@ -193,11 +188,11 @@ def _queues() -> Iterator[panels.Panel]:
     per_queue = f"sum by (queue) ({marks})"
     yield from (
         panels.lines(402, "ECN marks by queue", "Of all ports together.", query.build_query(per_queue, "", "queue {{queue}}")),
-        panels.lines(403, "Packets dropped by queues", "The ten queues that drop the most.", _highest(dropped, port_queue).with_name("full"), _highest(early, port_queue).with_name("WRED"), _highest(no_buffer, port_queue).with_name("no buffer"), _highest(early_of_port).with_name("WRED, whole port"), steps=panels.ANY_IS_BAD),
+        panels.lines(403, "Packets dropped by queues", "The ten queues that drop the most.", _highest(dropped, port_queue).with_name("full"), _highest(early, port_queue).with_name("WRED"), _highest(no_buffer, port_queue).with_name("no buffer"), steps=panels.ANY_IS_BAD),
         panels.lines(404, "Depth of queues", "When the switch last read them; the ten deepest.", _highest(depth, port_queue)),
         panels.lines(405, "Watermarks of queues", "Largest depth since the switch last cleared them; the ten highest.", _highest(watermark, port_queue)),
-        panels.lines(406, "Headroom of ports", "Watermarks of priority groups; above 0, the port had to pause its server.", _highest(headroom, port_group).with_name("headroom"), _highest(in_use, port_group).with_name("headroom in use"), _highest(shared, port_group).with_name("shared")),
-        panels.lines(407, "Packets dropped by full buffers", "Received packets, by priority group: a lossless one must drop none.", _highest(full, port_group), _highest(full_of_port).with_name("whole port"), steps=panels.ANY_IS_BAD),
+        panels.lines(406, "Headroom of ports", "Watermarks of priority groups; above 0, the port had to pause its server.", _highest(headroom, port_group).with_name("headroom"), _highest(shared, port_group).with_name("shared")),
+        panels.lines(407, "Packets dropped by full buffers", "Received packets, by priority group: a lossless one must drop none.", _highest(full, port_group), steps=panels.ANY_IS_BAD),
         panels.lines(408, "Buffer pools", "Watermarks of the pools of the switch.", query.build_query(pool, "", "{{pool}}"), query.build_query(pool_headroom, "", "{{pool}}").with_name("headroom"), span=12),
         panels.lines(409, "Peak shares of buffers", "Of switches that report shares in place of bytes: the largest since the switch last cleared them.", _highest(queue_share, port_queue), _highest(headroom_share, port_group).with_name("headroom"), span=12),
     )  # fmt: skip

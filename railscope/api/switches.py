@@ -195,7 +195,6 @@ class PriorityGroup(msgspec.Struct, frozen=True):
     dropped: Counted
     headroom: Counted
     """Size of the headroom, in bytes."""
-    headroom_used: Counted
     headroom_watermark: Counted
     headroom_used_share: Counted
     headroom_peak_share: Counted

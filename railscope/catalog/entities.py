@@ -162,7 +162,6 @@ SWITCH_POOL = EntityKind("switch_pool", ("switch", "pool"), part_of=SWITCH)
 SWITCH_FAILURE = EntityKind("switch_failure", ("switch", "reason"), part_of=SWITCH)
 SWITCH_POINTS = EntityKind("switch_points", ("switch", "result"), part_of=SWITCH)
 OTLP_RESULT = EntityKind("otlp_result", ("result",))
-DIALOUT_RESULT = EntityKind("dialout_result", ("result",))
 
 CLUSTER = EntityKind("cluster", ())
 RAIL = EntityKind("rail", ("rail",))

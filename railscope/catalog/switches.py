@@ -67,8 +67,8 @@ _WATCHDOG = declare.MetricTable(entities.SWITCH_QUEUE, "SONiC COUNTERS_DB PFC_WD
 _GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC COUNTERS_DB SAI_INGRESS_PRIORITY_GROUP_STAT_", detail=declare.BASIC)
 _PROFILE = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC APPL_DB ", detail=declare.BASIC)
 _POOL = declare.MetricTable(entities.SWITCH_POOL, "SONiC COUNTERS_DB SAI_BUFFER_POOL_STAT_", detail=declare.BASIC)
-FEC_CORRECTED = _SONIC_PORT.counter("railscope_switch_port_receive_fec_corrected_frames_total", "FEC frames received with errors that were corrected. H3C does not document what it counts: FEC frames are assumed.", "SAI_PORT_STAT_IF_IN_FEC_CORRECTABLE_FRAMES; Comware gRPC dial-out ifmgr/iffecdata Correctable")
-FEC_UNCORRECTABLE = _SONIC_PORT.counter("railscope_switch_port_receive_fec_uncorrectable_frames_total", "FEC frames received with errors that could not be corrected; of H3C as for the corrected ones.", "SAI_PORT_STAT_IF_IN_FEC_NOT_CORRECTABLE_FRAMES; Comware gRPC dial-out ifmgr/iffecdata Uncorrectable")
+FEC_CORRECTED = _SONIC_PORT.counter("railscope_switch_port_receive_fec_corrected_frames_total", "FEC frames received with errors that were corrected.", "SAI_PORT_STAT_IF_IN_FEC_CORRECTABLE_FRAMES")
+FEC_UNCORRECTABLE = _SONIC_PORT.counter("railscope_switch_port_receive_fec_uncorrectable_frames_total", "FEC frames received with errors that could not be corrected.", "SAI_PORT_STAT_IF_IN_FEC_NOT_CORRECTABLE_FRAMES")
 PAUSES_ENDED = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pauses_ended_total", "Pauses of a priority by the server that ended.", "SAI_PORT_STAT_PFC_n_ON2OFF_RX_PKTS")
 ESTIMATED_PAUSE = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_estimated_seconds_total", "Time for which the server paused a priority of the switch, estimated by software of the switch from polls of the pause state: not measured, and received pauses only.", "EST_PORT_STAT_PFC_n_RX_PAUSE_DURATION_US", scale=declare.MICRO)
 QUEUE_MARKED_PACKETS = _SONIC_QUEUE.counter("railscope_switch_queue_ecn_marked_packets_total", "Packets of a queue that the switch marked with ECN; SONiC counts them if its counter group WRED_ECN_QUEUE is enabled.", "WRED_ECN_MARKED_PACKETS; Cumulus Linux nvswitch_interface_tc_tx_ecn_marked_tc")
@@ -98,14 +98,6 @@ GROUP_USED = _HH3C_GROUP.gauge("railscope_switch_priority_group_buffer_used_rati
 GROUP_PEAK = _HH3C_GROUP.gauge("railscope_switch_priority_group_buffer_peak_ratio", "Largest part of the buffer of a priority group that received packets have occupied since the switch last cleared the peak.", "hh3cIfQueInUsedPeak", scale=declare.CENTI)
 GROUP_HEADROOM_USED = _HH3C_GROUP.gauge("railscope_switch_priority_group_headroom_used_ratio", "Part of the headroom of a priority group that is occupied; above 0, the port pauses its sender.", "hh3cIfQueInHeadRoomUsedRatio", scale=declare.CENTI)
 GROUP_HEADROOM_PEAK = _HH3C_GROUP.gauge("railscope_switch_priority_group_headroom_peak_ratio", "Largest part of the headroom of a priority group that was occupied since the switch last cleared the peak; above 0, the port had to pause its sender.", "hh3cIfQueInHeadRoomUsedPeak", scale=declare.CENTI)
-
-# Of H3C Comware by gRPC dial-out --------------------------------------------------------------------
-_DIALOUT_PORT = declare.MetricTable(entities.SWITCH_PORT, "Comware gRPC dial-out ", resets=SINCE_START, detail=declare.BASIC)
-_DIALOUT_GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "Comware gRPC dial-out ", detail=declare.BASIC)
-PORT_MARKED_PACKETS = _DIALOUT_PORT.counter("railscope_switch_port_ecn_marked_packets_total", "Packets of all queues of a port that the switch marked with ECN, where it does not count them by queue.", "buffermonitor/ecnandwredstatistics EcnMarked")
-PORT_WRED_DROPPED_PACKETS = _DIALOUT_PORT.counter("railscope_switch_port_wred_dropped_packets_total", "Packets of all queues of a port that WRED dropped, where the switch does not count them by queue.", "buffermonitor/ecnandwredstatistics WredDropped")
-PORT_NO_BUFFER_DROPPED = _DIALOUT_PORT.counter("railscope_switch_port_receive_no_buffer_dropped_packets_total", "Packets received that a port dropped for lack of a buffer: a lossless one must drop none.", "buffermonitor/ingressdrops NoBufferPkts")
-GROUP_HEADROOM_OCCUPANCY = _DIALOUT_GROUP.gauge("railscope_switch_priority_group_headroom_occupancy_bytes", "Headroom that a priority group occupied when the switch last read it; above 0, the port pauses its sender.", "buffermonitor/commheadroomusages HeadroomQueLenInBytes")
 
 # Transceivers ---------------------------------------------------------------------------------------
 _TRANSCEIVER = declare.MetricTable(entities.SWITCH_PORT, "HH3C-TRANSCEIVER-INFO-MIB ", detail=declare.BASIC)
@@ -139,5 +131,3 @@ NAME_MISMATCHES = _SWITCH.counter("railscope_switch_pushed_name_mismatches_total
 OTLP_REQUEST_RESULTS = ("stored", "unknown_sender", "rate", "path", "media_type", "size", "format", "timeout", "busy", "storage")
 """Exposed from the start: a counter that begins with 1 has no increase."""
 OTLP_REQUESTS = _RECEIVER.counter("railscope_collector_otlp_requests_total", "Requests to the OTLP receiver, by result: stored, or rejected because of the sender (unknown_sender, rate), the request (path, media_type, size, format, timeout), or the collector (busy, storage).", "collector", about=entities.OTLP_RESULT)
-DIALOUT_RESULTS = ("stored", "not_stored", "incomplete", "rate", "format", "unknown_sender", "busy", "storage")
-DIALOUT_MESSAGES = _RECEIVER.counter("railscope_collector_dialout_messages_total", "Messages and calls to the receiver of gRPC dial-out, by result: stored, without a use here (not_stored), parts of a message that is not complete (incomplete), or rejected because of the sender (unknown_sender, rate, busy), the message (format), or the collector (storage).", "collector", about=entities.DIALOUT_RESULT)

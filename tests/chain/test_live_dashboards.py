@@ -90,8 +90,7 @@ QUIET: Mapping[tuple[str, str], str] = {
 }
 """Panels without data here, by dashboard and title, with the reason."""
 OTHER_SWITCHES = (
-    catalog.PORT_WRED_DROPPED_PACKETS, catalog.GROUP_HEADROOM_OCCUPANCY, catalog.PORT_NO_BUFFER_DROPPED, catalog.QUEUE_PEAK,
-    catalog.GROUP_HEADROOM_PEAK, catalog.FCS_ERRORS, catalog.SYMBOL_ERRORS, catalog.FEC_CORRECTED, catalog.FEC_UNCORRECTABLE,
+    catalog.QUEUE_PEAK, catalog.GROUP_HEADROOM_PEAK, catalog.FCS_ERRORS, catalog.SYMBOL_ERRORS, catalog.FEC_CORRECTED, catalog.FEC_UNCORRECTABLE,
 )  # fmt: skip
 """Facts that other dialects have than the switches here; those of transceivers as well."""
 

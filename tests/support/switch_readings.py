@@ -73,6 +73,7 @@ def configure(running: RunningCollector, *names: str) -> None:
     polling.configured = [
         ConfiguredSwitch(
             name=name,
+            address="192.0.2.7",
             host="192.0.2.7",
             port=161,
             credential=SnmpCredential(community="c"),
@@ -94,7 +95,9 @@ async def poll(
     now = NodeTimestamp(polling.wall_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     ago_ns = seconds_ago * SECOND_NS
     switch = polling.polled[name]
-    frames = switch.frames.frames(found, NodeTimestamp(now.wall_ns - ago_ns, now.boot_ns - ago_ns))
-    problem = await switch_frames.submit_frames(polling.submit, frames, lambda: now)
+    at = NodeTimestamp(now.wall_ns - ago_ns, now.boot_ns - ago_ns)
+    problem = await switch_frames.store_reading(
+        switch.frames, found, at, polling.submit, lambda: now.wall_ns
+    )
     assert problem == ""
     switch.polled_ns = now.wall_ns - ago_ns

@@ -32,7 +32,6 @@ from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.database_location import check_file, ledger_url
 from railscope_collector.sinks import influx
-from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
 from railscope_collector.switches.switch_polling import SwitchPolling
 from railscope_collector.workloads.pod_jobs import compile_pattern
@@ -94,7 +93,6 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
     yield _run_check("switches", lambda: _check_switches(settings))
     yield _run_check("otlp_receiver", lambda: _check_otlp_receiver(settings, running=running))
-    yield _run_check("dialout_receiver", lambda: _check_dialout_receiver(settings, running=running))
 
 
 def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
@@ -249,20 +247,10 @@ def _check_switches(settings: CollectorSettings) -> str:
 
 def _check_otlp_receiver(settings: CollectorSettings, *, running: bool) -> str:
     receiver = OtlpReceiver.from_settings(settings, time.time_ns, lambda: True)
-    section, count = settings.otlp_receiver, len(receiver.switches)
-    listens = [listen for listen in (section.listen, section.grpc_listen) if listen]
-    if not listens:
-        return "off: no otlp_receiver.listen or grpc_listen"
-    results = [_check_listen(listen, running=running) for listen in listens]
-    return "; ".join([*results, f"{count} switches push"])
-
-
-def _check_dialout_receiver(settings: CollectorSettings, *, running: bool) -> str:
-    receiver = DialoutReceiver.from_settings(settings, time.time_ns, lambda: True)
-    if not settings.dialout_receiver.listen:
-        return "off: no dialout_receiver.listen"
-    result = _check_listen(settings.dialout_receiver.listen, running=running)
-    return f"{result}; {len(receiver.switches)} switches push"
+    listen = settings.otlp_receiver.listen
+    if not listen:
+        return "off: no otlp_receiver.listen"
+    return f"{_check_listen(listen, running=running)}; {len(receiver.switches)} switches push"
 
 
 def _check_archive(settings: CollectorSettings) -> str:

@@ -70,7 +70,6 @@ _OF_QUEUES: Mapping[str, Metric] = {
 _OF_GROUPS: Mapping[str, Metric] = {
     "dropped": catalog.GROUP_DROPPED,
     "headroom": catalog.GROUP_HEADROOM,
-    "headroom_used": catalog.GROUP_HEADROOM_OCCUPANCY,
     "headroom_watermark": catalog.GROUP_HEADROOM_WATERMARK,
     "headroom_used_share": catalog.GROUP_HEADROOM_USED,
     "headroom_peak_share": catalog.GROUP_HEADROOM_PEAK,
@@ -92,8 +91,6 @@ _OF_PORTS: Mapping[str, Metric] = {
     "FEC frames not corrected": catalog.FEC_UNCORRECTABLE,
     "Bits that FEC corrected": catalog.CORRECTED,
     "Symbols that FEC could not correct": catalog.UNCORRECTED_SYMBOLS,
-    "Packets dropped by WRED, of all queues": catalog.PORT_WRED_DROPPED_PACKETS,
-    "Packets received and dropped for lack of a buffer": catalog.PORT_NO_BUFFER_DROPPED,
     "Temperature of the transceiver": catalog.TRANSCEIVER_TEMPERATURE,
     "Supply voltage of the transceiver": catalog.TRANSCEIVER_SUPPLY,
 }
@@ -352,12 +349,11 @@ class SwitchPages:
         key, values = (read.row.switch, port), read.values
         up, enabled = values.value(catalog.PORT_UP, key), values.value(catalog.PORT_ENABLED, key)
         state = {1: UP, 0: DOWN}.get(int(up.value), UNKNOWN) if up.value is not None else UNKNOWN
-        sent, received, marks = (
-            _first_known(values.combined(sum, by_part, key), values.value(together, key))
-            for by_part, together in (
+        sent, received = (
+            _first_known(values.combined(sum, by_priority, key), values.value(together, key))
+            for by_priority, together in (
                 (catalog.PFC_SENT, catalog.ALL_PFC_SENT),
                 (catalog.PFC_RECEIVED, catalog.ALL_PFC_RECEIVED),
-                (catalog.QUEUE_MARKED_PACKETS, catalog.PORT_MARKED_PACKETS),
             )
         )
         drops = (catalog.SENT_DISCARDS, catalog.RECEIVED_DISCARDS)
@@ -368,7 +364,7 @@ class SwitchPages:
             pauses_sent=sent,
             pauses_received=received,
             dropped=_combined(sum, [values.value(metric, key) for metric in drops]),
-            marks=marks,
+            marks=values.combined(sum, catalog.QUEUE_MARKED_PACKETS, key),
             depth=values.combined(max, catalog.QUEUE_OCCUPANCY, key),
             watermark=values.combined(max, catalog.QUEUE_WATERMARK, key),
             neighbour=values.facts_of(entities.SWITCH_NEIGHBOUR, key),

@@ -245,10 +245,7 @@ def _paused_before_marked(name: str, sender: TrackedSender, now_ns: int) -> _Lat
     if sent is None or marked is None:
         return None
     (pauses, pause_seconds), (marks, mark_seconds) = sent, marked
-    # Marks of whole ports are those of all priorities: of one there are no more.
-    mark_rates = {
-        number: marks.get(number, marks.get("", np.inf)) / mark_seconds for number in pauses
-    }
+    mark_rates = {number: marks.get(number, np.inf) / mark_seconds for number in pauses}
     found = [
         (count / pause_seconds, number)
         for number, count in pauses.items()
@@ -392,33 +389,24 @@ def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.Findin
 
 
 def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings.FindingEvidence]:
-    """Yield the priority groups that dropped packets although they pause their sender: their headroom was full.
-
-    Drops of a whole port may be those of another priority: they count only if a group used headroom at the same time.
-    """
-    paused = _recent_groups(sender, "pauses_sent", now_ns)
-    paused_ports = {port for port, _ in paused}
-    occupied = {port for port, _ in _recent_groups(sender, "headroom_occupancy", now_ns)}
+    """Yield the priority groups that dropped packets although they pause their sender: their headroom was full."""
+    paused = _pausing_groups(sender, now_ns)
     for track in sender.tracks():
         positions = track.positions_of("group_drops")
         for position, count in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
             label = track.columns.labels[position]
-            is_full = (label.port, label.number) in paused
-            if not label.number:
-                is_full = label.port in paused_ports & occupied
-            if is_full:
-                group = f" priority group {label.number}" if label.number else ""
-                place = f"{name} {label.port}{group}"
+            if (label.port, label.number) in paused:
+                place = f"{name} {label.port} priority group {label.number}"
                 yield findings.FindingEvidence(
                     "headroom_drops", count, 0.0, "limit", place, slots=MARKS_SLOTS
                 )
 
 
-def _recent_groups(sender: TrackedSender, quantity: str, now_ns: int) -> set[tuple[str, str]]:
-    """Return port and number of what recently has increased, or has had a value."""
+def _pausing_groups(sender: TrackedSender, now_ns: int) -> set[tuple[str, str]]:
+    """Return port and number of the priorities that sent pauses recently."""
     found = set()
     for track in sender.tracks():
-        positions = track.positions_of(quantity)
+        positions = track.positions_of("pauses_sent")
         for position, _ in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
             label = track.columns.labels[position]
             found.add((label.port, label.number))

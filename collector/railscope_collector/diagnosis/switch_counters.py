@@ -40,10 +40,8 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.ALL_PFC_SENT.name: "all_pauses_sent",
     catalog.QUEUE_PACKETS.name: "packets",
     catalog.QUEUE_MARKED_PACKETS.name: "marks",
-    catalog.PORT_MARKED_PACKETS.name: "marks",
     catalog.QUEUE_DROPPED_PACKETS.name: "drops",
     catalog.QUEUE_WRED_DROPPED_PACKETS.name: "wred_drops",
-    catalog.PORT_WRED_DROPPED_PACKETS.name: "wred_drops",
     catalog.QUEUE_NO_BUFFER_DROPPED.name: "buffer_drops",
     catalog.QUEUE_OCCUPANCY.name: "occupancy",
     catalog.QUEUE_WATERMARK.name: "watermark",
@@ -53,9 +51,7 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.GROUP_HEADROOM.name: "headroom_size",
     catalog.GROUP_HEADROOM_PEAK.name: "headroom_peak",
     catalog.GROUP_HEADROOM_USED.name: "headroom_share",
-    catalog.GROUP_HEADROOM_OCCUPANCY.name: "headroom_occupancy",
     catalog.GROUP_DROPPED.name: "group_drops",
-    catalog.PORT_NO_BUFFER_DROPPED.name: "group_drops",
     catalog.SPEED.name: "speed",
     catalog.PORT_UP.name: "up",
     catalog.PORT_ENABLED.name: "enabled",
@@ -66,15 +62,11 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.UNCORRECTED_SYMBOLS.name: "uncorrectable_symbols",
 }
 """Metrics of switches that are used, and their names here."""
-_IS_NUMBERED: Mapping[str, frozenset[bool]] = {
-    quantity: frozenset(
-        METRICS[name].about is not entities.SWITCH_PORT
-        for name, each in SWITCH_QUANTITIES.items()
-        if each == quantity
-    )
-    for quantity in SWITCH_QUANTITIES.values()
+_IS_NUMBERED: Mapping[str, bool] = {
+    quantity: METRICS[name].about is not entities.SWITCH_PORT
+    for name, quantity in SWITCH_QUANTITIES.items()
 }
-"""If a quantity is one of whole ports (false), of their priorities, queues or groups (true), or of either."""
+"""If a quantity is one of whole ports (false), or of their priorities, queues or groups (true)."""
 HOST_QUANTITIES: Mapping[str, str] = {
     nic.PFC_SENT.name: "pauses_sent",
     nic.PFC_RECEIVED.name: "pauses_received",
@@ -374,7 +366,7 @@ class TrackedSender:
                     others.add(bool(label.number))
         if wanted:
             return all(wanted)
-        return others >= frozenset().union(*(_IS_NUMBERED[each] for each in quantities))
+        return others >= {_IS_NUMBERED[each] for each in quantities}
 
     def latest(self, label: PartLabel) -> float:
         """Return the newest value of a gauge; infinite if it is unknown."""

@@ -227,22 +227,7 @@ class QueueLocaliser:
                             slots=slots,
                         )
                     )
-        return _with_whole_ports(found)
-
-
-def _with_whole_ports(
-    found: Mapping[SwitchQueue, Sequence[findings.FindingEvidence]],
-) -> dict[SwitchQueue, list[findings.FindingEvidence]]:
-    """Return the queues with the evidence of their whole port, which is a queue only where no other queue stands out.
-
-    A switch may count marks and WRED drops of a port by port alone, and its other quantities by queue.
-    """
-    numbered = {queue[:2] for queue in found if queue.queue}
-    return {
-        queue: [*(found.get(queue._replace(queue=""), ()) if queue.queue else ()), *evidence]
-        for queue, evidence in found.items()
-        if queue.queue or queue[:2] not in numbered
-    }
+        return found
 
 
 def _origins(found: Mapping[SwitchQueue, Sequence[findings.FindingEvidence]]) -> list[SwitchQueue]:

@@ -1,4 +1,4 @@
-"""All switches of the collector: those that it polls, those that push to its receivers, and their cabling."""
+"""All switches of the collector: those that it polls, those that push to it, and their cabling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from railscope_collector.config import CollectorSettings
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import links, switch_view
-from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
 from railscope_collector.switches.switch_frames import Submit
 from railscope_collector.switches.switch_polling import SwitchPolling
@@ -66,7 +65,6 @@ class AllSwitches:
 
     polling: SwitchPolling = field(default_factory=lambda: SwitchPolling((), time.time_ns))
     receiver: OtlpReceiver = field(default_factory=lambda: OtlpReceiver({}, time.time_ns))
-    dialout: DialoutReceiver = field(default_factory=lambda: DialoutReceiver({}, time.time_ns))
     cabling_log: CablingLog = field(default_factory=CablingLog)
     compare_seconds: float = COMPARE_SECONDS
 
@@ -82,14 +80,13 @@ class AllSwitches:
         return cls(
             SwitchPolling.from_settings(settings.switches, wall_ns, leads, submit),
             OtlpReceiver.from_settings(settings, wall_ns, leads, submit),
-            DialoutReceiver.from_settings(settings, wall_ns, leads, submit),
         )
 
     async def run(self) -> None:
         """Poll and receive until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for work in (self.polling.run(), self.receiver.run(), self.dialout.run()):
-                group.create_task(work)
+            group.create_task(self.polling.run())
+            group.create_task(self.receiver.run())
 
     async def watch_cabling(self, ends: switch_view.LinkEnds) -> None:
         """Compare the cabling of these ends periodically, until cancelled."""
@@ -104,18 +101,15 @@ class AllSwitches:
     def cells(self) -> Iterator[ViewCell]:
         """Return the state of polls, of the receiver and of the cabling log."""
         not_logged = ViewCell(catalog.CABLING_NOT_LOGGED, (), self.cabling_log.not_logged)
-        return chain(
-            self.polling.cells(), self.receiver.cells(), self.dialout.cells(), [not_logged]
-        )
+        return chain(self.polling.cells(), self.receiver.cells(), [not_logged])
 
     def problems(self) -> dict[str, str]:
         """Return the reason why each switch is not read, by name; empty for one that is read."""
-        return self.polling.problems() | self.receiver.problems() | self.dialout.problems()
+        return self.polling.problems() | self.receiver.problems()
 
     def reading_cells(self, core: CollectorState, ends: switch_view.LinkEnds) -> Iterator[ViewCell]:
         """Return the readings and links of all switches that report, and cabling faults; iterating over them may block."""
-        readers = self.polling, self.receiver, self.dialout
-        snapshots = {name: each for of in readers for name, each in of.snapshots(core).items()}
+        snapshots = self.polling.snapshots(core) | self.receiver.snapshots(core)
         join = ends.take()
         return chain(
             switch_view.reading_cells(snapshots.values()),

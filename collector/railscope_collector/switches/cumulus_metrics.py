@@ -71,25 +71,31 @@ _NEIGHBOUR = {"system_name": "system_name", "chassis": "chassis_id", "neighbour_
 """Attributes with the facts of a neighbour."""
 
 
-def find_column(
-    switch: str, metric: declare.Metric, attributes: Mapping[str, str]
-) -> Column | None:
-    """Return the column that a point belongs to; None if an attribute is invalid."""
-    port, kind = attributes.get("interface", ""), KINDS[metric.about]
+def read_point(
+    switch: str, point: otlp_metrics.MetricPoint
+) -> tuple[Column, Reading] | PointResult:
+    """Return the column that a point belongs to, and its value; or why it has none."""
+    metric = METRICS.get(point.name)
+    if metric is None or point.kind not in otlp_metrics.NUMBER_KINDS:
+        return PointResult.UNMAPPED
+    port, kind = point.attributes.get("interface", ""), KINDS[metric.about]
     if not port or len(port) > MAX_PORT_NAME or not port.isprintable():
-        return None
+        return PointResult.INVALID
     key = [switch, port]
     if kind.attribute:
-        number = attributes.get(kind.attribute, "")
+        number = point.attributes.get(kind.attribute, "")
         if number not in kind.numbers:
-            return None
+            return PointResult.INVALID
         key.append(number)
-    texts = {fact: attributes.get(name, "") for fact, name in _NEIGHBOUR.items()}
+    value = _read_value(metric, point)
+    if isinstance(value, PointResult):
+        return value
     is_neighbour = kind.stream == NEIGHBOURS
-    return metric, Entity(metric.about, tuple(key), texts if is_neighbour else {})
+    texts = {fact: point.attributes.get(name, "") for fact, name in _NEIGHBOUR.items()}
+    return (metric, Entity(metric.about, tuple(key), texts if is_neighbour else {})), value
 
 
-def read_value(metric: declare.Metric, point: otlp_metrics.MetricPoint) -> Reading | PointResult:
+def _read_value(metric: declare.Metric, point: otlp_metrics.MetricPoint) -> Reading | PointResult:
     """Return the value of a point, GONE if it states that there is none, or why it has none."""
     value = point.value
     if value is None:

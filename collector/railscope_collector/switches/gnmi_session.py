@@ -14,7 +14,7 @@ import grpc
 
 from railscope import __version__, service, tls_contexts, untrusted_text
 from railscope_collector.switches import gnmi_messages, switch_reading as base
-from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
+from railscope_collector.switches.switch_settings import ConfiguredSwitch
 
 GET, SUBSCRIBE, CAPABILITIES = (
     f"/gnmi.gNMI/{name}" for name in ("Get", "Subscribe", "Capabilities")
@@ -66,7 +66,7 @@ class GrpcSession:
     def __init__(self, channel: grpc.aio.Channel, switch: ConfiguredSwitch) -> None:
         self._channel = channel
         self._timeout_seconds = switch.timeout_seconds * ANSWER_TIMEOUTS
-        user = _access(switch).user
+        user = switch.user
         self._metadata = (("username", user.user), ("password", user.password)) if user else ()
 
     async def get(self, target: str, path: TablePath) -> bytes | None:
@@ -135,7 +135,6 @@ class GrpcSession:
 @asynccontextmanager
 async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
     """Yield a connection to a switch, which connects with the first request. Raises SwitchReadError."""
-    access = _access(switch)
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # a proxy of the environment is not for the site's switches
         # A poll has its deadline; the next one follows within the period.
@@ -144,19 +143,19 @@ async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
         ("grpc.primary_user_agent", f"railscope-collector/{__version__}"),
         ("grpc.use_local_subchannel_pool", 1),  # a connection ends with its poll
     ]
-    if access.server_name:
-        options.append(("grpc.ssl_target_name_override", access.server_name))
+    if switch.server_name:
+        options.append(("grpc.ssl_target_name_override", switch.server_name))
     host = f"[{switch.host}]" if ":" in switch.host else switch.host
     address = f"{host}:{switch.port}"
-    if access.plaintext:
+    if switch.plaintext:
         channel = grpc.aio.insecure_channel(address, options)
     else:
         try:
             pem = await service.run_in_thread(
                 tls_contexts.client_pem,
-                access.ca_file,
-                access.certificate_file,
-                access.key_file,
+                switch.ca_file,
+                switch.certificate_file,
+                switch.key_file,
             )
         except OSError as error:
             text = f"cannot read a certificate: {error}"
@@ -164,7 +163,3 @@ async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
         channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*pem), options)
     async with channel:
         yield GrpcSession(channel, switch)
-
-
-def _access(switch: ConfiguredSwitch) -> GnmiAccess:
-    return switch.gnmi or GnmiAccess()

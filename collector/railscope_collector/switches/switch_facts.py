@@ -18,7 +18,7 @@ from railscope_collector.switches import switch_reading as base
 
 STANDARD, CISCO, ONYX, COMWARE = "standard", "cisco", "onyx", "comware"
 """Columns by SNMP: the MIBs that every switch may have, and those of manufacturers."""
-OPENCONFIG, CUMULUS, DIALOUT = "openconfig", "cumulus", "dialout"
+OPENCONFIG, CUMULUS = "openconfig", "cumulus"
 POOLS = "switch_pools"
 """Stream of the frames of a switch that only SONiC has."""
 
@@ -97,8 +97,6 @@ _SRL_LANE = f"{SRL_PORT}transceiver/channel[index]/"
 OC_NEIGHBOUR, SRL_NEIGHBOUR = (
     "lldp/interfaces/interface[name]/neighbors/neighbor[id]/state/", "system/lldp/interface[name]/neighbor[id]/"
 )  # fmt: skip
-_STATISTICS, _BUFFERS = "ifmgr/statistics/", "buffermonitor/"
-_LANE = "device/transceiverschannels/Channel"
 
 # The table ---------------------------------------------------------------------------------------
 
@@ -123,8 +121,6 @@ class Fact(NamedTuple):
     """Path of Nokia's own models."""
     cumulus: Cell = ()
     """Metric by OTLP."""
-    dialout: Cell = ()
-    """Sensor path and field of H3C's gRPC dial-out."""
 
 
 def _if(name: str) -> Mapping[str, Oid]:
@@ -146,42 +142,39 @@ def _all(name: str) -> str:
 # fmt: off
 FACTS: Mapping[str, Sequence[Fact]] = {
     base.PORTS: (
-        Fact(catalog.PORT_UP, _if("ifOperStatus"), "PORT_TABLE/oper_status", f"{OC_STATE}oper-status", f"{SRL_PORT}oper-state", "interface_oper_state", "ifmgr/interfaces/OperStatus"),
-        Fact(catalog.PORT_ENABLED, _if("ifAdminStatus"), "PORT_TABLE/admin_status", f"{OC_STATE}admin-status", f"{SRL_PORT}admin-state", dialout="ifmgr/interfaces/AdminStatus"),
-        Fact(catalog.SPEED, _if("ifHighSpeed"), "PORT_TABLE/speed", f"{OC_ETHERNET}port-speed", f"{SRL_PORT}ethernet/port-speed", "interface_oper_aggregate_speed", "ifmgr/interfaces/Actual64Bandwidth"),
-        Fact(catalog.RECEIVED, _if("ifHCInOctets"), f"{_SAI_PORT}IN_OCTETS", f"{_OC}in-octets", f"{_SRL}in-octets", "interface_if_in_octets", f"{_STATISTICS}InOctets"),
-        Fact(catalog.SENT, _if("ifHCOutOctets"), f"{_SAI_PORT}OUT_OCTETS", f"{_OC}out-octets", f"{_SRL}out-octets", "interface_if_out_octets", f"{_STATISTICS}OutOctets"),
+        Fact(catalog.PORT_UP, _if("ifOperStatus"), "PORT_TABLE/oper_status", f"{OC_STATE}oper-status", f"{SRL_PORT}oper-state", "interface_oper_state"),
+        Fact(catalog.PORT_ENABLED, _if("ifAdminStatus"), "PORT_TABLE/admin_status", f"{OC_STATE}admin-status", f"{SRL_PORT}admin-state"),
+        Fact(catalog.SPEED, _if("ifHighSpeed"), "PORT_TABLE/speed", f"{OC_ETHERNET}port-speed", f"{SRL_PORT}ethernet/port-speed", "interface_oper_aggregate_speed"),
+        Fact(catalog.RECEIVED, _if("ifHCInOctets"), f"{_SAI_PORT}IN_OCTETS", f"{_OC}in-octets", f"{_SRL}in-octets", "interface_if_in_octets"),
+        Fact(catalog.SENT, _if("ifHCOutOctets"), f"{_SAI_PORT}OUT_OCTETS", f"{_OC}out-octets", f"{_SRL}out-octets", "interface_if_out_octets"),
         # Some switches with SONiC count multicast and broadcast together only; some with OpenConfig have no total of all kinds.
         Fact(
             catalog.RECEIVED_PACKETS, _packets("In"),
             (f"{_SAI_PORT}IN_UCAST_PKTS + {_SAI_PORT}IN_MULTICAST_PKTS + {_SAI_PORT}IN_BROADCAST_PKTS", f"{_SAI_PORT}IN_UCAST_PKTS + {_SAI_PORT}IN_NON_UCAST_PKTS"),
             (f"{_OC}in-pkts", f"{_OC}in-unicast-pkts + {_OC}in-multicast-pkts + {_OC}in-broadcast-pkts"), f"{_SRL}in-packets",
-            "interface_if_in_ucast_pkts + interface_if_in_multicast_pkts + interface_if_in_broadcast_pkts", f"{_STATISTICS}InPkts",
+            "interface_if_in_ucast_pkts + interface_if_in_multicast_pkts + interface_if_in_broadcast_pkts",
         ),
         Fact(
             catalog.SENT_PACKETS, _packets("Out"),
             (f"{_SAI_PORT}OUT_UCAST_PKTS + {_SAI_PORT}OUT_MULTICAST_PKTS + {_SAI_PORT}OUT_BROADCAST_PKTS", f"{_SAI_PORT}OUT_UCAST_PKTS + {_SAI_PORT}OUT_NON_UCAST_PKTS"),
             (f"{_OC}out-pkts", f"{_OC}out-unicast-pkts + {_OC}out-multicast-pkts + {_OC}out-broadcast-pkts"), f"{_SRL}out-packets",
-            "interface_if_out_ucast_pkts + interface_if_out_multicast_pkts + interface_if_out_broadcast_pkts", f"{_STATISTICS}OutPkts",
+            "interface_if_out_ucast_pkts + interface_if_out_multicast_pkts + interface_if_out_broadcast_pkts",
         ),
-        Fact(catalog.RECEIVED_ERRORS, _if("ifInErrors"), f"{_SAI_PORT}IN_ERRORS", f"{_OC}in-errors", f"{_SRL}in-error-packets", "interface_if_in_errors", f"{_STATISTICS}InErrors"),
-        Fact(catalog.SENT_ERRORS, _if("ifOutErrors"), f"{_SAI_PORT}OUT_ERRORS", f"{_OC}out-errors", f"{_SRL}out-error-packets", "interface_if_out_errors", f"{_STATISTICS}OutErrors"),
-        Fact(catalog.RECEIVED_DISCARDS, _if("ifInDiscards"), f"{_SAI_PORT}IN_DISCARDS", f"{_OC}in-discards", f"{_SRL}in-discarded-packets", "interface_if_in_discards", f"{_STATISTICS}InDiscards"),
-        Fact(catalog.SENT_DISCARDS, _if("ifOutDiscards"), f"{_SAI_PORT}OUT_DISCARDS", f"{_OC}out-discards", f"{_SRL}out-discarded-packets", "interface_if_out_discards", f"{_STATISTICS}OutDiscards"),
+        Fact(catalog.RECEIVED_ERRORS, _if("ifInErrors"), f"{_SAI_PORT}IN_ERRORS", f"{_OC}in-errors", f"{_SRL}in-error-packets", "interface_if_in_errors"),
+        Fact(catalog.SENT_ERRORS, _if("ifOutErrors"), f"{_SAI_PORT}OUT_ERRORS", f"{_OC}out-errors", f"{_SRL}out-error-packets", "interface_if_out_errors"),
+        Fact(catalog.RECEIVED_DISCARDS, _if("ifInDiscards"), f"{_SAI_PORT}IN_DISCARDS", f"{_OC}in-discards", f"{_SRL}in-discarded-packets", "interface_if_in_discards"),
+        Fact(catalog.SENT_DISCARDS, _if("ifOutDiscards"), f"{_SAI_PORT}OUT_DISCARDS", f"{_OC}out-discards", f"{_SRL}out-discarded-packets", "interface_if_out_discards"),
         # In ieee8021PfcIfTable requests are sent, indications received. By OpenConfig all priorities are added.
         Fact(catalog.ALL_PFC_RECEIVED, {STANDARD: Oid(_PFC, f"{_PFC_IF}3")}, _all(f"{_SAI_PFC}RX_PKTS"), f"{_OC_PFC}in-frames", f"{_SRL_PFC}pfc-pause-frames-received"),
         Fact(catalog.ALL_PFC_SENT, {STANDARD: Oid(_PFC, f"{_PFC_IF}2")}, _all(f"{_SAI_PFC}TX_PKTS"), f"{_OC_PFC}out-frames", f"{_SRL_PFC}pfc-pause-frames-generated"),
-        Fact(catalog.PAUSE_RECEIVED, _comware(_HH3C_ETHER, f"{_ETHER}9"), (), f"{_OC_ETHER}in-mac-pause-frames", f"{_SRL_ETHER}in-mac-pause-frames", "interface_dot3_in_pause_frames", "ifmgr/ethportstatistics/InPauses"),
-        Fact(catalog.PAUSE_SENT, _comware(_HH3C_ETHER, f"{_ETHER}10"), (), f"{_OC_ETHER}out-mac-pause-frames", f"{_SRL_ETHER}out-mac-pause-frames", "interface_dot3_out_pause_frames", "ifmgr/ethportstatistics/OutPauses"),
+        Fact(catalog.PAUSE_RECEIVED, _comware(_HH3C_ETHER, f"{_ETHER}9"), (), f"{_OC_ETHER}in-mac-pause-frames", f"{_SRL_ETHER}in-mac-pause-frames", "interface_dot3_in_pause_frames"),
+        Fact(catalog.PAUSE_SENT, _comware(_HH3C_ETHER, f"{_ETHER}10"), (), f"{_OC_ETHER}out-mac-pause-frames", f"{_SRL_ETHER}out-mac-pause-frames", "interface_dot3_out_pause_frames"),
         Fact(catalog.FCS_ERRORS, _comware(_HH3C_ETHER, f"{_ETHER}8"), (), (f"{_OC}in-fcs-errors", f"{_OC_ETHER}in-crc-errors"), (), "interface_dot3_stats_fcs_errors"),
         Fact(catalog.SYMBOL_ERRORS, cumulus="interface_dot3_stats_symbol_errors"),
         Fact(catalog.CORRECTED, cumulus="interface_phy_stats_phy_corrected_bits"),
         Fact(catalog.UNCORRECTED_SYMBOLS, cumulus="interface_phy_stats_phy_symbol_errors"),
-        Fact(catalog.FEC_CORRECTED, {}, f"{_SAI_PORT}IN_FEC_CORRECTABLE_FRAMES", f"{_OC_ETHER}fec-corrected-blocks", dialout="ifmgr/iffecdata/Correctable"),
-        Fact(catalog.FEC_UNCORRECTABLE, {}, f"{_SAI_PORT}IN_FEC_NOT_CORRECTABLE_FRAMES", f"{_OC_ETHER}fec-uncorrectable-blocks", dialout="ifmgr/iffecdata/Uncorrectable"),
-        Fact(catalog.PORT_MARKED_PACKETS, dialout=f"{_BUFFERS}ecnandwredstatistics/EcnMarked"),
-        Fact(catalog.PORT_WRED_DROPPED_PACKETS, dialout=f"{_BUFFERS}ecnandwredstatistics/WredDropped"),
-        Fact(catalog.PORT_NO_BUFFER_DROPPED, dialout=f"{_BUFFERS}ingressdrops/NoBufferPkts"),
+        Fact(catalog.FEC_CORRECTED, {}, f"{_SAI_PORT}IN_FEC_CORRECTABLE_FRAMES", f"{_OC_ETHER}fec-corrected-blocks"),
+        Fact(catalog.FEC_UNCORRECTABLE, {}, f"{_SAI_PORT}IN_FEC_NOT_CORRECTABLE_FRAMES", f"{_OC_ETHER}fec-uncorrectable-blocks"),
     ),
     base.PRIORITY: (
         Fact(
@@ -190,7 +183,7 @@ FACTS: Mapping[str, Sequence[Fact]] = {
                 CISCO: Oid(_CISCO_PFC, f"{_CISCO_IF}3"),
                 ONYX: Oid(_ONYX_PFC, f"{_MELLANOX}8"),
             },
-            f"{_SAI_PFC}RX_PKTS", f"{_OC_PFC}in-frames", f"{_SRL_PFC}pfc-pause-frames-received", "interface_sp_rx_pause", f"{_BUFFERS}pfcstatistics/PfcRecv",
+            f"{_SAI_PFC}RX_PKTS", f"{_OC_PFC}in-frames", f"{_SRL_PFC}pfc-pause-frames-received", "interface_sp_rx_pause",
         ),
         Fact(
             catalog.PFC_SENT,
@@ -198,10 +191,10 @@ FACTS: Mapping[str, Sequence[Fact]] = {
                 CISCO: Oid(_CISCO_PFC, f"{_CISCO_IF}2"),
                 ONYX: Oid(_ONYX_PFC, f"{_MELLANOX}15"),
             },
-            f"{_SAI_PFC}TX_PKTS", f"{_OC_PFC}out-frames", f"{_SRL_PFC}pfc-pause-frames-generated", "interface_sp_tx_pause", f"{_BUFFERS}pfcstatistics/PfcSend",
+            f"{_SAI_PFC}TX_PKTS", f"{_OC_PFC}out-frames", f"{_SRL_PFC}pfc-pause-frames-generated", "interface_sp_tx_pause",
         ),
-        Fact(catalog.PFC_RECEIVED_RATE, _comware(_HH3C_RATES, f"{_RATE}2"), dialout=f"{_BUFFERS}pfcspeeds/PfcInPps"),
-        Fact(catalog.PFC_SENT_RATE, _comware(_HH3C_RATES, f"{_RATE}3"), dialout=f"{_BUFFERS}pfcspeeds/PfcOutPps"),
+        Fact(catalog.PFC_RECEIVED_RATE, _comware(_HH3C_RATES, f"{_RATE}2")),
+        Fact(catalog.PFC_SENT_RATE, _comware(_HH3C_RATES, f"{_RATE}3")),
         Fact(catalog.PAUSES_ENDED, {}, f"{_SAI_PFC}ON2OFF_RX_PKTS"),
         Fact(catalog.ESTIMATED_PAUSE, {}, "COUNTERS/EST_PORT_STAT_PFC_{}_RX_PAUSE_DURATION_US"),
         Fact(catalog.PFC_RECEIVED_TIME, cumulus="interface_sp_rx_pause_duration"),
@@ -211,22 +204,22 @@ FACTS: Mapping[str, Sequence[Fact]] = {
     base.QUEUES: (
         Fact(catalog.QUEUE_PACKETS, {CISCO: Oid(_CISCO_QUEUES, _QOS_GROUP, (1,)), COMWARE: Oid(_HH3C_QUEUES, f"{_QOS}1")}, f"{_SAI_QUEUE}PACKETS", f"{OC_QUEUE}transmit-pkts", f"{_SRL_QUEUE}transmitted-packets", "interface_tc_tx_uc_frames"),
         Fact(catalog.QUEUE_BYTES, {CISCO: Oid(_CISCO_QUEUES, _QOS_GROUP, (2,)), COMWARE: Oid(_HH3C_QUEUES, f"{_QOS}3")}, f"{_SAI_QUEUE}BYTES", f"{OC_QUEUE}transmit-octets", f"{_SRL_QUEUE}transmitted-octets"),
-        Fact(catalog.QUEUE_DROPPED_PACKETS, {CISCO: Oid(_CISCO_QUEUES, _QOS_GROUP, (5,)), COMWARE: Oid(_HH3C_QUEUES, f"{_QOS}2")}, f"{_SAI_QUEUE}DROPPED_PACKETS", f"{OC_QUEUE}dropped-pkts", f"{_SRL_QUEUE}dropped-packets", dialout=f"{_BUFFERS}egressdrops/UnicastDroppedPkts"),
-        Fact(catalog.QUEUE_DROPPED_BYTES, {CISCO: Oid(_CISCO_QUEUES, _QOS_GROUP, (6,)), COMWARE: Oid(_HH3C_QUEUES, f"{_QOS}6")}, f"{_SAI_QUEUE}DROPPED_BYTES", f"{OC_QUEUE}dropped-octets", f"{_SRL_QUEUE}dropped-octets", dialout=f"{_BUFFERS}egressdrops/UnicastDroppedBytes"),
+        Fact(catalog.QUEUE_DROPPED_PACKETS, {CISCO: Oid(_CISCO_QUEUES, _QOS_GROUP, (5,)), COMWARE: Oid(_HH3C_QUEUES, f"{_QOS}2")}, f"{_SAI_QUEUE}DROPPED_PACKETS", f"{OC_QUEUE}dropped-pkts", f"{_SRL_QUEUE}dropped-packets"),
+        Fact(catalog.QUEUE_DROPPED_BYTES, {CISCO: Oid(_CISCO_QUEUES, _QOS_GROUP, (6,)), COMWARE: Oid(_HH3C_QUEUES, f"{_QOS}6")}, f"{_SAI_QUEUE}DROPPED_BYTES", f"{OC_QUEUE}dropped-octets", f"{_SRL_QUEUE}dropped-octets"),
         Fact(catalog.QUEUE_NO_BUFFER_DROPPED, cumulus="interface_tc_tx_no_buffer_discard_uc"),
     ),
     base.QUEUE_MARKS: (
         Fact(catalog.QUEUE_MARKED_PACKETS, {}, f"{_SAI_QUEUE}WRED_ECN_MARKED_PACKETS", f"{OC_QUEUE}ecn-marked-pkts", f"{_SRL_QUEUE}ecn-marked-packets", "interface_tc_tx_ecn_marked_tc"),
         Fact(catalog.QUEUE_MARKED_BYTES, {}, f"{_SAI_QUEUE}WRED_ECN_MARKED_BYTES", f"{OC_QUEUE}ecn-marked-octets"),
         Fact(catalog.QUEUE_WRED_DROPPED_PACKETS, _comware(_HH3C_MARKS, f"{_QOS}17"), f"{_SAI_QUEUE}WRED_DROPPED_PACKETS", f"{OC_QUEUE}wred-dropped-pkts", (), "interface_tc_tx_wred_discard"),
-        Fact(catalog.QUEUE_OCCUPANCY, _comware(_HH3C_MARKS, f"{_QOS}10"), f"{_SAI_QUEUE}CURR_OCCUPANCY_BYTES", dialout=f"{_BUFFERS}commbufferusages/UnicastQueLenInBytes"),
+        Fact(catalog.QUEUE_OCCUPANCY, _comware(_HH3C_MARKS, f"{_QOS}10"), f"{_SAI_QUEUE}CURR_OCCUPANCY_BYTES"),
         Fact(catalog.QUEUE_USED, _comware(_HH3C_BUFFERS, f"{_BUFFER}4")),
         Fact(catalog.QUEUE_PEAK, _comware(_HH3C_BUFFERS, f"{_BUFFER}5")),
     ),
     base.WATCHDOG: (
         Fact(catalog.WATCHDOG_STORM, {}, "Queues/PFC_WD_STATUS"),
-        Fact(catalog.WATCHDOG_DETECTED, {}, f"{_WATCHDOG_QUEUE}DEADLOCK_DETECTED", f"{_OC_WATCHDOG}stuck-count", dialout=f"{_BUFFERS}pfcstatistics/PfcDeadlockCounters"),
-        Fact(catalog.WATCHDOG_RESTORED, {}, f"{_WATCHDOG_QUEUE}DEADLOCK_RESTORED", f"{_OC_WATCHDOG}recovery-count", f"{_SRL_PFC}deadlock-recovery-occurrences", dialout=f"{_BUFFERS}pfcstatistics/PfcDeadlockRecoverCounters"),
+        Fact(catalog.WATCHDOG_DETECTED, {}, f"{_WATCHDOG_QUEUE}DEADLOCK_DETECTED", f"{_OC_WATCHDOG}stuck-count"),
+        Fact(catalog.WATCHDOG_RESTORED, {}, f"{_WATCHDOG_QUEUE}DEADLOCK_RESTORED", f"{_OC_WATCHDOG}recovery-count", f"{_SRL_PFC}deadlock-recovery-occurrences"),
         Fact(catalog.WATCHDOG_DROPPED, {}, f"{_WATCHDOG_QUEUE}TX_DROPPED_PACKETS + {_WATCHDOG_QUEUE}RX_DROPPED_PACKETS"),
     ),
     base.WATERMARKS: (
@@ -235,7 +228,6 @@ FACTS: Mapping[str, Sequence[Fact]] = {
         Fact(catalog.GROUP_SHARED_WATERMARK, {}, f"{_SAI_GROUP}SHARED_WATERMARK_BYTES"),
         Fact(catalog.GROUP_HEADROOM_WATERMARK, {}, f"{_SAI_GROUP}XOFF_ROOM_WATERMARK_BYTES"),
         Fact(catalog.GROUP_HEADROOM, {}, "BUFFER_PROFILE_TABLE/xoff"),
-        Fact(catalog.GROUP_HEADROOM_OCCUPANCY, dialout=f"{_BUFFERS}commheadroomusages/HeadroomQueLenInBytes"),
         Fact(catalog.GROUP_USED, _comware(_HH3C_GROUPS, f"{_BUFFER}10")),
         Fact(catalog.GROUP_PEAK, _comware(_HH3C_GROUPS, f"{_BUFFER}11")),
         Fact(catalog.GROUP_HEADROOM_USED, _comware(_HH3C_GROUPS, f"{_BUFFER}16")),
@@ -248,11 +240,11 @@ FACTS: Mapping[str, Sequence[Fact]] = {
         Fact(catalog.POOL_HEADROOM_WATERMARK, {}, "SAI_BUFFER_POOL_STAT_XOFF_ROOM_WATERMARK_BYTES"),
     ),
     base.LANES: (
-        Fact(catalog.TRANSCEIVER_TEMPERATURE, _comware(_HH3C_OPTICS, f"{_MODULE}15"), dialout="device/transceivers/Temperature"),
-        Fact(catalog.TRANSCEIVER_SUPPLY, _comware(_HH3C_OPTICS, f"{_MODULE}16"), dialout="device/transceivers/Voltage"),
-        Fact(catalog.TRANSCEIVER_RECEIVE_POWER, _comware(_HH3C_LANES, f"{_CHANNEL}3", f"{_MODULE}12"), (), f"{_OC_LANE}input-power/instant", f"{_SRL_LANE}input-power/latest-value", dialout=f"{_LANE}CurRXPower"),
-        Fact(catalog.TRANSCEIVER_TRANSMIT_POWER, _comware(_HH3C_LANES, f"{_CHANNEL}2", f"{_MODULE}9"), (), f"{_OC_LANE}output-power/instant", f"{_SRL_LANE}output-power/latest-value", dialout=f"{_LANE}CurTXPower"),
-        Fact(catalog.TRANSCEIVER_BIAS, _comware(_HH3C_LANES, f"{_CHANNEL}5", f"{_MODULE}17"), (), f"{_OC_LANE}laser-bias-current/instant", f"{_SRL_LANE}laser-bias-current/latest-value", dialout=f"{_LANE}BiasCurrent"),
+        Fact(catalog.TRANSCEIVER_TEMPERATURE, _comware(_HH3C_OPTICS, f"{_MODULE}15")),
+        Fact(catalog.TRANSCEIVER_SUPPLY, _comware(_HH3C_OPTICS, f"{_MODULE}16")),
+        Fact(catalog.TRANSCEIVER_RECEIVE_POWER, _comware(_HH3C_LANES, f"{_CHANNEL}3", f"{_MODULE}12"), (), f"{_OC_LANE}input-power/instant", f"{_SRL_LANE}input-power/latest-value"),
+        Fact(catalog.TRANSCEIVER_TRANSMIT_POWER, _comware(_HH3C_LANES, f"{_CHANNEL}2", f"{_MODULE}9"), (), f"{_OC_LANE}output-power/instant", f"{_SRL_LANE}output-power/latest-value"),
+        Fact(catalog.TRANSCEIVER_BIAS, _comware(_HH3C_LANES, f"{_CHANNEL}5", f"{_MODULE}17"), (), f"{_OC_LANE}laser-bias-current/instant", f"{_SRL_LANE}laser-bias-current/latest-value"),
     ),
     base.NEIGHBOURS: (
         Fact(catalog.NEIGHBOUR_KNOWN, {STANDARD: Oid(LLDP, "chassis")}, "LLDP_ENTRY_TABLE/lldp_rem_chassis_id", f"{OC_NEIGHBOUR}chassis-id", f"{SRL_NEIGHBOUR}chassis-id", "lldp_neighbor_info"),
@@ -262,15 +254,13 @@ FACTS: Mapping[str, Sequence[Fact]] = {
 """Rows by the stream of the frames of a switch that is polled."""
 
 _OPTICAL_POWERS = {catalog.TRANSCEIVER_RECEIVE_POWER, catalog.TRANSCEIVER_TRANSMIT_POWER}
-_COMWARE_UNITS: Mapping[declare.Metric, Fraction] = {
-    catalog.TRANSCEIVER_TEMPERATURE: Fraction(1),
-    catalog.TRANSCEIVER_SUPPLY: declare.CENTI,
-    catalog.TRANSCEIVER_BIAS: declare.CENTI * declare.MILLI,
-    **dict.fromkeys(_OPTICAL_POWERS, declare.CENTI),
-}
 UNITS: Mapping[str, Mapping[declare.Metric, Fraction]] = {
-    COMWARE: _COMWARE_UNITS,
-    DIALOUT: {**_COMWARE_UNITS, catalog.SPEED: declare.MEGABIT / 1000},
+    COMWARE: {
+        catalog.TRANSCEIVER_TEMPERATURE: Fraction(1),
+        catalog.TRANSCEIVER_SUPPLY: declare.CENTI,
+        catalog.TRANSCEIVER_BIAS: declare.CENTI * declare.MILLI,
+        **dict.fromkeys(_OPTICAL_POWERS, declare.CENTI),
+    },
     OPENCONFIG: {
         catalog.TRANSCEIVER_BIAS: declare.MILLI,
         **dict.fromkeys(_OPTICAL_POWERS, Fraction(1)),

@@ -1,21 +1,23 @@
-"""Frames of a switch: readings of polls, with the identity and the clocks of the collector that polls.
+"""Frames of a switch: readings, polled or pushed, with the identity and the clocks of the collector that receives them.
 
-A run is a period in which one collector polls. A restart of the switch begins another boot of that run, so that no rate
+A run is a period in which one collector reads. A restart of the switch begins another boot of that run, so that no rate
 is computed from counters before and after it. It is recognized by the uptime, which continues with the time that has
 passed between two polls unless the switch has restarted; the uptime may wrap meanwhile.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from railscope import __version__, batch_encoding, counter_unwrap, service, wire
+from railscope import __version__, batch_encoding, service, wire
 from railscope.catalog.declare import Metric, MetricKind
+from railscope.counter_unwrap import CounterUnwrapper
 from railscope.frame import Column, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, to_stored
 from railscope.timestamps import SECOND_NS
@@ -24,8 +26,10 @@ from railscope_collector.switches.switch_reading import StreamReadings, SwitchRe
 
 _TOLERANCE_NS, _TOLERANCE_SHARE = 10 * SECOND_NS, 100
 """Largest deviation of the uptime from the time that has passed without a restart: this, and one part in so many."""
-_NARROW_BITS = 32
+_NARROW_BITS, _WIDE_BITS = 32, 64
 EntityKey: TypeAlias = tuple[str, ...]
+Unwrappers: TypeAlias = Mapping[EntityKey, CounterUnwrapper]
+"""Narrow counters by port: those of a port are cleared together, those of other ports continue."""
 
 
 def has_restarted(before_ns: int, uptime_ns: int, elapsed_ns: int, range_ns: int = 1 << 63) -> bool:
@@ -37,13 +41,10 @@ def has_restarted(before_ns: int, uptime_ns: int, elapsed_ns: int, range_ns: int
 
 @dataclass(slots=True)
 class _SwitchStream:
-    """Schema of a stream as of its last frame, its sequence, and the narrow counters in it by port.
+    """Schema of a stream as of its last frame, its narrow counters, and its sequence."""
 
-    The counters of a port are cleared together, those of other ports continue.
-    """
-
-    schema: Schema
-    unwrappers: Mapping[EntityKey, counter_unwrap.CounterUnwrapper]
+    schema: Schema | None = None
+    unwrappers: Unwrappers = field(default_factory=dict)
     sequence: int = 0
 
 
@@ -56,7 +57,7 @@ class SwitchFrames:
     has_narrow_counters: bool = True
     """False if all counters have 64 bits, also those that have 32 by SNMP."""
     boots: int = 1
-    _streams: dict[str, _SwitchStream] = field(default_factory=dict)
+    _streams: dict[str, _SwitchStream] = field(default_factory=lambda: defaultdict(_SwitchStream))
     _uptime: tuple[int, int] | None = None
     """Uptime of the switch at the last poll, and time of the collector's boot clock."""
 
@@ -69,14 +70,12 @@ class SwitchFrames:
         """Return one frame for each stream of a reading."""
         uptime_ns, boot_ns = reading.uptime_ns, timestamp.boot_ns
         if uptime_ns is not None:
-            if self._uptime:
-                before_ns, at_ns = self._uptime
-                elapsed_ns = boot_ns - at_ns
-                if has_restarted(before_ns, uptime_ns, elapsed_ns, reading.uptime_range_ns):
-                    self.boots += 1
-                    # Counters begin again with the boot: a fall is no wrap.
-                    for stream in self._streams.values():
-                        stream.unwrappers = self._unwrappers(stream.schema.columns, {})
+            before_ns, at_ns = self._uptime or (uptime_ns, boot_ns)
+            if has_restarted(before_ns, uptime_ns, boot_ns - at_ns, reading.uptime_range_ns):
+                self.boots += 1
+                # Counters begin again with the boot: a fall is no wrap.
+                for stream in self._streams.values():
+                    stream.schema, stream.unwrappers = None, {}
             self._uptime = uptime_ns, boot_ns
         origin = FrameOrigin(SWITCH_PREFIX + self.switch, self.run, self.boot_id)
         streams = reading.streams.items()
@@ -88,67 +87,58 @@ class SwitchFrames:
         columns = [column for column, _ in part]
         order = Schema.ordered(columns)
         schema = Schema(name, tuple(columns[i] for i in order))
-        stream = self._streams.get(name)
-        if stream is None:
-            stream = self._streams[name] = _SwitchStream(
-                schema, self._unwrappers(schema.columns, {})
-            )
-        elif stream.schema != schema:
+        stream = self._streams[name]
+        if stream.schema == schema:
+            # The same object for all frames of a schema: its hash is computed once.
+            schema = stream.schema
+        else:
             stream.schema = schema
             stream.unwrappers = self._unwrappers(schema.columns, stream.unwrappers)
         stream.sequence += 1
-        values, reasons = self._encode([part[i] for i in order], stream.unwrappers.values())
-        # The same object for all frames of a schema: its hash is computed once.
-        return Frame(origin, stream.schema, stream.sequence, timestamp, values, reasons)
+        values, reasons = self._encode([part[i] for i in order], stream.unwrappers)
+        return Frame(origin, schema, stream.sequence, timestamp, values, reasons)
 
     def _encode(
-        self,
-        readings: Sequence[tuple[Column, Reading]],
-        unwrappers: Iterable[counter_unwrap.CounterUnwrapper],
+        self, readings: Sequence[tuple[Column, Reading]], unwrappers: Unwrappers
     ) -> tuple[array[int], bytes]:
         """Return stored values and reasons; a number that the quantity cannot have, or beyond its bits, is an error."""
         values, reasons = [0] * len(readings), bytearray(len(readings))
         for position, ((metric, _), reading) in enumerate(readings):
             if isinstance(reading, Absent):
                 reasons[position] = reading.value
-            elif self._fits(metric, reading):
+            elif metric.accepts(reading) and reading < 1 << self._bits(metric):
                 values[position] = reading
             else:
                 reasons[position] = Absent.ERROR.value
-        for unwrapper in unwrappers:
+        for unwrapper in unwrappers.values():
             unwrapper.extend_values(values, reasons)
         return array("q", map(to_stored, values)), bytes(reasons) if any(reasons) else b""
 
-    def _fits(self, metric: Metric, value: int) -> bool:
-        bits = metric.wraps_at_bits if self.has_narrow_counters else 64
-        return metric.accepts(value) and value < 1 << bits
+    def _bits(self, metric: Metric) -> int:
+        return metric.wraps_at_bits if self.has_narrow_counters else _WIDE_BITS
 
-    def _unwrappers(
-        self,
-        columns: Sequence[Column],
-        before: Mapping[EntityKey, counter_unwrap.CounterUnwrapper],
-    ) -> dict[EntityKey, counter_unwrap.CounterUnwrapper]:
+    def _unwrappers(self, columns: Sequence[Column], before: Unwrappers) -> Unwrappers:
         """Return the unwrappers of those entities that have narrow counters; known ones continue."""
         narrow: dict[EntityKey, dict[str, int]] = defaultdict(dict)
         wide: dict[EntityKey, list[int]] = defaultdict(list)
         for position, (metric, entity) in enumerate(columns):
-            if metric.kind is MetricKind.COUNTER:
-                if self.has_narrow_counters and metric.wraps_at_bits == _NARROW_BITS:
-                    narrow[entity.key][metric.name] = position
-                else:
-                    wide[entity.key].append(position)
+            if metric.kind is MetricKind.COUNTER and self._bits(metric) == _NARROW_BITS:
+                narrow[entity.key][metric.name] = position
+            elif metric.kind is MetricKind.COUNTER:
+                wide[entity.key].append(position)
         return {
-            key: counter_unwrap.CounterUnwrapper(
-                counters, wide[key], before[key].state if key in before else None
-            )
+            key: CounterUnwrapper(counters, wide[key], before[key].state if key in before else None)
             for key, counters in narrow.items()
         }
+
+
+# Storage -----------------------------------------------------------------------------------------
 
 
 def pack_frames(
     frames: Sequence[Frame], sent: NodeTimestamp, *, with_schemas: bool
 ) -> tuple[bytes, wire.SentAt]:
-    """Return the body of an envelope with frames of one poll, and the clocks at its sending."""
+    """Return the body of an envelope with frames of one reading, and the clocks at its sending."""
     origin = frames[0].origin
     sealed = wire.envelope(
         origin,
@@ -169,14 +159,24 @@ async def reject_envelope(_switch: str, _body: bytes, _sent: wire.SentAt) -> str
     return "the collector has not started"
 
 
-async def submit_frames(
-    submit: Submit, frames: Sequence[Frame], now: Callable[[], NodeTimestamp]
+def timestamp_now(wall_ns: Callable[[], int]) -> NodeTimestamp:
+    """Return the present time by both clocks."""
+    return NodeTimestamp(wall_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+
+async def store_reading(
+    frames: SwitchFrames,
+    reading: SwitchReading,
+    timestamp: NodeTimestamp,
+    submit: Submit,
+    wall_ns: Callable[[], int],
 ) -> str:
-    """Store frames, with their schemas if these are unknown; return the reason if they are rejected."""
+    """Store a reading, with the schemas of its frames if they are unknown; return the reason if it is rejected."""
+    made = await service.run_in_thread(frames.frames, reading, timestamp)
     problem = UNKNOWN_SCHEMA
     for with_schemas in (False, True):
         if problem == UNKNOWN_SCHEMA:
-            pack = partial(pack_frames, frames, with_schemas=with_schemas)
-            body, sent = await service.run_in_thread(pack, now())
-            problem = await submit(frames[0].origin.node, body, sent)
+            pack = partial(pack_frames, made, with_schemas=with_schemas)
+            body, sent = await service.run_in_thread(pack, timestamp_now(wall_ns))
+            problem = await submit(made[0].origin.node, body, sent)
     return problem

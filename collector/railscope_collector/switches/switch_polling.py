@@ -13,11 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import structlog
 
-from railscope import extras, service
+from railscope import extras, listen_address
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
 from railscope.settings import SettingsError
@@ -36,7 +35,6 @@ from railscope_collector.switches import (
 )
 from railscope_collector.switches.switch_settings import (
     ConfiguredSwitch,
-    is_loopback,
     read_cabling,
     read_switches,
 )
@@ -55,19 +53,11 @@ _MAX_DOUBLINGS = 10
 
 def make_reader(switch: ConfiguredSwitch) -> switch_reading.SwitchReader:
     """Return the reader of a switch by its protocol."""
-    if switch.gnmi is None:
+    if switch.protocol == "snmp":
         return snmp_reader.SnmpReader(switch, time.monotonic)
     with extras.importing("switches", "protocol = 'gnmi'", "grpcio"):
         from railscope_collector.switches import gnmi_reader  # noqa: PLC0415 - an extra: only collectors that use gNMI have gRPC
     return gnmi_reader.GnmiReader(switch, time.monotonic)
-
-
-class _ProbeResult(NamedTuple):
-    """Summary of one reading of a switch, or the problem of it."""
-
-    switch: str
-    summary: str = ""
-    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -120,12 +110,12 @@ class SwitchPolling:
         submit: switch_frames.Submit = switch_frames.reject_envelope,
     ) -> SwitchPolling:
         """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
-        configured = [switch for switch in read_switches(settings) if not switch.push_protocol]
-        if any(switch.gnmi is None for switch in configured):
+        configured = [each for each in read_switches(settings) if each.protocol != "otlp"]
+        if any(switch.protocol == "snmp" for switch in configured):
             snmp_session.check_library()
         for switch in configured:
             make_reader(switch)  # its library must be installed
-            if switch.gnmi and switch.gnmi.plaintext and not is_loopback(switch.host):
+            if switch.plaintext and not listen_address.is_loopback(switch.host):
                 log.warning("switch_connection_unencrypted", switch=switch.name)
         return cls(configured, wall_ns, may_poll, read_cabling(settings), submit)
 
@@ -136,7 +126,7 @@ class SwitchPolling:
             switch.name: PolledSwitch(
                 switch,
                 self.make_reader(switch),
-                switch_frames.SwitchFrames(switch.name, run, switch.gnmi is None),
+                switch_frames.SwitchFrames(switch.name, run, switch.protocol == "snmp"),
             )
             for switch in self.configured
         }
@@ -147,26 +137,26 @@ class SwitchPolling:
 
     async def probe(self) -> str:
         """Read all switches once, and return a summary. Raises SettingsError."""
-        results = await asyncio.gather(*map(self._probe_switch, self.configured))
-        problems = [f"{each.switch}: {each.problem}" for each in results if each.problem]
+        if not self.configured:
+            return "off: no switches.file"
+        problems: list[str] = []
+        found = await asyncio.gather(*(self._probe(each, problems) for each in self.configured))
         if problems:
             raise SettingsError("; ".join(problems[:MAX_NAMED]))
-        if not results:
-            return "off: no switches.file"
-        found = [f"{each.switch}: {each.summary}" for each in results[:MAX_NAMED]]
-        if more := len(results) - len(found):
-            found.append(f"and {more} more that answer")
-        return "; ".join(found)
+        more = len(found) - MAX_NAMED
+        named = found[:MAX_NAMED] + ([f"and {more} more that answer"] if more > 0 else [])
+        return "; ".join(named)
 
-    async def _probe_switch(self, switch: ConfiguredSwitch) -> _ProbeResult:
+    async def _probe(self, switch: ConfiguredSwitch, problems: list[str]) -> str:
+        """Return the summary of a switch, or add its problem."""
         try:
             async with asyncio.timeout(switch.period_seconds):
                 reading = await self.make_reader(switch).read()
         except (switch_reading.SwitchReadError, TimeoutError) as error:
-            return _ProbeResult(
-                switch.name, problem=str(error) or "poll not completed within its period"
-            )
-        return _ProbeResult(switch.name, switch_reading.summarize(reading))
+            problem = str(error) or "poll not completed within its period"
+            problems.append(f"{switch.name}: {problem}")
+            return ""
+        return f"{switch.name}: {switch_reading.summarize(reading)}"
 
     async def _follow(self, switch: PolledSwitch, turns: asyncio.Semaphore) -> None:
         # The first polls of all switches are spread over time.
@@ -183,7 +173,7 @@ class SwitchPolling:
         """Poll a switch once; a failure is counted, and logged if it is another one than before."""
         reason, problem = "", ""
         try:
-            started = self._now()
+            started = switch_frames.timestamp_now(self.wall_ns)
             async with asyncio.timeout(switch.settings.period_seconds):
                 reading = await switch.reader.read()
             # Without a timeout: frames have numbers from here on, and one that is not stored would be missing.
@@ -212,7 +202,7 @@ class SwitchPolling:
         self, switch: PolledSwitch, reading: switch_reading.SwitchReading, started: NodeTimestamp
     ) -> str:
         """Store the frames of a reading that began at a time; return the reason if they are rejected."""
-        ended = self._now()
+        ended = switch_frames.timestamp_now(self.wall_ns)
         if reading.dialect != switch.dialect:
             switch.dialect = reading.dialect
             log.info("switch_dialect_found", switch=switch.settings.name, dialect=switch.dialect)
@@ -222,14 +212,12 @@ class SwitchPolling:
         timestamp = NodeTimestamp(
             ended.wall_ns - (duration_ns - middle_ns), started.boot_ns + middle_ns, middle_ns
         )
-        frames = await service.run_in_thread(switch.frames.frames, reading, timestamp)
-        problem = await switch_frames.submit_frames(self.submit, frames, self._now)
+        problem = await switch_frames.store_reading(
+            switch.frames, reading, timestamp, self.submit, self.wall_ns
+        )
         if not problem:
             switch.polled_ns, switch.duration_ns = ended.wall_ns, duration_ns
         return problem
-
-    def _now(self) -> NodeTimestamp:
-        return NodeTimestamp(self.wall_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
     def cells(self) -> Iterator[ViewCell]:
         """Yield the state of the polls of each switch that this collector polls."""

@@ -9,20 +9,15 @@ A credential file has `community` for SNMP version 2c, or `user` with passwords 
 
     [leaf-08]
     address = "leaf-08.example"                 # port 50051 by default
-    protocol = "gnmi"                           # SONiC
+    protocol = "gnmi"                           # SONiC, or the models of OpenConfig
     ca_file = "/etc/railscope/switch-ca.pem"
     credential_file = "/etc/railscope/gnmi.toml"
 
 The one of gNMI has `user` and `password`; it is not required with a client certificate.
 
-    [leaf-10]
-    address = "leaf-10.example:6030"
-    protocol = "gnmi"
-    dialect = "openconfig"                      # auto by default: found in the models of the switch
-
     [leaf-09]
     address = "192.0.2.9"                       # IP address that its pushes come from
-    protocol = "otlp"                           # or "dialout": gRPC dial-out of H3C
+    protocol = "otlp"
 """
 
 from __future__ import annotations
@@ -30,9 +25,9 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -43,16 +38,21 @@ from railscope_collector.files import watched_file
 from railscope_collector.switches.link_ends import CabledLink
 
 MAX_SWITCHES = 256
-SNMP_PORT, GNMI_PORT = 161, 50051
 MAX_NAME_SHOWN = 100
-PUSH_PROTOCOLS = "otlp", "dialout"
+PORTS = {"snmp": 161, "gnmi": 50051}
 DIALECTS = {
     "snmp": ("auto", "snmp", "comware"),
     "gnmi": ("auto", "sonic", "openconfig"),
     "otlp": ("auto",),
-    "dialout": ("auto", "comware"),
 }
 """Dialects of each protocol."""
+_TLS = ("ca_file", "certificate_file", "key_file", "server_name")
+_PROTOCOLS: Mapping[str, tuple[str, ...]] = {
+    "tables": ("snmp",),
+    "credential_file": ("snmp", "gnmi"),
+    **dict.fromkeys((*_TLS, "plaintext"), ("gnmi",)),
+}
+"""Protocols that have a setting."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 CredentialT = TypeVar("CredentialT", bound=msgspec.Struct)
 _MIN_PASSWORD = 8
@@ -101,25 +101,14 @@ class GnmiUser(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"GnmiUser(user={self.user!r})"
 
 
-class GnmiAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """Certificates and user of a connection by gNMI."""
-
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
-    server_name: str = ""
-    plaintext: bool = False
-    user: GnmiUser | None = None
-
-
 class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One table of the switches file."""
 
     address: str
     credential_file: str = ""
     """Community or user of SNMP, which requires it; user of gNMI; OTLP has none."""
-    protocol: Literal["snmp", "gnmi", "otlp", "dialout"] = "snmp"
-    """snmp, gnmi: the collector polls the switch. otlp, dialout: the switch pushes to the receiver of this protocol."""
+    protocol: Literal["snmp", "gnmi", "otlp"] = "snmp"
+    """snmp, gnmi: the collector polls the switch. otlp: the switch pushes to the OTLP receiver."""
     dialect: Literal["auto", "sonic", "openconfig", "comware", "snmp"] = "auto"
     """Names of the readings: sonic or openconfig by gNMI, comware or snmp (standard MIBs) by SNMP. auto: found at the switch."""
     tables: Literal["auto", "standard", "cisco", "sonic", "onyx"] = "auto"
@@ -133,59 +122,43 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     key_file: str = ""
     """Private key of that certificate. Empty: in its file."""
     server_name: str = ""
-    """Name in the certificate of the switch, if it is not the one in the address. With dialout, it identifies the switch."""
+    """Name in the certificate of the switch, if it is not the one in the address."""
     plaintext: bool = False
     """Connect by gNMI without TLS. Accepted with a user for an address of the loopback interface only."""
 
     def find_problem(self) -> str:
         """Return what is wrong; empty if nothing is."""
-        of_gnmi = ("ca_file", "certificate_file", "key_file", "server_name", "plaintext")
-        used = [name for name in of_gnmi if getattr(self, name)]
-        dialects = DIALECTS[self.protocol]
-        if self.dialect not in dialects:
-            names = ", ".join(dialects)
-            return f"dialect = {self.dialect!r}: expected {names} with protocol = {self.protocol!r}"
-        if self.protocol == "snmp":
-            return self._find_snmp_problem(used)
-        if self.tables != "auto":
-            return "tables: expected with protocol = 'snmp' only"
-        if self.protocol in PUSH_PROTOCOLS:
-            if self.protocol == "dialout":
-                used = [name for name in used if name != "server_name"]
-            unused = used or (["credential_file"] if self.credential_file else [])
-            return f"{unused[0]}: expected none with protocol = {self.protocol!r}" if unused else ""
-        return self._find_gnmi_problem(used)
+        return next(self._problems(), "")
 
-    def _find_snmp_problem(self, used: list[str]) -> str:
-        if used:
-            return f"{used[0]}: expected with protocol = 'gnmi' only"
-        if self.dialect == "comware" and self.tables != "auto":
-            return "tables: expected none with dialect = 'comware'"
-        return "" if self.credential_file else "expected credential_file"
-
-    def _find_gnmi_problem(self, used: list[str]) -> str:
+    def _problems(self) -> Iterator[str]:
+        dialects = ", ".join(DIALECTS[self.protocol])
+        if self.dialect not in DIALECTS[self.protocol]:
+            yield f"dialect = {self.dialect!r}: expected {dialects} with protocol = {self.protocol!r}"
+        defaults = {each.name: each.default for each in msgspec.structs.fields(self)}
+        used = [name for name in _PROTOCOLS if getattr(self, name) != defaults[name]]
+        for name in used:
+            if self.protocol not in _PROTOCOLS[name]:
+                protocols = " or ".join(map(repr, _PROTOCOLS[name]))
+                yield f"{name}: expected with protocol = {protocols} only"
+        if self.protocol == "snmp" and not self.credential_file:
+            yield "expected credential_file"
+        if self.dialect == "comware" and "tables" in used:
+            yield "tables: expected none with dialect = 'comware'"
         if self.key_file and not self.certificate_file:
-            return "key_file without certificate_file: expected both"
-        if self.plaintext and len(used) > 1:
-            return f"{used[0]} with plaintext: expected one of them"
-        return ""
+            yield "key_file without certificate_file: expected both"
+        if self.plaintext and (of_tls := [name for name in used if name in _TLS]):
+            yield f"{of_tls[0]} with plaintext: expected one of them"
 
 
-class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
-    """A switch with its checked address and credential."""
+class ConfiguredSwitch(SwitchSettings, frozen=True, kw_only=True):
+    """A table of the switches file with its name, its checked address and its credential."""
 
     name: str
     host: str
     port: int
     credential: SnmpCredential = SnmpCredential()
-    gnmi: GnmiAccess | None = None
-    """Access by gNMI; None if the switch is read by SNMP, or pushes."""
-    push_protocol: str = ""
-    """Protocol by which the switch pushes; empty if it is polled."""
-    certificate_name: str = ""
-    """Name in the client certificate of a switch that pushes, which identifies it; empty: its address does."""
-    dialect: str = "auto"
-    tables: str = "auto"
+    user: GnmiUser | None = None
+    """User of gNMI."""
     period_seconds: float
     timeout_seconds: float
 
@@ -205,16 +178,110 @@ def read_switches(settings: SwitchesSettings) -> tuple[ConfiguredSwitch, ...]:
         raise SettingsError(message)
     switches: dict[tuple[str, int], ConfiguredSwitch] = {}
     for name, table in tables.items():
-        location = f"invalid switch in {settings.file}: [{name[:MAX_NAME_SHOWN]}]"
-        if not _NAME.fullmatch(name):
-            message = f"{location}: expected a name of letters, digits, '.', '_' and '-', at most 63 characters"
-            raise SettingsError(message)
-        switch = _configured(name, table, settings, location)
-        other = switches.setdefault((switch.host, switch.port), switch)
-        if other is not switch:
-            message = f"{location} address: also that of [{other.name}]: expected one table for each switch"
-            raise SettingsError(message)
+        try:
+            switch = _configured(name, untrusted_text.convert_json(table, SwitchSettings), settings)
+            other = switches.setdefault((switch.host, switch.port), switch)
+            if other is not switch:
+                message = (
+                    f"address: also that of [{other.name}]: expected one table for each switch"
+                )
+                raise SettingsError(message)  # noqa: TRY301 - the place is added below
+        except (untrusted_text.ShapeError, SettingsError) as error:
+            place = f"invalid switch in {settings.file}: [{name[:MAX_NAME_SHOWN]}]"
+            message = f"{place} {error}"
+            raise SettingsError(message) from error
     return tuple(switches.values())
+
+
+def _configured(name: str, table: SwitchSettings, settings: SwitchesSettings) -> ConfiguredSwitch:
+    """Return a switch. Raises SettingsError, without its place in the file."""
+    if not _NAME.fullmatch(name):
+        message = "expected a name of letters, digits, '.', '_' and '-', at most 63 characters"
+        raise SettingsError(message)
+    host, port = _split_address(table.address, PORTS.get(table.protocol, 0))
+    if problem := table.find_problem():
+        raise SettingsError(problem)
+    credential, user = SnmpCredential(), None
+    if table.protocol == "snmp":
+        credential = _read_credential(table.credential_file, SnmpCredential)
+        if problem := credential.find_problem():
+            message = f"credential_file {table.credential_file}: {problem}"
+            raise SettingsError(message)
+    elif table.credential_file:
+        user = _read_credential(table.credential_file, GnmiUser)
+    if table.ca_file or table.certificate_file:
+        _check_certificates(table)
+    if user and table.plaintext and not listen_address.is_loopback(host):
+        message = (
+            "plaintext with a user: expected TLS, as the password would be readable on the network"
+        )
+        raise SettingsError(message)
+    given: dict[str, Any] = msgspec.structs.asdict(table)
+    given["period_seconds"] = table.period_seconds or settings.period_seconds
+    return ConfiguredSwitch(
+        **given,
+        name=name,
+        host=host,
+        port=port,
+        credential=credential,
+        user=user,
+        timeout_seconds=settings.timeout_seconds,
+    )
+
+
+def _check_certificates(table: SwitchSettings) -> None:
+    """Raise SettingsError unless the certificates of a switch can be used."""
+    authorities = read_named_file("ca_file", table.ca_file) if table.ca_file else None
+    try:
+        context = ssl.create_default_context(cadata=authorities)
+        if table.certificate_file:
+            # An encrypted key is an error, and no question on the terminal
+            context.load_cert_chain(table.certificate_file, table.key_file or None, password=str)
+    except (OSError, ValueError) as error:
+        message = f"ca_file, certificate_file or key_file: expected PEM files that belong together: {error}"
+        raise SettingsError(message) from error
+
+
+def canonical_address(address: str) -> str:
+    """Return an IP address in its usual form, without a zone; an IPv4 address also if IPv6 contains it.
+
+    Raises ValueError.
+    """
+    parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def _split_address(address: str, default_port: int) -> tuple[str, int]:
+    """Return host and port; without a default port, the address is one that pushes come from."""
+    expected = "HOST or HOST:PORT"
+    if not default_port:
+        expected = "the IP address that the pushes of the switch come from"
+        with suppress(ValueError):
+            return canonical_address(address), 0
+    elif ":" not in address or address.endswith("]"):
+        address = f"{address}:{default_port}"
+    with suppress(SettingsError):
+        host, port = listen_address.split_address(address)
+        if host and port and default_port:
+            return host, port
+    message = f"address: {untrusted_text.quote_text(address)}: expected {expected}"
+    raise SettingsError(message)
+
+
+def _read_credential(file: str, shape: type[CredentialT]) -> CredentialT:
+    """Return the content of a credential file. Messages quote nothing of it."""
+    text = read_named_file("credential_file", file)
+    try:
+        return msgspec.convert(untrusted_text.parse_toml(text), shape)
+    except (untrusted_text.TomlError, msgspec.ValidationError):
+        names = ", ".join(shape.__struct_fields__)
+    values = "valid values of authentication and privacy" if shape is SnmpCredential else "texts"
+    message = f"credential_file {file}: expected TOML with the keys {names}, and {values}"
+    raise SettingsError(message)
+
+
+# Cabling -----------------------------------------------------------------------------------------
 
 
 def read_cabling(settings: SwitchesSettings) -> tuple[CabledLink, ...]:
@@ -241,120 +308,3 @@ def _cabled_links(text: str) -> Iterator[CabledLink]:
                 message = f"line {number}: {'/'.join(end)} is also in line {lines[end]}: expected one cable for each end"
                 raise watched_file.FileError(message)
         yield link
-
-
-def _configured(
-    name: str, table: object, settings: SwitchesSettings, location: str
-) -> ConfiguredSwitch:
-    try:
-        switch = untrusted_text.convert_json(table, SwitchSettings)
-        is_gnmi, pushes = switch.protocol == "gnmi", switch.protocol in PUSH_PROTOCOLS
-        default_port = GNMI_PORT if is_gnmi else SNMP_PORT
-        host, port = (
-            (_push_address(switch.address), 0)
-            if pushes
-            else _split_address(switch.address, default_port)
-        )
-    except (untrusted_text.ShapeError, SettingsError) as error:
-        message = f"{location} {error}"
-        raise SettingsError(message) from error
-    if problem := switch.find_problem():
-        message = f"{location} {problem}"
-        raise SettingsError(message)
-    access, credential = None, SnmpCredential()
-    if is_gnmi:
-        access = _gnmi_access(switch, host, location)
-    elif not pushes:
-        credential = _read_credential(switch.credential_file, location, SnmpCredential)
-        if problem := credential.find_problem():
-            message = f"{location} credential_file {switch.credential_file}: {problem}"
-            raise SettingsError(message)
-    return ConfiguredSwitch(
-        name=name,
-        host=host,
-        port=port,
-        credential=credential,
-        gnmi=access,
-        push_protocol=switch.protocol if pushes else "",
-        certificate_name=switch.server_name if pushes else "",
-        dialect=switch.dialect,
-        tables=switch.tables,
-        period_seconds=switch.period_seconds or settings.period_seconds,
-        timeout_seconds=settings.timeout_seconds,
-    )
-
-
-def _gnmi_access(switch: SwitchSettings, host: str, location: str) -> GnmiAccess:
-    authorities = read_named_file(f"{location} ca_file", switch.ca_file) if switch.ca_file else None
-    try:
-        context = ssl.create_default_context(cadata=authorities)
-        if switch.certificate_file:
-            # An encrypted key is an error, and no question on the terminal
-            context.load_cert_chain(switch.certificate_file, switch.key_file or None, password=str)
-    except (OSError, ValueError) as error:
-        message = f"{location} ca_file, certificate_file or key_file: expected PEM files that belong together: {error}"
-        raise SettingsError(message) from error
-    user = None
-    if switch.credential_file:
-        user = _read_credential(switch.credential_file, location, GnmiUser)
-    if user and switch.plaintext and not is_loopback(host):
-        message = f"{location} plaintext with a user: expected TLS, as the password would be readable on the network"
-        raise SettingsError(message)
-    return GnmiAccess(
-        ca_file=switch.ca_file,
-        certificate_file=switch.certificate_file,
-        key_file=switch.key_file,
-        server_name=switch.server_name,
-        plaintext=switch.plaintext,
-        user=user,
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """True if a host is this machine."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def canonical_address(address: str) -> str:
-    """Return an IP address in its usual form, without a zone; an IPv4 address also if IPv6 contains it.
-
-    Raises ValueError.
-    """
-    parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return str(mapped or parsed)
-
-
-def _push_address(address: str) -> str:
-    with suppress(ValueError):
-        return canonical_address(address)
-    shown = untrusted_text.quote_text(address)
-    message = f"address: {shown}: expected the IP address that the pushes of the switch come from"
-    raise SettingsError(message)
-
-
-def _split_address(address: str, default_port: int) -> tuple[str, int]:
-    if ":" not in address or address.endswith("]"):
-        address = f"{address}:{default_port}"
-    with suppress(SettingsError):
-        host, port = listen_address.split_address(address)
-        if host and port:
-            return host, port
-    message = f"address: {untrusted_text.quote_text(address)}: expected HOST or HOST:PORT"
-    raise SettingsError(message)
-
-
-def _read_credential(file: str, location: str, shape: type[CredentialT]) -> CredentialT:
-    """Return the content of a credential file. Messages quote nothing of it."""
-    text = read_named_file(f"{location} credential_file", file)
-    try:
-        return msgspec.convert(untrusted_text.parse_toml(text), shape)
-    except (untrusted_text.TomlError, msgspec.ValidationError):
-        names = ", ".join(shape.__struct_fields__)
-    values = "valid values of authentication and privacy" if shape is SnmpCredential else "texts"
-    message = (
-        f"{location} credential_file {file}: expected TOML with the keys {names}, and {values}"
-    )
-    raise SettingsError(message)

@@ -36,10 +36,8 @@ def read(directory: Path, text: str, credential: str = USER) -> tuple[Configured
 
 def test_user_authority_and_port_of_gnmi(tmp_path: Path):
     (switch,) = read(tmp_path, table(protocol="gnmi", ca_file="CA_FILE", server_name="leaf-07"))
-    assert switch.gnmi is not None
-    assert (switch.port, switch.gnmi.user) == (50051, GnmiUser("watcher", "secret-text"))
-    assert switch.gnmi.ca_file == str(tmp_path / "certificate.pem")
-    assert not switch.gnmi.plaintext
+    assert (switch.port, switch.user) == (50051, GnmiUser("watcher", "secret-text"))
+    assert switch.ca_file == str(tmp_path / "certificate.pem")
     assert switch.dialect == "auto"
     assert "secret-text" not in repr(switch)
 

@@ -187,7 +187,7 @@ async def test_switch_that_stops_pushing_is_down_and_its_readings_are_absent(tmp
         (TABLE.replace("127.0.0.1", "leaf-08.example"), "expected the IP address"),
         (
             TABLE + 'credential_file = "x"\n',
-            "credential_file: expected none with protocol = 'otlp'",
+            "credential_file: expected with protocol = 'snmp' or 'gnmi' only",
         ),
         (TABLE + 'tables = "sonic"\n', "tables: expected with protocol = 'snmp' only"),
         (

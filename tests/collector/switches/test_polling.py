@@ -23,6 +23,7 @@ from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpC
 def configured(name: str = "leaf-07", period_seconds: float = 30.0) -> ConfiguredSwitch:
     return ConfiguredSwitch(
         name=name,
+        address="192.0.2.7",
         host="192.0.2.7",
         port=161,
         credential=SnmpCredential(community="c"),

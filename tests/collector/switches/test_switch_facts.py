@@ -10,7 +10,7 @@ import pytest
 
 from railscope.catalog import declare, switches as catalog
 from railscope.reading import Absent, Reading
-from railscope_collector.switches import comware_dialout, cumulus_metrics, switch_facts as facts
+from railscope_collector.switches import cumulus_metrics, switch_facts as facts
 
 ROWS = [fact for rows in facts.FACTS.values() for fact in rows]
 
@@ -19,7 +19,7 @@ def test_each_metric_has_one_row():
     assert Counter(fact.metric.name for fact in ROWS).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("dialect", ["sonic", "openconfig", "srlinux", "cumulus", "dialout"])
+@pytest.mark.parametrize("dialect", ["sonic", "openconfig", "srlinux", "cumulus"])
 def test_each_name_is_the_one_of_one_fact(dialect: str):
     """Except names of parts of sums, and sums of all priorities."""
     totals = {catalog.ALL_PFC_RECEIVED, catalog.ALL_PFC_SENT}
@@ -36,9 +36,6 @@ def test_each_name_is_the_one_of_one_fact(dialect: str):
 
 
 def test_each_name_that_is_pushed_is_stored():
-    pushed = {fact.metric for fact in ROWS if fact.dialout}
-    tables = comware_dialout.TABLES.values()
-    assert pushed == {metric for table in tables for metric in table.fields.values()}
     pushed = {fact.metric for fact in ROWS if fact.cumulus}
     assert pushed == set(cumulus_metrics.METRICS.values())
 

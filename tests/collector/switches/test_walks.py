@@ -136,6 +136,7 @@ async def test_damaged_datagrams_never_raise_another_error():
     )
     switch = ConfiguredSwitch(
         name="hostile",
+        address="127.0.0.1",
         host="127.0.0.1",
         port=transport.get_extra_info("sockname")[1],
         credential=SnmpCredential(community="public"),
