@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from railscope.slurm.node_lists import is_same_node
 from railscope_collector.switches.link_ends import HostEnd, Nic, Port, SwitchEnd
@@ -27,17 +26,10 @@ def mac_address(text: str) -> str:
     return "" if octets[0] & 1 or address == _NO_ADDRESS else address
 
 
-class NamedPort(NamedTuple):
-    """A port of a device with the texts that name it, the one that counts first in front."""
-
-    port: str
-    names: tuple[str, ...]
-    port_id: str = ""
-    """Port ID that the device announces for it by LLDP, which counts before all names; empty if unknown."""
-
-
 class DevicePorts:
     """Ports of one device, by what the device announces about one of them.
+
+    A port has texts: the port ID that the device announces for it by LLDP, empty if it is unknown, then its names.
 
     The port ID has one of seven subtypes, and MAC addresses and aliases need not be unique (IEEE 802.1AB, LLDP-MIB): a
     text that several ports have names none of them. The MAC address of the `chassis` names no port either: a switch may
@@ -45,19 +37,18 @@ class DevicePorts:
     """
 
     def __init__(
-        self, device: Iterable[str], ports: Iterable[NamedPort], chassis: str = ""
+        self, device: Iterable[str], ports: Mapping[str, Sequence[str]], chassis: str = ""
     ) -> None:
         self._device = {each.lower() for name in device for each in (name, short_name(name))} - {""}
+        kinds = max(map(len, ports.values()), default=0)
+        self._ports: list[dict[str, set[str]]] = [defaultdict(set) for _ in range(kinds)]
+        """Ports by text, for each kind of text."""
         shared = mac_address(chassis)
-        self._ports: list[dict[str, set[str]]] = []
-        """Ports by text, for each kind of text: the port ID, then the names."""
-        for port in ports:
-            texts = (port.port_id, *port.names)
-            self._ports += (defaultdict(set) for _ in texts[len(self._ports) :])
+        for port, texts in ports.items():
             for kind, text in enumerate(texts):
                 address = mac_address(text)
                 if text and (address != shared or not address):
-                    self._ports[kind][address or text].add(port.port)
+                    self._ports[kind][address or text].add(port)
 
     def find(self, port_id: str, description: str = "") -> str:
         """Return the port that these texts name; empty if they name none, or several.
@@ -92,44 +83,45 @@ class PortNames:
 
     def __init__(self, ends: Iterable[SwitchEnd]) -> None:
         self._switches: dict[str, set[str]] = defaultdict(set)
-        self._known: dict[str, tuple[str, str]] = {}
-        """MAC address of the chassis, empty if it has another identifier, and system name of each switch."""
-        of_switches: dict[str, list[SwitchEnd]] = defaultdict(list)
+        self._known: dict[str, SwitchEnd] = {}
+        """Any port of each switch: all of them have its names."""
+        texts: dict[str, dict[str, Sequence[str]]] = defaultdict(dict)
         for end in ends:
-            of_switches[end.switch].append(end)
-            self._known[end.switch] = mac_address(end.chassis), end.system_name
+            self._known[end.switch] = end
+            texts[end.switch][end.port] = end.port_id, end.port, *end.names
             for name in (end.switch, end.system_name, short_name(end.system_name), end.chassis):
                 if name:
                     self._switches[_key(name)].add(end.switch)
         self._ports = {
-            switch: DevicePorts(
-                (switch, found[0].system_name),
-                (NamedPort(end.port, (end.port, *end.names), end.port_id) for end in found),
-                found[0].chassis,
-            )
-            for switch, found in of_switches.items()
+            switch: DevicePorts((switch, end.system_name), texts[switch], end.chassis)
+            for switch, end in self._known.items()
         }
 
-    def find_switches(self, chassis: str, name: str) -> set[str]:
-        """Return the switch with a chassis, or else with a name or its first part; or several that have the same ones.
+    def find_switches(self, host: HostEnd) -> set[str]:
+        """Return the switch that a NIC received LLDP from, or several that have the same chassis and name.
 
-        A switch that has another chassis, or the same name in another domain, is another switch.
+        It has the chassis, or else the name or its first part. A switch that has another chassis, or the same name in
+        another domain, is another switch.
         """
         several = set[str]()
-        for text in (chassis, name, short_name(name)):
+        for text in (host.chassis, host.switch, short_name(host.switch)):
             found = self._switches.get(_key(text), set()) if text else set()
-            if text != chassis:
-                found = {each for each in found if not self._contradicts(each, chassis, name)}
+            if text != host.chassis:
+                found = {each for each in found if not self._contradicts(each, host)}
             if len(found) == 1:
                 return found
             several = several or found
         return several
 
-    def _contradicts(self, switch: str, chassis: str, name: str) -> bool:
-        known_chassis, known_name = self._known[switch]
-        address = mac_address(chassis)
-        is_other_chassis = bool(address and known_chassis) and address != known_chassis
-        return is_other_chassis or is_of_other_domain(name, known_name)
+    def find_switch(self, host: HostEnd) -> str:
+        """Return the switch that a NIC received LLDP from; empty if it is unknown."""
+        found = self.find_switches(host)
+        return next(iter(found)) if len(found) == 1 else ""
+
+    def _contradicts(self, switch: str, host: HostEnd) -> bool:
+        known = self._known[switch]
+        addresses = {mac_address(host.chassis), mac_address(known.chassis)} - {""}
+        return len(addresses) > 1 or is_of_other_domain(host.switch, known.system_name)
 
     def find_port(self, switch: str, port_id: str, description: str = "") -> Port | None:
         """Return the port of a switch that these texts name."""
@@ -153,17 +145,6 @@ def is_of_other_domain(name: str, other: str) -> bool:
     return short_name(one) == short_name(two) and not is_same_node(one, two)
 
 
-def host_switch(host: HostEnd, names: PortNames) -> str:
-    """Return the switch that a NIC received LLDP from; empty if it is unknown."""
-    found = announced_switches(host, names)
-    return next(iter(found)) if len(found) == 1 else ""
-
-
-def announced_switches(host: HostEnd, names: PortNames) -> set[str]:
-    """Return the switches with the chassis or name that a NIC received; several if these have the same."""
-    return names.find_switches(host.chassis, host.switch)
-
-
 class KnownNics:
     """Nodes by host names and MAC addresses, and NICs by their own MAC address."""
 
@@ -171,7 +152,7 @@ class KnownNics:
         self._nodes: dict[str, set[str]] = defaultdict(set)
         self._short: dict[str, set[str]] = defaultdict(set)
         self._nics: dict[str, set[Nic]] = defaultdict(set)
-        of_nodes: dict[str, list[NamedPort]] = defaultdict(list)
+        texts: dict[str, dict[str, Sequence[str]]] = defaultdict(dict)
         for nic, host in nics.items():
             self._nodes[host.node.lower()].add(host.node)
             self._short[short_name(host.node).lower()].add(host.node)
@@ -180,9 +161,8 @@ class KnownNics:
                 self._nodes[address].add(host.node)
             for address in addresses[:1]:
                 self._nics[address].add(nic)
-            names = (host.interface, *addresses[:1])
-            of_nodes[host.node].append(NamedPort(host.interface, names))
-        self._ports = {node: DevicePorts((node,), found) for node, found in of_nodes.items()}
+            texts[host.node][host.interface] = "", host.interface, *addresses[:1]
+        self._ports = {node: DevicePorts((node,), found) for node, found in texts.items()}
 
     def find_nodes(self, name: str) -> set[str]:
         """Return the nodes with this name, or else with its first part and no other domain, or with this MAC address."""

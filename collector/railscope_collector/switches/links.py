@@ -12,13 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from railscope_collector.fleet import rail_cabling
-from railscope_collector.switches.end_names import (
-    KnownNics,
-    PortNames,
-    announced_switches,
-    host_switch,
-    mac_address,
-)
+from railscope_collector.switches.end_names import KnownNics, PortNames, mac_address
 from railscope_collector.switches.link_ends import NO_NIC, CabledLink, HostEnd, Nic, Port, SwitchEnd
 
 HOST_LLDP, SWITCH_LLDP, CABLING_FILE = "host_lldp", "switch_lldp", "cabling_file"
@@ -169,7 +163,7 @@ class _LinkJoin:
         """Return the switch and port of each NIC: those of its link, or else as the switch announces itself to it."""
         found = {link.nic: port for port, link in self.links.items()}
         for nic, host in self._nics.items():
-            switch = host_switch(host, names) or host.switch or host.chassis
+            switch = names.find_switch(host) or host.switch or host.chassis
             if switch and (1, nic) not in self._undecided:
                 found.setdefault(nic, (switch, host.switch_port))
         return found
@@ -195,7 +189,7 @@ def _agree(found: Nic, stated: Nic) -> bool:
 def _duplicate_switches(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterator[CablingFault]:
     """Yield a fault for each NIC that receives a chassis and a name which several switches have."""
     for nic, host in nics.items():
-        switches = announced_switches(host, names)
+        switches = names.find_switches(host)
         if len(switches) > 1:
             port = min(switches), host.switch_port
             yield CablingFault(DUPLICATE_SWITCH, port, NO_NIC, nic)
@@ -203,7 +197,7 @@ def _duplicate_switches(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterat
 
 def _ports_of_hosts(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterator[Pair]:
     for nic, host in nics.items():
-        switch = host_switch(host, names)
+        switch = names.find_switch(host)
         if port := names.find_port(switch, host.switch_port, host.port_description):
             yield port, nic
 

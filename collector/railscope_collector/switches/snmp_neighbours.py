@@ -78,17 +78,12 @@ def _local_ports(ports: Mapping[Index, Entity], rows: TableRows, chassis: str) -
     port ID of several numbers, such as the MAC address of the chassis, identifies none of them.
     """
     by_name = {port.key[1]: port for port in ports.values()}
-    named = end_names.DevicePorts(
-        (port.key[0] for port in ports.values()),
-        (
-            end_names.NamedPort(
-                name,
-                (name, *(port.facts[text] for text in ("description", "mac_address", "alias"))),
-            )
-            for name, port in by_name.items()
-        ),
-        chassis,
-    )
+    texts_of = {
+        name: ("", name, *(port.facts[text] for text in ("description", "mac_address", "alias")))
+        for name, port in by_name.items()
+    }
+    switches = {port.key[0] for port in ports.values()}
+    named = end_names.DevicePorts(switches, texts_of, chassis)
     found: dict[int, Entity] = {}
     ids = {
         number: _local_ids(value, rows.column("local_kind").get(number))
