@@ -23,9 +23,6 @@ from railscope_collector.switches.fact_readings import (
     SwitchAnswers,
     fact_readings,
 )
-from railscope_collector.switches.snmp_columns import (
-    NEIGHBOUR_COLUMNS,  # noqa: F401 - names of the columns of `SwitchTables.neighbours`
-)
 from railscope_collector.switches.snmp_neighbours import (
     CHASSIS_MAC,
     local_port_ids,
@@ -38,7 +35,6 @@ from railscope_collector.switches.snmp_values import (
     SnmpValue,
     TableRows,
     as_identifier,
-    as_number,
     as_signed,
     as_text,
 )
@@ -96,7 +92,7 @@ def make_reading(switch: str, tables: SwitchTables, dialect: str = "") -> base.S
     }
     due = {facts.INTERFACES: tables.interfaces}
     due |= {table: rows for table, rows in tables.optional.items() if rows is not None}
-    uptime = as_number(tables.scalars.get("sysUpTime"))
+    uptime = base.as_number(tables.scalars.get("sysUpTime"))
     streams = fact_readings(_select(due), ports, _SnmpAnswers(due))
     streams[base.SWITCH] = KnownSwitch(tables.missing, _identity(tables)).readings(
         switch, len(found), uptime
@@ -232,7 +228,7 @@ class _SnmpAnswers(SwitchAnswers[Index, facts.Oid]):
             return rows.failure
         if metric in self.units:
             return as_signed(value)
-        number = as_number(value)
+        number = base.as_number(value)
         if isinstance(number, int) and metric in _STATES:
             return _IS_UP.get(number, Absent.ERROR)
         return number

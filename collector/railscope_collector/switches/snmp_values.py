@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading
+from railscope.reading import Absent, Reading
 from railscope.untrusted_text import printable
 from railscope_collector.switches import switch_reading as base
 
@@ -41,23 +41,9 @@ class TableRows:
         """True if the switch does not have the table."""
         return self.failure is None and not any(self.columns.values())
 
-    def number(self, name: str, index: Index) -> Reading:
-        """Return a number; unsupported if the switch does not have it, an error if it is none."""
-        if self.failure:
-            return self.failure
-        return as_number(self.column(name).get(index))
-
     def text(self, name: str, index: Index) -> str:
         """Return a text; empty if there is none."""
         return as_text(self.column(name).get(index, b""))
-
-
-def as_number(value: SnmpValue | None) -> Reading:
-    """Return a value as a number of at most 64 bits without a sign."""
-    if value is None:
-        return Absent.UNSUPPORTED
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_number and 0 <= value < UNSIGNED_RANGE else Absent.ERROR  # type: ignore[return-value, operator]  # checked
 
 
 def as_signed(value: SnmpValue | None) -> Reading:

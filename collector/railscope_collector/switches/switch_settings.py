@@ -196,7 +196,7 @@ def read_switches(settings: SwitchesSettings) -> tuple[ConfiguredSwitch, ...]:
 def _configured(name: str, table: SwitchSettings, settings: SwitchesSettings) -> ConfiguredSwitch:
     """Return a switch. Raises SettingsError, without its place in the file."""
     if not _NAME.fullmatch(name):
-        message = "expected a name of letters, digits, '.', '_' and '-', at most 63 characters"
+        message = "invalid name: expected a name of letters, digits, '.', '_' and '-', at most 63 characters"
         raise SettingsError(message)
     host, port = _split_address(table.address, PORTS.get(table.protocol, 0))
     if problem := table.find_problem():
