@@ -146,8 +146,7 @@ lock: $(VENV)/.ready-to-test
 	$(LOCK) deploy/build-requirements.txt --output-file deploy/requirements-build.lock
 	$(LOCK) pyproject.toml --output-file deploy/requirements-agent.lock
 	$(LOCK) pyproject.toml --extra collector --output-file deploy/requirements.lock
-	$(LOCK) pyproject.toml --extra postgresql --extra parquet --extra archive --extra otlp \
-		--extra otlp-grpc --extra switches \
+	$(LOCK) pyproject.toml --extra postgresql --extra parquet --extra archive --extra otlp --extra switches \
 		--output-file deploy/requirements-extras.lock
 
 clean:

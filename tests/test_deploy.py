@@ -302,7 +302,7 @@ EXTRAS = {
     "requirements-agent.lock": (),
     "requirements.lock": ("collector",),
     "requirements-extras.lock": (
-        "postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches"
+        "postgresql", "parquet", "archive", "otlp", "switches"
     ),
 }  # fmt: skip
 
