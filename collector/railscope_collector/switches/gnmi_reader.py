@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from railscope import service
 from railscope_collector.switches import switch_reading as base
-from railscope_collector.switches.gnmi_session import GnmiSession, open_session
+from railscope_collector.switches.gnmi_session import open_session
 from railscope_collector.switches.openconfig_reader import Capabilities, OpenConfigReader
 from railscope_collector.switches.sonic_reader import SonicReader
 from railscope_collector.switches.switch_settings import ConfiguredSwitch
-
-OpenSession = Callable[[ConfiguredSwitch], AbstractAsyncContextManager[GnmiSession]]
 
 
 @dataclass(slots=True)
@@ -22,7 +19,6 @@ class GnmiReader:
 
     switch: ConfiguredSwitch
     monotonic: Callable[[], float]
-    open: OpenSession = open_session
     _reader: base.SwitchReader | None = None
 
     async def read(self) -> base.SwitchReading:
@@ -37,17 +33,14 @@ class GnmiReader:
 
     async def _choose_reader(self) -> base.SwitchReader:
         if self.switch.dialect == "sonic":
-            return self._sonic_reader()
-        async with self.open(self.switch) as session:
+            return SonicReader(self.switch, self.monotonic)
+        async with open_session(self.switch) as session:
             body = await session.capabilities()
         found = await service.run_in_thread(Capabilities.decode, body) if body else None
         is_sonic = found is None or found.is_sonic  # older images of SONiC have no Capabilities
         if self.switch.dialect == "auto" and is_sonic:
-            return self._sonic_reader()
+            return SonicReader(self.switch, self.monotonic)
         if found is None or not found.ports:
             text = f"no model of ports in Capabilities: expected {Capabilities.EXPECTED}"
             raise base.SwitchReadError(text)
-        return OpenConfigReader(self.switch, found, self.monotonic, self.open)
-
-    def _sonic_reader(self) -> SonicReader:
-        return SonicReader(self.switch, self.monotonic, self.open)
+        return OpenConfigReader(self.switch, found, self.monotonic)

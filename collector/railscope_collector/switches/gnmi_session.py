@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
@@ -36,22 +36,6 @@ class PathNotFoundError(base.SwitchReadError):
     """A path that the switch does not have."""
 
 
-class GnmiSession(Protocol):
-    """Calls to one switch."""
-
-    async def get(self, target: str, path: TablePath) -> bytes | None:
-        """Return the answer for a path; None if the switch does not have it. Raises SwitchReadError."""
-
-    async def capabilities(self) -> bytes | None:
-        """Return the answer of Capabilities; None if the switch does not have this call. Raises SwitchReadError."""
-
-    def subscribe(self, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the messages of a subscription until it ends or the generator is closed.
-
-        Raises PathNotFoundError, SwitchReadError.
-        """
-
-
 def encode_request(target: str, path: TablePath) -> bytes:
     """Return a request for one path of a database."""
     elements = [{"name": name} for name in path]
@@ -60,7 +44,7 @@ def encode_request(target: str, path: TablePath) -> bytes:
     )
 
 
-class GrpcSession:
+class GnmiSession:
     """Calls over one channel."""
 
     def __init__(self, channel: grpc.aio.Channel, switch: ConfiguredSwitch) -> None:
@@ -162,4 +146,4 @@ async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
             raise base.SwitchReadError(text) from error
         channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*pem), options)
     async with channel:
-        yield GrpcSession(channel, switch)
+        yield GnmiSession(channel, switch)

@@ -28,7 +28,6 @@ _MAX_PRECISION = 18
 _MODULE = re.compile(r"[A-Za-z_][\w.-]*:(?=.)")
 """Module before a name, such as `openconfig-interfaces:` or `oc-if:`. An address as a name begins with a digit or has two colons."""
 _ELEMENT = re.compile(r"([^\[]+)(?:\[(.+)\])?")
-_NO_KEYS: Mapping[str, str] = {}
 
 Leaf: TypeAlias = "str | int | float | Decimal | bool | bytes | Absent | tuple[object, ...]"
 """Value of a leaf as the switch sent it; ERROR if it is of a kind that no leaf of a table has."""

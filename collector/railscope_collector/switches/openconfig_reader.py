@@ -9,7 +9,7 @@ ends with the first pass, which is the state.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -106,8 +106,6 @@ class OpenConfigReader:
     switch: ConfiguredSwitch
     capabilities: Capabilities
     monotonic: Callable[[], float]
-    open: Callable[[ConfiguredSwitch], AbstractAsyncContextManager[GnmiSession]] = open_session
-    max_answer_bytes: int = MAX_ANSWER_BYTES
     _mode: str = ONCE
     _facts: tables.SwitchFacts = field(default_factory=tables.SwitchFacts)
     _times: base.ReadTimes = field(init=False)
@@ -122,7 +120,7 @@ class OpenConfigReader:
         now_seconds = self.monotonic()
         due = self._times.due(now_seconds)
         leaves, failures = gnmi_updates.Leaves(tables.TREE), dict[str, Absent]()
-        async with self.open(self.switch) as session:
+        async with open_session(self.switch) as session:
             for group in self.capabilities.groups:
                 if group.name not in due or group.model not in self.capabilities.models:
                     continue
@@ -168,8 +166,8 @@ class OpenConfigReader:
             async for body in messages:
                 cost = len(body) + _MESSAGE_BYTES
                 size, batch_size = size + cost, batch_size + cost
-                if size > self.max_answer_bytes:
-                    text = f"answer of {group.name} too large: expected at most {self.max_answer_bytes} bytes"
+                if size > MAX_ANSWER_BYTES:
+                    text = f"answer of {group.name} too large: expected at most {MAX_ANSWER_BYTES} bytes"
                     raise base.SwitchReadError(text, "limit")
                 batch.append(body)
                 if not body.startswith(_UPDATE_TAG) and _is_complete(body):

@@ -195,7 +195,6 @@ class OpenConfigAnswers(SwitchAnswers[str, str]):
     """Names of groups that were requested, or that the switch does not have."""
     failures: Mapping[str, Absent] = field(default_factory=dict)
     """Reasons of the groups whose request failed; a leaf that arrived before counts."""
-    dialect: str = "openconfig"
     known: SwitchFacts = field(default_factory=SwitchFacts)
 
     units: ClassVar = facts.UNITS[facts.OPENCONFIG]
@@ -334,7 +333,7 @@ def make_reading(switch: str, answers: OpenConfigAnswers, known: SwitchFacts) ->
     readings[base.SWITCH] = known.readings(switch, len(found), uptime)
     if "LLDP" in answers.due:
         readings[base.NEIGHBOURS] = list(_neighbour_readings(ports.values(), answers))
-    return base.SwitchReading(readings, uptime_ns, dialect=answers.dialect)
+    return base.SwitchReading(readings, uptime_ns, dialect="openconfig")
 
 
 def _note(answers: OpenConfigAnswers, known: SwitchFacts) -> None:

@@ -86,7 +86,6 @@ class SnmpReader:
 
     switch: ConfiguredSwitch
     monotonic: Callable[[], float]
-    open: Callable[[ConfiguredSwitch], Awaitable[SnmpSession]] = open_session
     vendor: str = ""
     """Manufacturer whose tables are read; empty before the first poll."""
     _slow_at: float | None = None
@@ -100,7 +99,7 @@ class SnmpReader:
 
     async def read(self) -> SwitchReading:
         """Return the current readings. Raises SwitchReadError."""
-        session = await self.open(self.switch)
+        session = await open_session(self.switch)
         walk = partial(walk_column, session, budget=WalkBudget())
         scalars = await session.get(list(columns.SCALARS.values()))
         named = {name: scalars[oid] for name, oid in columns.SCALARS.items() if oid in scalars}

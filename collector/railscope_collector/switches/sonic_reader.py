@@ -6,7 +6,6 @@ An answer is for the path and target of its request. It is decoded in a thread, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from railscope_collector.switches import (
     sonic_tables as tables,
     switch_reading as base,
 )
+from railscope_collector.switches.fact_readings import KnownSwitch
 from railscope_collector.switches.gnmi_session import GnmiSession, TablePath, open_session
 from railscope_collector.switches.switch_settings import ConfiguredSwitch
 
@@ -58,15 +58,14 @@ class SonicReader:
 
     switch: ConfiguredSwitch
     monotonic: Callable[[], float]
-    open: Callable[[ConfiguredSwitch], AbstractAsyncContextManager[GnmiSession]] = open_session
-    _facts: tables.SwitchFacts = field(default_factory=tables.SwitchFacts)
+    _known: KnownSwitch = field(default_factory=KnownSwitch)
     _times: base.ReadTimes = field(default_factory=lambda: base.ReadTimes(GROUPS))
 
     async def read(self) -> base.SwitchReading:
         """Return the current readings. Raises SwitchReadError."""
         now_seconds = self.monotonic()
         due = self._times.due(now_seconds)
-        async with self.open(self.switch) as session:
+        async with open_session(self.switch) as session:
             ports = await _read_table(session, "COUNTERS_DB", ("COUNTERS", "Ethernet*"))
             if ports.failure:
                 text = "no COUNTERS/Ethernet* in COUNTERS_DB: expected a switch with SONiC"
@@ -94,7 +93,7 @@ class SonicReader:
         # Only after all requests: a poll that failed reads the same groups again.
         self._times.note(due, now_seconds)
         return await service.run_in_thread(
-            tables.make_reading, self.switch.name, found, self._facts
+            tables.make_reading, self.switch.name, found, self._known
         )
 
 

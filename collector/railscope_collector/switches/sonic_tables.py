@@ -92,9 +92,6 @@ class SonicTables:
     """Buffer profiles; the rows of `profile_names` are priority groups such as `Ethernet0:3-4`."""
 
 
-SwitchFacts = KnownSwitch
-
-
 def _note(known: KnownSwitch, tables: SonicTables) -> None:
     """Replace what this poll has found; a failure of it changes nothing."""
     for name, table, prefix in (

@@ -19,6 +19,7 @@ from railscope_collector.switches import (
     switch_frames,
     switch_reading as base,
 )
+from railscope_collector.switches.fact_readings import KnownSwitch
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 
 
@@ -83,9 +84,7 @@ def test_any_tables_become_frames_of_unique_entities_or_an_error_of_the_switch(
     given_tables: list[tables.SonicTable],
 ):
     try:
-        reading = tables.make_reading(
-            "leaf-07", tables.SonicTables(*given_tables), tables.SwitchFacts()
-        )
+        reading = tables.make_reading("leaf-07", tables.SonicTables(*given_tables), KnownSwitch())
     except SwitchReadError:
         return
     for part in reading.streams.values():
@@ -109,7 +108,7 @@ def test_ports_have_the_name_of_the_switch_whether_it_returns_names_or_aliases(
 ):
     states = tables.SonicTable({"Ethernet0": {"alias": "etp1"}})
     found = tables.SonicTables(tables.SonicTable(keys), states)
-    reading = tables.make_reading("leaf-07", found, tables.SwitchFacts())
+    reading = tables.make_reading("leaf-07", found, KnownSwitch())
     assert ("port_receive_bytes_total", port) in values(reading)
 
 
@@ -119,7 +118,7 @@ def test_a_damaged_row_is_an_error_of_its_own_values_only():
         tables.SonicTable({"Ethernet0": None, "Ethernet4": octets}),
         tables.SonicTable({"Ethernet0": {"speed": "1"}, "Ethernet4": ["up"]}),
     )
-    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
+    read = values(tables.make_reading("leaf-07", found, KnownSwitch()))
     metrics = "port_receive_bytes_total", "port_up", "port_speed_bytes_per_second"
     assert [[read[metric, port] for metric in metrics] for port in ("Ethernet0", "Ethernet4")] == [
         [Absent.ERROR, Absent.UNSUPPORTED, 1],
@@ -153,7 +152,7 @@ def test_keys_of_rows_are_aliases_only_where_some_key_is_no_name(
         tables.SonicTable({name: {"alias": alias} for name, alias in aliases.items()}),
         tables.SonicTable({f"{key}:3": {"SAI_QUEUE_STAT_BYTES": str(n)} for n, key in enumerate(queue_keys)}),
     )  # fmt: skip
-    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
+    read = values(tables.make_reading("leaf-07", found, KnownSwitch()))
     read = {key: value for key, value in read.items() if not isinstance(value, Absent)}
     ports = {(key[1], n) for key, n in read.items() if key[0] == "port_receive_bytes_total"}
     queues = {(key[1], n) for key, n in read.items() if key[0] == "queue_transmit_bytes_total"}
@@ -174,7 +173,7 @@ def test_recorded_answers_of_one_port():
         tables.SonicTable(states),
         tables.SonicTable(load("-Queues")),
     )
-    facts = tables.SwitchFacts()
+    facts = KnownSwitch()
     read = values(tables.make_reading("leaf-07", found, facts))
     assert read["port_receive_pfc_pause_frames_total", "Ethernet68", "7"] == 2
     assert read["port_receive_bytes_total", "Ethernet68"] == 0
@@ -208,7 +207,7 @@ def test_recorded_databases(name: str):
     groups = table("COUNTERS_PG_NAME_MAP", "PERIODIC_WATERMARKS")
     pools = table("COUNTERS_BUFFER_POOL_NAME_MAP", "PERIODIC_WATERMARKS")
     made = map(tables.SonicTable, (ports, {}, queues, groups, pools))
-    facts = tables.SwitchFacts()
+    facts = KnownSwitch()
     read = values(tables.make_reading("leaf-07", tables.SonicTables(*made), facts))
     assert Absent.ERROR not in read.values()
     for port, row in ports.items():
