@@ -90,7 +90,6 @@ async def test_the_jobs_of_an_incident_are_the_same_on_every_surface_and_its_cos
     def replace_diagnosis(one: RunningCollector) -> None:
         diagnosis = one.collector.diagnosis
         diagnosis.wall_ns, diagnosis.jobs = lambda: now_ns, lambda: demo.jobs_at(now_ns)
-        diagnosis.has_log = False
 
     seen, shown = dict[str, dict[str, Any]](), set[str]()
     async with run_collector(settings, replace_diagnosis) as one:
