@@ -213,13 +213,11 @@ def test_an_alert_has_a_severity_and_a_subject(rule: dict[str, Any]):
         assert shown, "it says what it is about"
 
 
-PLACES = {"node", "instance", "rail", "switch", "collector", "workload", "tenant"}
+PLACES = {"node", "instance", "rail", "switch", "collector", "workload", "tenant", "group"}
 WITHOUT_PLACE = {
     "RailscopeDeadMansSwitch",
-    "RailscopeActiveCollectorChanges",
     "RailscopeIncident",  # its title has the place
     "RailscopeIncidentReach",  # no receiver gets it
-    "RailscopeNoActiveCollector",
     "RailscopeNoFinalizer",
 }
 

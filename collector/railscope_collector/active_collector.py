@@ -1,9 +1,9 @@
-"""The active collector: of a group with one database, the one that receives frames, shows, diagnoses and notifies.
+"""Active collector of a group: it receives frames, shows, diagnoses and notifies.
 
-It holds the lease of the group. The others wait: they answer agents as a collector that drains, so that these send to the
-active one, and they are not ready. Nothing is exchanged between collectors. Agents send again what the database does not have,
-and the next active collector continues with the incidents in the database. While the database is unavailable, the active
-collector continues.
+It holds the lease of the group in the database. The others wait: they answer agents as a collector that drains, so that agents send
+to the active one, and they are not ready. Nothing is exchanged between collectors. Agents send again what the database
+does not have, and the next active collector continues with the incidents in the database. While the database is
+unavailable, the active collector continues, except that it sends no notifications: another collector may be active too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import sqlalchemy as sa
 import structlog
 
 from railscope import settings as setting_files
@@ -28,7 +29,8 @@ from railscope_collector.state.collector_state import CollectorState
 log = structlog.get_logger(__name__)
 
 NO_ACTIVE = "no collector is active: one of the group begins within seconds"
-Work = Callable[[], Coroutine[None, None, None]]
+ActiveTask = Callable[[], Coroutine[None, None, None]]
+_DATABASE_ERRORS = (databases.UnusableLedgerError, sa.exc.SQLAlchemyError)
 
 
 @dataclass(slots=True)
@@ -42,8 +44,10 @@ class ActiveRole:
     open_database: Callable[[], databases.Database]
     lease: leases.Lease
     active_url: str = ""
-    """URL of the collector that is active, as of the last attempt to take the lease; empty if it is not known."""
+    """URL of another collector that is active, as of the last exchange; empty if none is known."""
     is_active: bool = False
+    _epoch: int = 0
+    """Epoch of the lease as of the last exchange with the database."""
     _stored: dict[str, int] = field(default_factory=dict)
     """Files of the diagnosis that the database has, with the times of their changes."""
     _problem: str = ""
@@ -58,6 +62,12 @@ class ActiveRole:
     ) -> ActiveRole:
         """Return the role in the group that the settings name. Raises SettingsError."""
         cluster = settings.cluster
+        if cluster.group and not cluster.advertised_url:
+            message = (
+                f"missing cluster.advertised_url of cluster.group {cluster.group!r}: expected the URL of this collector,"
+                " to which the others refer; fix: set it, such as https://HOST:9470"
+            )
+            raise setting_files.SettingsError(message)
         if cluster.advertised_url:
             setting_files.check_http_url("cluster.advertised_url", cluster.advertised_url)
         if cluster.group and ledger_url(settings.ledger, directory).startswith("sqlite"):
@@ -82,8 +92,8 @@ class ActiveRole:
         """True if another collector of the group is active, or none."""
         return self.is_in_group and not self.is_active
 
-    def leads(self) -> bool:
-        """True if this collector does what only one of several may do: it is alone, or its lease has not expired."""
+    def may_notify(self) -> bool:
+        """True if no other collector notifies: this one is alone, or its lease has not expired."""
         return not self.is_in_group or self.lease.is_valid
 
     def drain(self) -> None:
@@ -101,25 +111,28 @@ class ActiveRole:
     def cells(self) -> Iterator[view_cells.ViewCell]:
         """Yield the metrics of the role."""
         if self.is_in_group:
-            yield view_cells.ViewCell(catalog.ACTIVE, (), int(self.lease.is_valid))
-            yield view_cells.ViewCell(catalog.ACTIVE_CHANGES, (), self.lease.changes)
+            label = (self.settings.group,)
+            yield view_cells.ViewCell(catalog.ACTIVE, label, int(self.is_active))
+            yield view_cells.ViewCell(catalog.ACTIVE_CHANGES, label, self.lease.changes)
 
-    async def run(self, files: Path, take_over: Callable[[], None], work: Sequence[Work]) -> None:
-        """Do the work of the active collector until cancelled: always, or while the lease of the group is held.
+    async def run(
+        self, files: Path, take_over: Callable[[], None], tasks: Sequence[ActiveTask]
+    ) -> None:
+        """Run the tasks of the active collector until cancelled: always, or while the lease of the group is held.
 
         `files` is the directory of the diagnosis; `take_over`, which blocks, continues with files of another collector.
         """
         if not self.is_in_group:
             async with asyncio.TaskGroup() as group:
-                for run in work:
+                for run in tasks:
                     group.create_task(run())
             return
         renewing, term = asyncio.create_task(self.lease.run()), None
         try:
             while True:
-                is_held = not self.is_draining and await self._take()
+                is_held = await self._hold()
                 if term is None and is_held:
-                    term = asyncio.create_task(self._work(files, take_over, work))
+                    term = asyncio.create_task(self._run_term(files, take_over, tasks))
                 elif term is not None and (term.done() or not is_held):
                     await self._end(term, files)
                     term = None
@@ -131,31 +144,43 @@ class ActiveRole:
             renewing.cancel()
             await databases.call_database(self.lease.release)
 
-    async def _take(self) -> bool:
+    async def _hold(self) -> bool:
         """Take or renew the lease; the active collector stays active while the database is unavailable."""
         try:
-            term, self.active_url = await databases.call_database(
-                lambda: self.lease.take_or_find(self.open_database())
-            )
-        except databases.UnusableLedgerError as error:
+            is_held = await databases.call_database(self._exchange)
+        except _DATABASE_ERRORS as error:
             if str(error) != self._problem:
                 log.error("lease_unknown", group=self.settings.group, problem=str(error))
             self._problem = str(error)
-            return self.is_active
+            return self.is_active and not self.is_draining
         self._problem = ""
-        return term is not None
+        return is_held
 
-    async def _work(self, files: Path, take_over: Callable[[], None], work: Sequence[Work]) -> None:
-        await databases.call_database(lambda: active_files.read_files(self.open_database(), files))
+    def _exchange(self) -> bool:
+        """Take or renew the lease, unless this collector drains; find the one that holds it. Blocking."""
+        database = self.open_database()
+        is_held = not self.is_draining and self.lease.take(database) is not None
+        self.active_url = "" if is_held else self.lease.find_other(database)
+        before, self._epoch = self._epoch, self.lease.epoch
+        # Another collector was active in between: this one continues with its incidents, in a new term.
+        return is_held and not (self.is_active and self._epoch > before + 1)
+
+    async def _run_term(
+        self, files: Path, take_over: Callable[[], None], tasks: Sequence[ActiveTask]
+    ) -> None:
+        group_name = self.settings.group
+        await databases.call_database(
+            lambda: active_files.read_files(self.open_database(), group_name, files)
+        )
         await run_in_thread(take_over)
         self._stored = {}
         async with asyncio.TaskGroup() as group:
-            for run in work:
+            for run in tasks:
                 group.create_task(run())
             group.create_task(self._run_storing(files))
             self.is_active = True
             self.set_draining()
-            log.info("collector_active", group=self.settings.group, epoch=self.lease.epoch)
+            log.info("collector_active", group=group_name, epoch=self.lease.epoch)
 
     async def _run_storing(self, files: Path) -> None:
         """Store the incidents periodically: they may be large, and must delay no renewal of the lease."""
@@ -166,11 +191,12 @@ class ActiveRole:
     def _store(self, files: Path) -> None:
         """Store the incidents for the next active collector; what fails is tried again after the next period."""
         if term := self.lease.term:
-            with contextlib.suppress(leases.LostLeaseError, databases.UnusableLedgerError, OSError):
-                active_files.store_files(self.open_database(), term, files, self._stored)
+            with contextlib.suppress(leases.LostLeaseError, OSError, *_DATABASE_ERRORS):
+                group, database = self.settings.group, self.open_database()
+                active_files.store_files(database, group, term, files, self._stored)
 
     async def _end(self, term: asyncio.Task[None], files: Path) -> None:
-        """End the work, and let another collector begin."""
+        """End the term, and let another collector begin."""
         was_active, self.is_active = self.is_active, False
         self.set_draining()
         term.cancel()

@@ -268,7 +268,7 @@ def build_receiving(access: AccessLayer, read_only: str) -> ReceivingLayer:
         limits.connections, limits.connections_per_address
     )
     switches = all_switches.AllSwitches.from_settings(
-        settings, clock.now_ns, storage.role.leads, receiver.receive_own
+        settings, clock.now_ns, lambda: not storage.role.waits, receiver.receive_own
     )
     return ReceivingLayer(receiver, authorizer, connections, switches)
 
@@ -317,7 +317,12 @@ def build_api(
     """Return the API of the own nodes, with the metrics of all parts so far."""
     storage, refresher, diagnosis = access.storage, views.refresher, views.diagnosis
     settings, core, switches = storage.settings, storage.core, receiving.switches
-    waiting = view_refresh.CollectorViews()
+    role, waiting = storage.role, view_refresh.CollectorViews()
+
+    def is_idle() -> bool:
+        """True if this collector does not diagnose."""
+        return role.waits or not settings.diagnosis.enabled
+
     metrics = collector_metrics.CollectorMetrics(
         core,
         storage.log,
@@ -332,8 +337,8 @@ def build_api(
         [
             access.audit.cells,
             metering.retention.cells,
-            storage.role.cells,
-            *([diagnosis.cells] if settings.diagnosis.enabled else []),
+            role.cells,
+            lambda: () if is_idle() else diagnosis.cells(),
             switches.cells,
             storage.cells,
         ],
@@ -342,8 +347,8 @@ def build_api(
         core,
         metrics,
         # Those of a waiting collector would be stale.
-        lambda: waiting if storage.role.waits else refresher.views,
-        lambda: diagnosis.table,
+        lambda: waiting if role.waits else refresher.views,
+        lambda: IncidentTable() if role.waits else diagnosis.table,
         settings.stale_seconds,
         wall_ns=storage.clock.now_ns,
         write_probes=storage.probes,
@@ -375,7 +380,7 @@ def build_sinks(
         incident_webhook.IncidentWebhook(
             settings,
             # Once the lease has expired, another collector notifies.
-            lambda: diagnosis.table if storage.role.leads() else IncidentTable(),
+            lambda: diagnosis.table if storage.role.may_notify() else IncidentTable(),
             lambda: diagnosis.decisions.notified,
         ),
     )

@@ -227,9 +227,11 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     """Several collectors with one PostgreSQL database, one of which is active."""
 
     group: str = ""
-    """Name of the group of collectors of which one is active, such as that of a pod. Empty: this collector is alone."""
+    """Name of the group of collectors, such as that of a pod: one collector of a group is active. Empty: this one is alone."""
     advertised_url: str = ""
-    """URL of this collector for links in notifications, such as https://HOST:9470."""
+    """URL of this collector, such as https://HOST:9470: for links in notifications, and for the other collectors of the group,
+    which refer to it. Required with group.
+    """
 
 
 class SwitchesSettings(Struct, frozen=True, kw_only=True):
@@ -290,7 +292,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     inventory_file: str = ""
     """GPUs and RDMA ports that each node must report (CSV: node,gpus,rdma_ports,from,to)."""
     draining: bool = False
-    """Accept no frames, so that agents send to another collector; everything else is served."""
+    """Accept no frames, so that agents send to another collector; everything else is served, in a group by the active one."""
     drain_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """Seconds for which a collector that is stopped drains before it ends, so that agents with several collectors send to
     another one at once: more than their push_seconds, and less than TimeoutStopSec of the unit. 0: it ends at once.

@@ -304,6 +304,7 @@ class JobList(msgspec.Struct, frozen=True):
     suppressed: int = 0
     """Jobs beyond the largest number that is reported; 0 for a tenant, as they may be those of others."""
     found: int = 0
+    offset: int = 0
     view: str = "jobs"
 
 

@@ -30,8 +30,10 @@ RECEIVED = sonic_switch.port_row(1)["SAI_PORT_STAT_IF_IN_OCTETS"]
 pytestmark = pytest.mark.statements
 
 
-def member(directory: Path, name: str, url: str, switches: str = "") -> CollectorSettings:
-    """Settings of a collector of the group."""
+def member(
+    directory: Path, name: str, url: str, switches: str = "", group: str = "pod-1"
+) -> CollectorSettings:
+    """Settings of a collector of a group."""
     own = directory / name
     own.mkdir(exist_ok=True)
     address = f"127.0.0.1:{free_port()}"
@@ -39,7 +41,7 @@ def member(directory: Path, name: str, url: str, switches: str = "") -> Collecto
         settings_in(own, stale_seconds=300, limits=IngestLimits()),
         listen=address,
         ledger=LedgerSettings(url=url),
-        cluster=ClusterSettings(group="pod-1", advertised_url=f"http://{address}"),
+        cluster=ClusterSettings(group=group, advertised_url=f"http://{address}"),
         switches=SwitchesSettings(file=switches),
         diagnosis=DiagnosisSettings(),
     )
@@ -57,6 +59,13 @@ async def waits_for(one: RunningCollector, active: RunningCollector) -> None:
         return await one.get("/-/ready") == (503, f"not ready: waiting: {active.url} is active\n")
 
     await wait_until(is_named, "it names the active one")
+
+
+async def waits_for_nothing(one: RunningCollector) -> None:
+    async def is_idle() -> bool:
+        return "railscope_diagnosis" not in (await one.get("/metrics"))[1]
+
+    await wait_until(is_idle, "its diagnosis has ended")
 
 
 async def referred(one: RunningCollector, path: str) -> tuple[int, str]:
@@ -119,6 +128,14 @@ async def test_one_collector_is_active_and_another_one_continues(
         back = await stack.enter_async_context(run_collector(member(tmp_path, "a", url, file)))
         await waits_for(back, other)
         assert await exposed(back) == ([], [])
+
+        other.collector.role.drain()
+        await becomes_ready(back)
+
+        async def refers() -> bool:
+            return await referred(other, "/nodes") == (307, back.url + "/nodes")
+
+        await wait_until(refers, "the drained one refers to the active one")
     server.drop(url)
 
 
@@ -152,13 +169,29 @@ async def test_the_next_active_collector_continues_with_the_incidents(
         await wait_until(lambda: shows(active), "it has read the incidents")
         other = await stack.enter_async_context(run_collector(member(tmp_path, "b", url)))
         await waits_for(other, active)
+        assert "railscope_diagnosis" not in (await other.get("/metrics"))[1]
+        further = member(tmp_path, "c", url, group="pod-2")
+        third = await stack.enter_async_context(run_collector(further))
+        await becomes_ready(third)
+        assert not await shows(third), "of another group"
+        active.collector.role.drain()
+        await waits_for_nothing(active)
+        assert not await shows(active)
         await first.aclose()
         await wait_until(lambda: shows(other), "it continues with the incidents")
     server.drop(url)
 
 
-async def test_a_group_needs_a_database_of_postgresql(tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(settings_in(tmp_path), cluster=ClusterSettings(group="x"))
-    with pytest.raises(Exception, match=r"invalid cluster.group 'x'.*fix: set ledger.url"):
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://localhost:9470", r"invalid cluster.group 'x'.*fix: set ledger.url"),
+        ("", r"missing cluster.advertised_url of cluster.group 'x'.*fix: set it"),
+    ],
+)
+async def test_a_group_that_cannot_work_is_rejected(tmp_path: Path, url: str, problem: str) -> None:
+    cluster = ClusterSettings(group="x", advertised_url=url)
+    settings = msgspec.structs.replace(settings_in(tmp_path), cluster=cluster)
+    with pytest.raises(Exception, match=problem):
         async with run_collector(settings):
             pass

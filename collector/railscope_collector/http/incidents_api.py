@@ -196,7 +196,9 @@ class JobsApi:
         else:
             rows = [self.row(view, job, states) for job in jobs[request.part]]
         suppressed = 0 if request.tenant is not None else view.suppressed
-        return api.JobList(view.timestamp_ns, tuple(rows), suppressed, len(jobs))
+        return api.JobList(
+            view.timestamp_ns, tuple(rows), suppressed, len(jobs), request.part.start or 0
+        )
 
     def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob]:
         """Return the view and the running job that the parts of a path name. Raises ResourceError."""

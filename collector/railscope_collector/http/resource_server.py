@@ -83,7 +83,7 @@ class Resource(Generic[ApisT]):
     make: Callable[[ApisT, ResourceRequest], Document | Awaitable[Document]]
     """Returns the document, off the loop unless it is awaitable. Raises ResourceError."""
     changes: tuple[Change, ...] = ()
-    """What a new version follows from; without any, the entity tag follows from the content except its time."""
+    """Causes of a new version; without any, the entity tag is computed from the content except its time."""
     other_forms: tuple[str, ...] = ()
     """Media types beside JSON."""
     is_local: bool = False

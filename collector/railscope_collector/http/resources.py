@@ -1,7 +1,6 @@
 """Table of the resources of the API.
 
-A row is all that is needed: from it follow the route and its roles, the parsing of the query, the entity tag and the
-OpenAPI document. A page of the same name has its path, roles and query. `railscope/client/columns.py` states how a
+The route, its roles, the parsing of the query, the entity tag and the OpenAPI document follow from a row. A page of the same name has its path, roles and query. `railscope/client/columns.py` states how a
 list looks in a terminal.
 """
 

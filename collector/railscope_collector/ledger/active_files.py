@@ -21,16 +21,16 @@ FILES = ("incidents", "baselines", "decisions")
 MAX_FILE_BYTES = 256 << 20
 
 
-def read_files(database: Database, directory: Path) -> None:
-    """Replace the files of a directory by those that the previous active collector stored.
+def read_files(database: Database, group: str, directory: Path) -> None:
+    """Replace the files of a directory by those that the previous active collector of the group stored.
 
     Blocking; raises UnusableLedgerError, OSError.
     """
     with database.transaction() as connection:
         found = connection.execute(sa.select(stored_files)).all()
     durable_files.make_directory(directory)
-    # The names become paths: a row of another name must not write elsewhere.
-    contents = {row.name: row.content for row in found if row.name in FILES}
+    stored = {row.name: row.content for row in found}
+    contents = {name: stored[key] for name in FILES if (key := f"{group}/{name}") in stored}
     for name, content in contents.items():
         durable_files.write_durably(directory / name, content)
     for (
@@ -41,9 +41,13 @@ def read_files(database: Database, directory: Path) -> None:
 
 
 def store_files(
-    database: Database, term: leases.LeaseTerm, directory: Path, stored: dict[str, int]
+    database: Database,
+    group: str,
+    term: leases.LeaseTerm,
+    directory: Path,
+    stored: dict[str, int],
 ) -> None:
-    """Store the files of a directory that have changed; `stored` are the times of those that were stored.
+    """Store the files of a directory that have changed for a group; `stored` are the times of those that were stored.
 
     Blocking; raises LostLeaseError, UnusableLedgerError, OSError.
     """
@@ -58,6 +62,7 @@ def store_files(
         with database.transaction(writes=True) as connection:
             # A collector that lost the lease must not replace what the next one has stored.
             term.check(connection)
-            connection.execute(sa.delete(stored_files).where(stored_files.c.name == name))
-            connection.execute(sa.insert(stored_files).values(name=name, content=content))
+            key = f"{group}/{name}"
+            connection.execute(sa.delete(stored_files).where(stored_files.c.name == key))
+            connection.execute(sa.insert(stored_files).values(name=key, content=content))
         stored[name] = details.st_mtime_ns

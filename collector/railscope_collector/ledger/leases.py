@@ -179,19 +179,17 @@ class Lease:
                 self.term = self._take(database)
             return self.term
 
-    def take_or_find(self, database: Database) -> tuple[LeaseTerm | None, str]:
-        """Take the lease, and return the URL of its holder too; empty if it has none, or the lease is free.
+    def find_other(self, database: Database) -> str:
+        """Return the URL of another process that holds the lease; empty if it has none, or no other one holds the lease.
 
         Raises UnusableLedgerError.
         """
-        if term := self.take(database):
-            return term, self.url
         with database.transaction() as connection:
-            is_held = rows.c.expires_at > _clock()
+            is_held = sa.and_(rows.c.expires_at > _clock(), rows.c.holder != self.holder)
             held = sa.select(rows.c.holder).where(rows.c.name == self.name, is_held)
             holder = connection.execute(held).scalar() or ""
         url, separator, _ = holder.partition(" ")
-        return None, url if separator else ""
+        return url if separator else ""
 
     def renew(self) -> None:
         """Renew a lease that is held; a failure to reach the database counts only once it has expired."""

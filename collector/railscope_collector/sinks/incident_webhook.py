@@ -78,7 +78,7 @@ class IncidentWebhook:
     settings: CollectorSettings
     table: Callable[[], IncidentTable]
     delivered: Callable[[], MutableMapping[str, str]]
-    """Returns the state of which the receiver was notified, by incident: `resolved`, or `firing` with the severity."""
+    """Returns the last state that the receiver accepted, by incident: `resolved`, or `firing` with the severity."""
     failures: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of each request."""
