@@ -23,7 +23,7 @@ from support.each import of_each
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
 from railscope.settings import CONFIGURATION_VARIABLE
-from railscope_collector.access import credentials, tokens_format
+from railscope_collector.access import credentials, tokens_file
 from railscope_collector.access.credentials import Credential, Role
 
 
@@ -129,9 +129,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     role = ("--role", "tenant", "--tenant", "vision")
     of_tenant = run("collector", "token", *role, "--days", "30", "board").stdout
     reported, place, line = of_tenant.splitlines()
-    found = tokens_format.parse_credentials(
-        f"{place.partition('section ')[2].rstrip(':')}\n{line}\n"
-    )
+    found = tokens_file.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     ((key, entry),) = found.entries.items()
     assert key.value == credentials.digest_token(reported.rpartition(" ")[2])
     assert entry.credential == Credential("board", Role.TENANT, "vision")
@@ -143,9 +141,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
 
 def test_a_token_with_a_limit_of_authority():
     _, place, line = run("collector", "token", "--max-authority", "2", "gpu-1").stdout.splitlines()
-    found = tokens_format.parse_credentials(
-        f"{place.partition('section ')[2].rstrip(':')}\n{line}\n"
-    )
+    found = tokens_file.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     assert [entry.credential.max_authority for entry in found.entries.values()] == [2]
     wrong = run("collector", "token", "--role", "finance", "--max-authority", "2", "billing")
     assert "--max-authority: expected --role node as well" in wrong.stderr

@@ -29,7 +29,8 @@ from railscope_collector.access import trial_access
 from railscope_collector.access.access_trail import AccessTrail
 from railscope_collector.access.authentication import BrowserSessions
 from railscope_collector.access.credentials import Role
-from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
+from railscope_collector.access.recorded_credentials import RecordedCredentials
+from railscope_collector.access.tokens_file import TokensFile
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.audit import clock_records
 from railscope_collector.billing import billing_reader

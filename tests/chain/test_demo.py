@@ -20,7 +20,7 @@ from support.waiting import wait_until
 
 from railscope import __version__
 from railscope_collector.access.credentials import CredentialKey, digest_token
-from railscope_collector.access.tokens_format import load_credentials
+from railscope_collector.access.tokens_file import load_credentials
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, program_environment
 
 PATIENCE_SECONDS = 120.0

@@ -10,7 +10,7 @@ from running_collector import run_collector, settings_in
 from support.waiting import wait_until
 
 from railscope.settings import SettingsError
-from railscope_collector.access import tokens_format
+from railscope_collector.access import tokens_file
 from railscope_collector.administrator_files import AdministratorFiles
 from railscope_collector.config import CollectorSettings
 
@@ -83,7 +83,7 @@ def test_a_hostile_file_is_rejected_with_a_reason(
     file.write_bytes(file.read_bytes() + more + b"\n")
     if kind.setting == "tokens_file":
         with pytest.raises(SettingsError) as raised:
-            tokens_format.load_credentials(file)
+            tokens_file.load_credentials(file)
         problem = str(raised.value)
     else:
         files = AdministratorFiles.from_settings(settings)

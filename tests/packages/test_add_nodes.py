@@ -13,7 +13,7 @@ from support.packages import ROOT
 from support.secret_server import SecretServer, run_secret_server
 
 from railscope_collector.access.credentials import Role, digest_token
-from railscope_collector.access.tokens_format import parse_credentials
+from railscope_collector.access.tokens_file import parse_credentials
 
 KUBECTL = ROOT / ".helm/kubectl"
 

@@ -24,7 +24,7 @@ import railscope_agent.config
 import railscope_collector.config
 from railscope import settings
 from railscope_collector.access.credentials import Credentials, Role, digest_token
-from railscope_collector.access.tokens_format import parse_credentials
+from railscope_collector.access.tokens_file import parse_credentials
 from railscope_collector.access.trial_access import TrialAccess
 
 CHART = ROOT / "deploy/helm/railscope"

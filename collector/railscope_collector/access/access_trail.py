@@ -19,7 +19,7 @@ from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.service import run_in_thread, run_to_end
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import Credential, CredentialKey, Credentials, Role
-from railscope_collector.access.tokens_file import (
+from railscope_collector.access.recorded_credentials import (
     CredentialChange,
     RecordedCredentials,
     find_changes,

@@ -7,14 +7,19 @@ gets an entry again.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from railscope import convert_errors, durable_files, timestamps, untrusted_text
-from railscope_collector.access import credentials, tokens_format
+from railscope import durable_files, timestamps, untrusted_text
+from railscope_collector.access import credentials
+from railscope_collector.access.tokens_file import (
+    TokensFileEdit,
+    TokensFileError,
+    format_entry,
+    section_name,
+)
 
 SUFFIX, NEW_SUFFIX = ".token", ".new"
 RENEWAL_DAYS = 30
@@ -22,7 +27,6 @@ RENEWAL_DAYS = 30
 _MAX_NAME_BYTES = 200
 """Maximum length of a node's name in UTF-8, so that the temporary name of its file is valid."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_HEADER = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _Entries = Mapping[credentials.CredentialKey, credentials.CredentialEntry]
 
 
@@ -72,16 +76,16 @@ def parse_node_names(text: str) -> list[str]:
                 f"line {number}: invalid node name {untrusted_text.quote_text(name)}: expected printable text in "
                 f"Unicode NFC without a slash or a leading dot, at most {_MAX_NAME_BYTES} bytes"
             )
-            raise tokens_format.TokensFileError(message)
+            raise TokensFileError(message)
         if name in lines:
             message = (
                 f"line {number}: node {name} is also in line {lines[name]}: expected each node once"
             )
-            raise tokens_format.TokensFileError(message)
+            raise TokensFileError(message)
         lines[name] = number
     if not lines:
         message = "no node: expected one name per line"
-        raise tokens_format.TokensFileError(message)
+        raise TokensFileError(message)
     return list(lines)
 
 
@@ -98,10 +102,9 @@ def create_node_tokens(
     now_ns: int,
 ) -> NodeTokens:
     """Create the missing tokens of nodes, and their entries. Raises TokensFileError before any change, and OSError."""
-    tokens_file, text = _read_tokens_file(tokens_file)
-    present = tokens_format.parse_credentials(text)
+    edit = TokensFileEdit.begin(tokens_file)
     by_node: dict[str, dict[credentials.CredentialKey, credentials.CredentialEntry]] = {}
-    for key, entry in present.entries.items():
+    for key, entry in edit.credentials.entries.items():
         if entry.credential.role is credentials.Role.NODE:
             by_node.setdefault(entry.credential.name, {})[key] = entry
     pending = _read_keys(directory, names, NEW_SUFFIX)
@@ -123,20 +126,20 @@ def create_node_tokens(
         f"{_format_line(name, token, by_node.get(name, {}), options, now_ns)}\n"
         for name, token in tokens.items()
     )
-    changed = _edited(text, "nodes", lines, [*removed, *renewed])
-    # The file is edited as text, so that comments stay: the result is parsed again before it is written.
-    _check_edit(present, changed, "nodes", lines, [*removed, *renewed])
+    changed = [*removed, *renewed]
+    edit.change("nodes", lines, changed)
     durable_files.make_directory(directory)
     for name in stored:
         _restrict(directory / (name + (NEW_SUFFIX if name in published else SUFFIX)))
     # Token files first: an entry without its token would be useless, and the token could not be found out again.
     for name, token in tokens.items():
-        _replace(directory / (name + NEW_SUFFIX), f"{token}\n".encode(), 0o600)
+        path = directory / (name + NEW_SUFFIX)
+        with durable_files.partial_file(path, f"{token}\n".encode(), 0o600) as partial:
+            partial.rename(path)
     # One sync for all files: thousands of nodes would need thousands of them.
     durable_files.sync_directory(directory)
-    if changed != text:
-        _replace(tokens_file, changed.encode(), None)
-        durable_files.sync_directory(tokens_file.parent)
+    if tokens or changed:
+        edit.write()
     _publish(directory, {*published, *tokens}, removed)
     without_entry = tuple(n for n, key in stored.items() if key not in by_node.get(n, {}))
     return NodeTokens(
@@ -153,40 +156,29 @@ def create_node_tokens(
 
 
 def create_token_file(
-    holder: credentials.Credential, until_ns: int | None, file: Path, tokens_file: Path
+    holder: credentials.Credential,
+    until_ns: int | None,
+    file: Path,
+    tokens_file: Path,
 ) -> None:
     """Create the token of one holder, and its entry in the tokens file. Raises TokensFileError before any change, and OSError."""
-    tokens_file, text = _read_tokens_file(tokens_file)
-    present, section = tokens_format.parse_credentials(text), tokens_format.section_name(holder)
-    if any(entry.credential.label == holder.label for entry in present.entries.values()):
+    edit = TokensFileEdit.begin(tokens_file)
+    if any(entry.credential.label == holder.label for entry in edit.credentials.entries.values()):
         message = (
-            f"{tokens_file}: {holder.label} has an entry; fix: remove it, or choose another NAME"
+            f"{edit.path}: {holder.label} has an entry; fix: remove it, or choose another NAME"
         )
-        raise tokens_format.TokensFileError(message)
+        raise TokensFileError(message)
     if file.exists():
         message = f"{file} exists; fix: remove it, or choose another file"
-        raise tokens_format.TokensFileError(message)
+        raise TokensFileError(message)
     token = credentials.generate_token()
     key = credentials.CredentialKey("token", credentials.digest_token(token))
     entry = {key: credentials.CredentialEntry(holder, until_ns)}
-    lines = f"{tokens_format.format_entry(holder.name, entry)}\n"
-    changed = _edited(text, section, lines, ())
-    _check_edit(present, changed, section, lines, ())
+    lines = f"{format_entry(holder.name, entry)}\n"
+    edit.change(section_name(holder), lines)
     durable_files.make_directory(file.parent)
-    _replace(file, f"{token}\n".encode(), 0o600)
-    durable_files.sync_directory(file.parent)
-    _replace(tokens_file, changed.encode(), None)
-    durable_files.sync_directory(tokens_file.parent)
-
-
-def _read_tokens_file(tokens_file: Path) -> tuple[Path, str]:
-    """Return the path of a tokens file, and its text; empty if there is none yet. Raises TokensFileError, OSError."""
-    # The target of a symbolic link: replacing the link itself would detach it from the file.
-    tokens_file = tokens_file.resolve()
-    if not tokens_file.parent.is_dir():
-        message = f"tokens file: {tokens_file}: expected an existing directory; fix: create {tokens_file.parent}, or pass --tokens-file"
-        raise tokens_format.TokensFileError(message)
-    return tokens_file, tokens_file.read_text(encoding="utf-8") if tokens_file.exists() else ""
+    durable_files.write_durably(file, f"{token}\n".encode(), 0o600)
+    edit.write()
 
 
 def _read_keys(
@@ -204,7 +196,7 @@ def _read_keys(
             token = ""
         if not _TOKEN.fullmatch(token):
             message = f"{path}: expected one token; fix: remove the file"
-            raise tokens_format.TokensFileError(message)
+            raise TokensFileError(message)
         keys[name] = credentials.CredentialKey("token", credentials.digest_token(token))
     return keys
 
@@ -227,9 +219,7 @@ def _format_line(
     key = credentials.CredentialKey("token", credentials.digest_token(token))
     # The agent uses the former token until its new file is distributed.
     valid = {each: entry for each, entry in present.items() if not entry.is_expired(now_ns)}
-    return tokens_format.format_entry(
-        name, {**valid, key: credentials.CredentialEntry(holder, options.until_ns)}
-    )
+    return format_entry(name, {**valid, key: credentials.CredentialEntry(holder, options.until_ns)})
 
 
 def _publish(directory: Path, published: Iterable[str], removed: Iterable[str]) -> None:
@@ -242,62 +232,7 @@ def _publish(directory: Path, published: Iterable[str], removed: Iterable[str]) 
     durable_files.sync_directory(directory)
 
 
-def _edited(text: str, section: str, lines: str, removed: Collection[str]) -> str:
-    """Return a tokens file with further lines, first in their section, and without those of some names."""
-    if not lines and not removed:
-        return text
-    names = "|".join({re.escape(section), re.escape(section.replace('"', ""))})
-    header = re.search(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\][ \t]*(?:#.*)?$", text, re.MULTILINE)
-    if header is None:
-        separator = "" if text.endswith("\n") or not text else "\n"
-        return f"{text}{separator}[{section}]\n{lines}"
-    start = header.end() + 1
-    following = _HEADER.search(text, start)
-    end = following.start() if following else len(text)
-    forms = [
-        form for name in removed for form in (name, tokens_format.quote_key(name), f"'{name}'")
-    ]
-    entry = re.compile(rf"^[ \t]*(?:{'|'.join(map(re.escape, forms))})[ \t]*=.*\n?", re.MULTILINE)
-    others = entry.sub("", text[start:end]) if forms else text[start:end]
-    return f"{text[: header.end()]}\n{lines}{others}{text[end:]}"
-
-
-def _check_edit(
-    present: credentials.Credentials,
-    changed: str,
-    section: str,
-    lines: str,
-    removed: Collection[str],
-) -> None:
-    """Raise TokensFileError if the changed file has other entries than expected."""
-    added = tokens_format.parse_credentials(f"[{section}]\n{lines}").entries
-    remaining = {
-        key: entry
-        for key, entry in present.entries.items()
-        if entry.credential.role is not credentials.Role.NODE
-        or entry.credential.name not in removed
-    }
-    message = f"the section [{section}] cannot be changed: expected [{section}] on a line of its own, and one line per name"
-    with convert_errors(
-        tokens_format.TokensFileError, tokens_format.TokensFileError, f"{message}: "
-    ):
-        found = tokens_format.parse_credentials(changed)
-    if found != credentials.Credentials({**remaining, **added}, present.revoked):
-        raise tokens_format.TokensFileError(message)
-
-
 def _restrict(path: Path) -> None:
     """Make a token file readable by its owner only."""
     if path.stat().st_mode & 0o077:
         path.chmod(0o600)
-
-
-def _replace(path: Path, content: bytes, mode: int | None) -> None:
-    """Replace a file atomically; None keeps the mode and the owner of a file that exists."""
-    with durable_files.partial_file(path, content, 0o666 if mode is None else mode) as partial:
-        if mode is None and path.exists():
-            status = path.stat()
-            # The collector may read the file as another user: a new file would belong to the user of this command.
-            os.chown(partial, status.st_uid, status.st_gid)
-            partial.chmod(status.st_mode & 0o7777)
-        partial.rename(path)

@@ -1,26 +1,315 @@
-"""The tokens file while the collector runs, and the changes from one state of it to the next.
+"""The tokens file, with the credential of each token and certificate: its format, its edits, and its changes while the collector runs.
 
-The state that was last recorded in the audit log is stored in a file, so that a change made while
-the collector was down is recorded at its next start.
+The file contains SHA-256 digests, and no tokens:
+
+    [nodes]                                  the name is that of the node
+    gpu-001 = "sha256:..."
+    gpu-002 = { token = "sha256:...", max_authority = 2 }
+    [operators]
+    prometheus = ["sha256:...", { token = "sha256:...", until = 2027-01-01T00:00:00Z }]
+    grafana = { certificate = "sha256:..." }
+    [finance]
+    billing = { common_name = "billing.example.com" }
+    [auditors]
+    [tenants.vision]
+    dashboard = "sha256:..."
+    [revoked]
+    certificates = ["sha256:..."]
+
+`max_authority` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims
+that a node reports with that token. A certificate is listed by the digest of its DER encoding or by
+the common name of its subject. A certificate that is not listed may still name its holder
+(`client_certificates`); entries of the tokens file take precedence over the content of a certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
-import msgspec
 import structlog
 
-from railscope import durable_files, service, timestamps
-from railscope_collector.access import credentials as credential_types, tokens_format
+from railscope import (
+    convert_errors,
+    durable_files,
+    service,
+    settings,
+    timestamps,
+    untrusted_text,
+)
+from railscope_collector.access.credentials import (
+    DIGEST_PREFIX,
+    MAX_AUTHORITY,
+    Credential,
+    CredentialEntry,
+    CredentialKey,
+    Credentials,
+    Role,
+    is_name,
+)
 
 _WATCH_SECONDS = 1.0
+_DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
+_SECTIONS = {
+    "nodes": Role.NODE,
+    "operators": Role.OPERATOR,
+    "finance": Role.FINANCE,
+    "auditors": Role.AUDITOR,
+}
+_TENANTS, _REVOKED = "tenants", "revoked"
+_MAX_AUTHORITY = "max_authority"
+_SECTION_NAMES = (*_SECTIONS, _TENANTS, _REVOKED)
+_HEADER = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 log = structlog.get_logger(__name__)
+
+
+def section_name(credential: Credential) -> str:
+    """Return the section of the tokens file that holds a credential."""
+    if credential.role is Role.TENANT:
+        return f"{_TENANTS}.{quote_key(credential.tenant)}"
+    return next(name for name, role in _SECTIONS.items() if role is credential.role)
+
+
+def quote_key(name: str) -> str:
+    """Return a name as a key of the file."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def format_entry(name: str, entries: Mapping[CredentialKey, CredentialEntry]) -> str:
+    """Return the line of a name in the tokens file, with all of its keys."""
+    text = ", ".join(_format_key(key, entry) for key, entry in entries.items())
+    return f"{quote_key(name)} = " + (text if len(entries) == 1 else f"[{text}]")
+
+
+def _format_key(key: CredentialKey, entry: CredentialEntry) -> str:
+    options = {key.kind: json.dumps(key.value, ensure_ascii=False)}
+    if entry.until_ns is not None:
+        options["until"] = timestamps.format_timestamp(entry.until_ns)
+    if entry.credential.max_authority != MAX_AUTHORITY:
+        options[_MAX_AUTHORITY] = str(entry.credential.max_authority)
+    if options.keys() == {"token"}:
+        return options["token"]
+    return f"{{ {', '.join(f'{option} = {text}' for option, text in options.items())} }}"
+
+
+class TokensFileError(ValueError):
+    """Invalid content of the file; the message names the position."""
+
+
+def load_credentials(path: Path) -> Credentials:
+    """Load credentials from a file. Raises SettingsError with the problem and the fix."""
+    try:
+        return parse_credentials(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        fix = "`railscope collector token --nodes FILE --output DIRECTORY`"
+        message = f"missing tokens_file {path}; fix: create it with {fix}"
+        raise settings.SettingsError(message) from None
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read tokens_file {path}: {error}"
+        raise settings.SettingsError(message) from error
+    except TokensFileError as error:
+        message = f"invalid tokens_file {path}: {error}"
+        raise settings.SettingsError(message) from error
+
+
+def parse_credentials(text: str) -> Credentials:
+    """Parse credentials from the text of a file. Raises TokensFileError."""
+    with convert_errors(untrusted_text.TomlError, TokensFileError, "invalid TOML: "):
+        content = untrusted_text.parse_toml(text)
+    unknown = set(content) - set(_SECTION_NAMES)
+    if unknown:
+        message = f"unknown section {min(unknown)!r}: expected one of {', '.join(_SECTION_NAMES)}"
+        raise TokensFileError(message)
+    entries: dict[CredentialKey, CredentialEntry] = {}
+    for key, entry in _parse_entries(content):
+        holder = entries.setdefault(key, entry).credential
+        # One token for two holders: it would not be known which of them used it.
+        if holder.label != entry.credential.label:
+            message = (
+                f"duplicate {key.kind}: {holder.label} and {entry.credential.label} have the"
+                " same one"
+            )
+            raise TokensFileError(message)
+        if entries[key] != entry:
+            message = f"duplicate {key.kind} of {holder.label}: expected one end and one authority"
+            raise TokensFileError(message)
+    return Credentials(entries, _parse_revoked(_read_section(content, _REVOKED, _REVOKED)))
+
+
+def _parse_entries(
+    content: Mapping[str, object],
+) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
+    for section, role in _SECTIONS.items():
+        for name, value in _read_section(content, section, section).items():
+            yield from _parse_entry(Credential(name, role), value, f"[{section}] {name}")
+    for tenant in _read_section(content, _TENANTS, _TENANTS):
+        section_name = f"{_TENANTS}.{tenant}"
+        _check_name(tenant, f"[{section_name}]")
+        for name, value in _read_section(
+            _read_section(content, _TENANTS, _TENANTS), tenant, section_name
+        ).items():
+            yield from _parse_entry(
+                Credential(name, Role.TENANT, tenant), value, f"[{section_name}] {name}"
+            )
+
+
+def _read_section(
+    content: Mapping[str, object], key: str, section_name: str
+) -> Mapping[str, object]:
+    section = content.get(key, {})
+    if not isinstance(section, dict):
+        message = f"invalid [{section_name}]: expected a section"
+        raise TokensFileError(message)
+    return section
+
+
+def _parse_entry(
+    credential: Credential, value: object, location: str
+) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
+    _check_name(credential.name, location)
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, dict):
+            holder = replace(
+                credential, max_authority=_parse_max_authority(item, credential.role, location)
+            )
+            yield (
+                _parse_key(item, location),
+                CredentialEntry(holder, _parse_until_ns(item.get("until"), location)),
+            )
+        else:
+            yield CredentialKey("token", _parse_digest(item, location)), CredentialEntry(credential)
+
+
+def _check_name(name: str, location: str) -> None:
+    if not is_name(name):
+        message = f"{location}: invalid name {name!r}: expected printable text in Unicode NFC"
+        raise TokensFileError(message)
+
+
+def _parse_key(table: Mapping[str, object], location: str) -> CredentialKey:
+    kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
+    if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_AUTHORITY}:
+        message = (
+            f"{location}: expected one of token, certificate and common_name, with `until` and"
+            f" `{_MAX_AUTHORITY}` as the only other keys"
+        )
+        raise TokensFileError(message)
+    value = table[kinds[0]]
+    if kinds[0] != "common_name":
+        return CredentialKey(kinds[0], _parse_digest(value, location))
+    if not isinstance(value, str) or not is_name(value):
+        message = f"{location}: invalid common_name: expected printable text in Unicode NFC"
+        raise TokensFileError(message)
+    return CredentialKey(kinds[0], value)
+
+
+def _parse_max_authority(table: Mapping[str, object], role: Role, location: str) -> int:
+    value = table.get(_MAX_AUTHORITY, MAX_AUTHORITY)
+    if _MAX_AUTHORITY in table and role is not Role.NODE:
+        message = f"{location}: unexpected {_MAX_AUTHORITY}: expected in section [nodes] only"
+        raise TokensFileError(message)
+    # In Python True is an integer, 1.
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_AUTHORITY:
+        message = f"{location}: invalid {_MAX_AUTHORITY} {value!r}: expected 1 to {MAX_AUTHORITY}"
+        raise TokensFileError(message)
+    return value
+
+
+def _parse_digest(value: object, location: str) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        message = f"{location}: invalid digest: expected {DIGEST_PREFIX}<64 hex digits>"
+        raise TokensFileError(message)
+    return value
+
+
+def _parse_until_ns(value: object, location: str) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        message = f"{location}: invalid until: expected a time with an offset, such as 2027-01-01T00:00:00Z"
+        raise TokensFileError(message)
+    return timestamps.from_datetime(value)
+
+
+def _parse_revoked(section: Mapping[str, object]) -> frozenset[str]:
+    listed = section.get("certificates", [])
+    if set(section) - {"certificates"} or not isinstance(listed, list):
+        message = f"invalid [{_REVOKED}]: expected certificates = [...] as its only key"
+        raise TokensFileError(message)
+    return frozenset(_parse_digest(digest, f"[{_REVOKED}] certificates") for digest in listed)
+
+
+@dataclass(slots=True)
+class TokensFileEdit:
+    """An edit of a tokens file as text, so that comments stay."""
+
+    path: Path
+    text: str
+    credentials: Credentials
+    """Credentials before the edit."""
+
+    @classmethod
+    def begin(cls, path: Path) -> TokensFileEdit:
+        """Read the file; one that does not exist yet is empty. Raises TokensFileError, OSError."""
+        # The target of a symbolic link: replacing the link itself would detach it from the file.
+        path = path.resolve()
+        if not path.parent.is_dir():
+            message = f"tokens file: {path}: expected an existing directory; fix: create {path.parent}, or pass --tokens-file"
+            raise TokensFileError(message)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return cls(path, text, parse_credentials(text))
+
+    def change(self, section: str, lines: str, removed: Collection[str] = ()) -> None:
+        """Add lines first in their section, and remove those of some nodes. Raises TokensFileError."""
+        if not lines and not removed:
+            return
+        self.text = _edited(self.text, section, lines, removed)
+        added = parse_credentials(f"[{section}]\n{lines}").entries
+        remaining = {
+            key: entry
+            for key, entry in self.credentials.entries.items()
+            if entry.credential.role is not Role.NODE or entry.credential.name not in removed
+        }
+        message = f"the section [{section}] cannot be changed: expected [{section}] on a line of its own, and one line per name"
+        with convert_errors(TokensFileError, TokensFileError, f"{message}: "):
+            found = parse_credentials(self.text)
+        if found != Credentials({**remaining, **added}, self.credentials.revoked):
+            raise TokensFileError(message)
+
+    def write(self) -> None:
+        """Replace the file atomically and durably; one that exists keeps its mode and its owner."""
+        with durable_files.partial_file(self.path, self.text.encode()) as partial:
+            if self.path.exists():
+                status = self.path.stat()
+                # The collector may read the file as another user: a new file would belong to the user of this command.
+                os.chown(partial, status.st_uid, status.st_gid)
+                partial.chmod(status.st_mode & 0o7777)
+            partial.rename(self.path)
+        durable_files.sync_directory(self.path.parent)
+
+
+def _edited(text: str, section: str, lines: str, removed: Collection[str]) -> str:
+    """Return a text with further lines, first in their section, and without those of some names."""
+    names = "|".join({re.escape(section), re.escape(section.replace('"', ""))})
+    header = re.search(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\][ \t]*(?:#.*)?$", text, re.MULTILINE)
+    if header is None:
+        separator = "" if text.endswith("\n") or not text else "\n"
+        return f"{text}{separator}[{section}]\n{lines}"
+    start = header.end() + 1
+    following = _HEADER.search(text, start)
+    end = following.start() if following else len(text)
+    forms = [form for name in removed for form in (name, quote_key(name), f"'{name}'")]
+    entry = re.compile(rf"^[ \t]*(?:{'|'.join(map(re.escape, forms))})[ \t]*=.*\n?", re.MULTILINE)
+    others = entry.sub("", text[start:end]) if forms else text[start:end]
+    return f"{text[: header.end()]}\n{lines}{others}{text[end:]}"
 
 
 @dataclass(slots=True)
@@ -28,15 +317,15 @@ class TokensFile:
     """Credentials in force: the last that could be read. Raises SettingsError at the start."""
 
     path: Path
-    on_change: list[Callable[[credential_types.Credentials], None]] = field(default_factory=list)
-    credentials: credential_types.Credentials = field(init=False)
+    on_change: list[Callable[[Credentials], None]] = field(default_factory=list)
+    credentials: Credentials = field(init=False)
     is_valid: bool = True
     """True if the current content of the file could be read."""
     _read_digest: bytes = b""
     _parsed_digest: bytes = b""
 
     def __post_init__(self) -> None:
-        self.credentials = tokens_format.load_credentials(self.path)
+        self.credentials = load_credentials(self.path)
 
     async def watch(self) -> None:
         """Read the file after each change, until cancelled."""
@@ -49,7 +338,7 @@ class TokensFile:
                     listener(credentials)
             await asyncio.sleep(_WATCH_SECONDS)
 
-    def read(self) -> credential_types.Credentials | None:
+    def read(self) -> Credentials | None:
         """Return the content of the file if it has changed and can be read. Blocking.
 
         A change takes effect when two consecutive reads agree: a file that is being written is empty at
@@ -62,7 +351,7 @@ class TokensFile:
             if changing or digest == self._parsed_digest:
                 return None
             self._parsed_digest = digest
-            credentials = tokens_format.parse_credentials(content.decode())
+            credentials = parse_credentials(content.decode())
         except (OSError, ValueError) as error:
             # Logged once for a file that cannot be read, and for each new invalid content.
             if self.is_valid or not isinstance(error, OSError):
@@ -79,122 +368,3 @@ class TokensFile:
             return None
         self.is_valid = True
         return credentials
-
-
-_MAX_NAMED = 20
-"""Maximum number of keys listed in one record."""
-
-
-@dataclass(frozen=True, slots=True)
-class CredentialChange:
-    """Keys added to or removed from one holder."""
-
-    type: str
-    """Type of the audit record: identity.enrol_approve, rotate or revoke."""
-    holder: credential_types.Credential | None
-    """None for the revocation of a certificate that the file does not list."""
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-
-
-class _StoredEntry(msgspec.Struct, frozen=True):
-    """An entry as stored in the file."""
-
-    kind: str
-    value: str
-    role: credential_types.Role
-    name: str
-    tenant: str
-    until_ns: int | None
-    max_authority: int = msgspec.field(default=credential_types.MAX_AUTHORITY, name="max_rank")
-
-
-class _StoredCredentials(msgspec.Struct, frozen=True):
-    entries: list[_StoredEntry] = []
-    revoked: list[str] = []
-
-
-@dataclass(slots=True)
-class RecordedCredentials:
-    """Credentials that are recorded in the audit log. Blocking; raises OSError."""
-
-    path: Path
-    credentials: credential_types.Credentials = field(default_factory=credential_types.Credentials)
-
-    def read(self) -> None:
-        """Read the stored state. Raises MsgspecError if the file is damaged."""
-        if not self.path.exists():
-            return
-        state = msgspec.json.decode(self.path.read_bytes(), type=_StoredCredentials)
-        entries: dict[credential_types.CredentialKey, credential_types.CredentialEntry] = {}
-        for stored in state.entries:
-            credential = credential_types.Credential(
-                stored.name, stored.role, stored.tenant, stored.max_authority
-            )
-            entries[credential_types.CredentialKey(stored.kind, stored.value)] = (
-                credential_types.CredentialEntry(credential, stored.until_ns)
-            )
-        self.credentials = credential_types.Credentials(entries, frozenset(state.revoked))
-
-    def store(self, credentials: credential_types.Credentials) -> None:
-        """Store these credentials as recorded; durable on return."""
-        entries = [
-            _StoredEntry(**asdict(key), **asdict(entry.credential), until_ns=entry.until_ns)
-            for key, entry in credentials.entries.items()
-        ]
-        state = _StoredCredentials(entries, sorted(credentials.revoked))
-        durable_files.write_durably(self.path, msgspec.json.encode(state))
-        self.credentials = credentials
-
-
-def find_changes(
-    old: credential_types.Credentials, new: credential_types.Credentials
-) -> list[CredentialChange]:
-    """Return the changes to record, by holder."""
-    old_keys, new_keys = _keys_by_holder(old.entries), _keys_by_holder(new.entries)
-    changes = []
-    for holder in dict.fromkeys((*old_keys, *new_keys)):
-        had, has = old_keys.get(holder, {}), new_keys.get(holder, {})
-        if had == has:
-            continue
-        kind = "enrol_approve" if not had else "rotate" if has else "revoke"
-        added = tuple(text for key, text in has.items() if had.get(key) != text)
-        removed = tuple(text for key, text in had.items() if has.get(key) != text)
-        changes.append(
-            CredentialChange(
-                f"identity.{kind}", holder, _shorten_list(added), _shorten_list(removed)
-            )
-        )
-    for key in _certificate_keys(new.revoked - old.revoked):
-        changes += [CredentialChange("identity.revoke", None, removed=(key.short,))]
-    for key in _certificate_keys(old.revoked - new.revoked):
-        changes += [CredentialChange("identity.enrol_approve", None, added=(key.short,))]
-    return changes
-
-
-def _certificate_keys(digests: frozenset[str]) -> list[credential_types.CredentialKey]:
-    return [credential_types.CredentialKey("certificate", digest) for digest in sorted(digests)]
-
-
-def _keys_by_holder(
-    entries: Mapping[credential_types.CredentialKey, credential_types.CredentialEntry],
-) -> dict[credential_types.Credential, dict[credential_types.CredentialKey, str]]:
-    keys: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
-    for key, entry in entries.items():
-        credential = entry.credential
-        until = "" if entry.until_ns is None else f" until {entry.until_ns // timestamps.SECOND_NS}"
-        limit = (
-            f" max_rank {credential.max_authority}"
-            if credential.max_authority != credential_types.MAX_AUTHORITY
-            else ""
-        )
-        # The limit is part of the text: a changed limit is a rotation of the holder's keys, and no other holder.
-        holder = replace(credential, max_authority=credential_types.MAX_AUTHORITY)
-        keys.setdefault(holder, {})[key] = f"{key.short}{until}{limit}"
-    return keys
-
-
-def _shorten_list(texts: tuple[str, ...]) -> tuple[str, ...]:
-    if len(texts) <= _MAX_NAMED:
-        return texts
-    return (*texts[:_MAX_NAMED], f"and {len(texts) - _MAX_NAMED} more")

@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from railscope import __version__, durable_files, listen_address, tls_contexts
 from railscope.settings import SettingsError, state_directory
 from railscope_collector import administrator_files, archive_stores, tables
-from railscope_collector.access import credentials, tokens_format, trial_access
+from railscope_collector.access import credentials, tokens_file, trial_access
 from railscope_collector.audit import entry_retention, log_secrets
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import archive_files, evidence_store
@@ -153,7 +153,7 @@ def _check_directory(directory: Path, *, running: bool) -> str:
 
 def _check_tokens(settings: CollectorSettings) -> str:
     path = Path(settings.tokens_file)
-    entries = tokens_format.load_credentials(path).entries.values()
+    entries = tokens_file.load_credentials(path).entries.values()
     roles = Counter(str(entry.credential.role) for entry in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
     # Client certificates may name operators, too.
@@ -167,7 +167,7 @@ def _check_trial(settings: CollectorSettings, directory: Path) -> str:
     trial = trial_access.TrialAccess.from_settings(settings, directory)
     if trial is None:
         return "off: each node has its own token"
-    entries = tokens_format.load_credentials(Path(settings.tokens_file)).entries
+    entries = tokens_file.load_credentials(Path(settings.tokens_file)).entries
     if holder := entries.get(trial.key):
         message = f"trial_token_file has the token of {holder.credential.label}, which all agents would have; fix: another token"
         raise SettingsError(message)
@@ -179,7 +179,7 @@ def _check_inventory(
 ) -> Iterator[CheckResult]:
     """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
     try:
-        entries = tokens_format.load_credentials(Path(settings.tokens_file)).entries.values()
+        entries = tokens_file.load_credentials(Path(settings.tokens_file)).entries.values()
         expected_nodes = {
             row.credential.name for row in entries if row.credential.role is credentials.Role.NODE
         }

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from railscope import convert_errors, timestamps
-from railscope_collector.access import credentials, node_tokens, tokens_format
+from railscope_collector.access import credentials, node_tokens
+from railscope_collector.access.tokens_file import TokensFileError, format_entry, section_name
 from railscope_collector.commands import config_option, load_settings
 
 
@@ -119,17 +120,15 @@ def token(  # noqa: PLR0913, PLR0917 - flags
     )
     if output:
         file = tokens_file or Path(load_settings(config).tokens_file)
-        with convert_errors((tokens_format.TokensFileError, OSError), click.ClickException):
+        with convert_errors((TokensFileError, OSError), click.ClickException):
             node_tokens.create_token_file(holder, until_ns, output, file)
         click.echo(f"token of {name} written to {output}; entry added to {file}")
         return
     new_token = credentials.generate_token()
     click.echo(f"token (for {name} only): {new_token}")
-    click.echo(f"line for the tokens file, section [{tokens_format.section_name(holder)}]:")
+    click.echo(f"line for the tokens file, section [{section_name(holder)}]:")
     key = credentials.CredentialKey("token", credentials.digest_token(new_token))
-    click.echo(
-        tokens_format.format_entry(name, {key: credentials.CredentialEntry(holder, until_ns)})
-    )
+    click.echo(format_entry(name, {key: credentials.CredentialEntry(holder, until_ns)}))
 
 
 def _create_node_tokens(
@@ -139,11 +138,9 @@ def _create_node_tokens(
     options: node_tokens.NodeTokenOptions,
     now_ns: int,
 ) -> None:
-    failures = (tokens_format.TokensFileError, UnicodeDecodeError, OSError)
+    failures = (TokensFileError, UnicodeDecodeError, OSError)
     with convert_errors(failures, click.ClickException):
-        with convert_errors(
-            tokens_format.TokensFileError, tokens_format.TokensFileError, f"{nodes_file}: "
-        ):
+        with convert_errors(TokensFileError, TokensFileError, f"{nodes_file}: "):
             names = node_tokens.parse_node_names(nodes_file.read_text(encoding="utf-8"))
         outcome = node_tokens.create_node_tokens(names, output, tokens_file, options, now_ns)
     renewed = f"; renewed: {len(outcome.renewed)}" if options.is_renewing else ""

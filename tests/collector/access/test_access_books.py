@@ -19,7 +19,7 @@ from support.books import ONE, TWO, books_with, claim, evidence_of, gpu, manager
 
 from railscope.service import run_in_thread
 from railscope_collector.access.credentials import Credential, Role, digest_token
-from railscope_collector.access.tokens_format import quote_key, section_name
+from railscope_collector.access.tokens_file import quote_key, section_name
 from railscope_collector.config import LedgerSettings
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.units import period_name

@@ -21,8 +21,8 @@ from railscope_collector.access.credentials import (
     digest_bytes,
     digest_token,
 )
-from railscope_collector.access.tokens_file import RecordedCredentials, find_changes
-from railscope_collector.access.tokens_format import (
+from railscope_collector.access.recorded_credentials import RecordedCredentials, find_changes
+from railscope_collector.access.tokens_file import (
     parse_credentials,
     quote_key,
     section_name,

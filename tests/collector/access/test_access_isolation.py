@@ -28,7 +28,7 @@ from railscope.catalog import account as account_catalog, collector as catalog, 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.access.credentials import Credential, Role, digest_token
-from railscope_collector.access.tokens_format import quote_key, section_name
+from railscope_collector.access.tokens_file import quote_key, section_name
 from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import View, ViewCell

@@ -21,7 +21,7 @@ from railscope_collector.access.credentials import (
     Role,
     digest_token,
 )
-from railscope_collector.access.tokens_file import RecordedCredentials
+from railscope_collector.access.recorded_credentials import RecordedCredentials
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.http.failure_throttle import (
     MAX_FAILURES,

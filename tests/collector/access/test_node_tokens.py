@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from railscope_collector.access import credentials, tokens_format
+from railscope_collector.access import credentials, tokens_file
 from railscope_collector.access.node_tokens import (
     NodeTokenOptions,
     create_node_tokens,
@@ -43,7 +43,7 @@ STEPS = st.one_of(
 
 
 def accepted_digests(site: Site) -> dict[str, str]:
-    entries = tokens_format.parse_credentials(site.file.read_text()).entries
+    entries = tokens_file.parse_credentials(site.file.read_text()).entries
     return {key.value: entry.credential.name for key, entry in entries.items()}
 
 

@@ -26,7 +26,7 @@ from railscope import timestamps
 from railscope.settings import SettingsError
 from railscope_collector.access.authentication import authenticate
 from railscope_collector.access.credentials import CredentialKey, Credentials, digest_token
-from railscope_collector.access.tokens_format import load_credentials
+from railscope_collector.access.tokens_file import load_credentials
 
 NOON_NS = 1_790_000_000_000_000_000
 TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
