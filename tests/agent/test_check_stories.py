@@ -4,7 +4,6 @@
     file PATH TEXT, call KEY JSON, log RECORD   what the node answers; `later PATH TEXT` is that of the second read
     deny PATH-OR-KEY, fail KEY-OR-GPU CODE TEXT a file or call is denied; a call fails with an error of NVML
     nic NUMBER [DRIVER]           a NIC that a driver owns, or none; `namespace PATH`: one without an interface here
-    budget MILLISECONDS           a read of the RDMA device takes so much processor time, beyond the budget
     collector [STATUS]            a collector, and its answer if it does not accept the agent
 
 Below `check [BEGINNING]`: lines that begin with BROKEN or DENIED, or with the text, and `exit STATUS`.
@@ -23,17 +22,15 @@ from support import pci_bus
 from support.collector import ScriptedCollector
 from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
-from support.metering import MIB, FakeMeter
-from support.rdma_nics import INFINIBAND, add_nic
+from support.rdma_nics import add_nic
 from support.shipping import link_to
 from support.stories import Story
 
 from railscope_agent.commands.check import check, read_twice
-from railscope_agent.config import AgentSettings, BudgetSettings
+from railscope_agent.config import AgentSettings
 from railscope_agent.host import NvmlError
 from railscope_agent.service import Agent
 
-PACKETS = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
 DEVICE = "/sys/devices/pci0000:3a/0000:3b:00.0"
 
 
@@ -41,7 +38,7 @@ class CheckedNode:
     """A node, and the settings of its agent."""
 
     def __init__(self) -> None:
-        self.host, self.meter = FakeHost(), FakeMeter()
+        self.host = FakeHost()
         self.later: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
         self.collector = ScriptedCollector()
@@ -95,17 +92,6 @@ class CheckedNode:
         model = (pci_bus.MELLANOX, pci_bus.CONNECTX7)
         pci_bus.add_device(self.host, path, pci_bus.ETHERNET, model)
 
-    async def on_budget(self, milliseconds: str) -> None:
-        packets = str(self.host.files[PACKETS])
-
-        def read() -> str:
-            self.meter.spend(float(milliseconds))
-            return packets
-
-        self.host.files[PACKETS] = read
-        self.meter.resident = 80 * MIB
-        self.settings["budget"] = BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
-
     async def on_collector(self, *statuses: str) -> None:
         await self.servers.enter_async_context(self.collector.serving())
         answers = [web.json_response({"error": "because"}, status=int(s)) for s in statuses]
@@ -115,7 +101,7 @@ class CheckedNode:
     async def on_check(self, *words: str) -> list[str]:
         lines: list[str] = []
         beginnings = " ".join(words) or ("BROKEN", "DENIED")
-        agent = Agent(AgentSettings(**self.settings), self.host, "node-1", meter=self.meter)
+        agent = Agent(AgentSettings(**self.settings), self.host, "node-1")
         reads = [partial(read_twice, seconds=10)] if self.later else []
         checking = asyncio.ensure_future(check(agent, lines.append, *reads))
         if self.later:

@@ -6,7 +6,7 @@ import pytest
 
 from railscope.catalog.entities import GPU, NIC, NODE
 from railscope.frame import Entity
-from railscope_agent.commands.device_names import DeviceNames
+from railscope_agent.commands.check import DeviceNames
 
 NAMES = DeviceNames(
     [

@@ -6,10 +6,13 @@ hardware: the vendor of a transceiver is the content of its memory.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
-from railscope import __version__, figures
+from railscope import __version__
+from railscope.catalog.entities import GPU, NIC
+from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
@@ -17,16 +20,12 @@ from railscope.wire import SentAt, envelope, pack
 from railscope_agent.commands.capture_walk import (
     CaptureWalk as CaptureWalk,  # noqa: PLC0414 - scripts that check captures find both here
 )
-from railscope_agent.commands.device_names import DeviceNames
 from railscope_agent.commands.running_agent import check_running_agent
 from railscope_agent.health import health_findings
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
-from railscope_agent.sampling.budget_keeper import create_governor
-from railscope_agent.sampling.governor import Governor
-from railscope_agent.sampling.meter import ThreadCost
 from railscope_agent.sampling.probe_result import (
     ProbeFinding,
     ProbeVerdict,
@@ -53,7 +52,6 @@ _MARKS = {
 }
 _RANKS = {ProbeVerdict.BROKEN: 0, ProbeVerdict.DENIED: 1, ProbeVerdict.AWAITED: 2}
 """Sort order of the output, the worst first."""
-_MS, _MIB = 1_000_000, 1 << 20
 _AS_ROOT = "run the agent as root, or accept that these are missing"
 _DENIED = {
     "gpu_activity": "run the agent as root, or load the nvidia module with"
@@ -83,7 +81,6 @@ async def check(
     findings = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
     findings += _node_health(agent, node_facts)
     findings += _hangs(agent)
-    findings += _costs(agent)
     if live:
         findings += await check_running_agent(agent.settings)
     findings += await _collectors(agent)
@@ -203,70 +200,6 @@ def _hangs(agent: Agent) -> list[ProbeFinding]:
     ]
 
 
-def _costs(agent: Agent) -> list[ProbeFinding]:
-    """Return the measured cost of the reads, and the periods that the governor would set.
-
-    First reads are more expensive than later ones; the metrics endpoint of a running agent has its actual
-    cost.
-    """
-    budget, sources = agent.settings.budget, agent.sampler.sources
-    statuses = agent.sampler.statuses
-    governor = create_governor(budget, sources, min_values=1)
-    for name, status in statuses.items():
-        if status.last_cost and status.state != UNSUPPORTED:
-            governor.record_read(name, status.last_cost, 0)
-    shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
-    # Before the decision, which lengthens the periods.
-    whole = governor.expected_use
-    governor.decide(lambda: 0, 0)
-    findings = [
-        _cost(statuses[name], shares[name], governor)
-        for name in sorted(shares, key=shares.__getitem__, reverse=True)
-        if shares[name]
-    ]
-    detail = f"reads use {figures.percent(whole)} of a core at the configured periods"
-    verdict, remedy = ProbeVerdict.SUPPORTED, ""
-    if not budget.cpu_ratio:
-        detail, verdict = f"{detail}, no budget is set", ProbeVerdict.ABSENT
-    else:
-        detail = f"{detail}, budget {figures.percent(budget.cpu_ratio)}"
-        if whole > budget.cpu_ratio:
-            detail += ": exceeded; periods are lengthened until reads fit the budget"
-            remedy = "increase periods in [period_seconds], or increase budget.cpu_ratio"
-    return [*findings, ProbeFinding("processor budget", verdict, detail, remedy), _memory(agent)]
-
-
-def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding:
-    name, spent = status.source.name, status.last_cost
-    cost = spent.read if spent else ThreadCost()
-    period = status.source.period_seconds
-    detail = (
-        f"{figures.percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
-        f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
-    )
-    load = governor.loads[name]
-    if load.period_factor > 1:
-        detail += f"; lengthened to every {period * load.period_factor:g} s ({load.why})"
-    return ProbeFinding.supported(f"cost of {name}", detail)
-
-
-def _memory(agent: Agent) -> ProbeFinding:
-    subject, bound = "memory budget", agent.settings.budget.memory_bytes
-    try:
-        resident = agent.keeper.meter.resident_bytes()
-    except OSError as error:
-        detail = f"resident memory cannot be read: {error.strerror}"
-        return ProbeFinding.absent(subject, detail)
-    detail = f"{resident / _MIB:.0f} MiB resident"
-    if not bound:
-        return ProbeFinding.absent(subject, f"{detail}, no budget is set")
-    detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
-    if resident <= bound:
-        return ProbeFinding.supported(subject, detail)
-    detail = f"{detail}: exceeded"
-    return ProbeFinding.absent(subject, detail, "increase budget.memory_bytes")
-
-
 async def _collectors(agent: Agent) -> list[ProbeFinding]:
     """Return a finding about each collector, as listed."""
     try:
@@ -298,3 +231,35 @@ async def read_twice(agent: Agent, seconds: float) -> None:
     await agent.once()
     await agent.clock.sleep_until(started_ns + round(seconds * SECOND_NS))
     await agent.once()
+
+
+class DeviceNames:
+    """All names of the GPUs and NICs of a node, for texts that contain one of them.
+
+    A GPU has a UUID, an index and a PCI address; a NIC has an interface, an RDMA device and a rail.
+    """
+
+    def __init__(self, entities: Iterable[Entity]) -> None:
+        self._names: dict[str, str] = {}
+        for entity in entities:
+            name, facts = entity.key[0] if entity.key else "", entity.facts
+            if entity.kind is GPU and {"index", "pci_address"} <= facts.keys():
+                index, address = facts["index"], facts["pci_address"]
+                self._names[name] = f"{name} (index {index}, {address})"
+                self._names[address] = f"{address} (GPU {index}, {name})"
+            elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
+                rail = f"rail {facts['rail']}" if facts.get("rail") else ""
+                details = ", ".join(filter(None, (facts.get("rdma_device"), rail)))
+                self._names[name] = f"{name} ({details})"
+        # The longest first: an alternative that matches ends the search, and a name may be the beginning of
+        # another.
+        any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
+        self._pattern = (
+            re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None
+        )
+
+    def spell_out(self, text: str) -> str:
+        """Return a text with the other names of a device appended to each of its names."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: self._names[match[0]], text)

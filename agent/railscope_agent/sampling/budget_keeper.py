@@ -15,7 +15,6 @@ from railscope import figures
 from railscope.catalog.agent import GOVERNOR_STATES
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import BudgetSettings
-from railscope_agent.sampling.cost_trend import MIN_VALUES
 from railscope_agent.sampling.governor import AT_LIMIT, WITHIN, GovernedSource, Governor
 from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.sampling.source import Source, longest_period_seconds
@@ -27,9 +26,7 @@ RELEASE_EVERY_NS = 600 * SECOND_NS
 """Minimum interval of releases: a garbage collection takes tens of milliseconds."""
 
 
-def create_governor(
-    budget: BudgetSettings, sources: Iterable[Source], min_values: int = MIN_VALUES
-) -> Governor:
+def create_governor(budget: BudgetSettings, sources: Iterable[Source]) -> Governor:
     """Return a governor of these sources at their configured periods."""
     governed = [
         GovernedSource(
@@ -40,7 +37,7 @@ def create_governor(
         )
         for source in sources
     ]
-    return Governor(budget.cpu_ratio, governed, min_values)
+    return Governor(budget.cpu_ratio, governed)
 
 
 @dataclass(slots=True)

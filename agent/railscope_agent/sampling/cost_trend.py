@@ -23,7 +23,6 @@ class CostTrend:
     some are measured with cold caches.
     """
 
-    min_values: int = MIN_VALUES
     mean: float = 0.0
     count: int = 0
     _at_ns: int = 0
@@ -32,7 +31,7 @@ class CostTrend:
     @property
     def estimate(self) -> float:
         """Mean; zero while there are too few values."""
-        return self.mean if self.count >= self.min_values else 0.0
+        return self.mean if self.count >= MIN_VALUES else 0.0
 
     def add(self, value: float, at_ns: int) -> None:
         """Record a value measured at a time of the boot clock."""

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heapreplace
 
 from railscope.catalog.agent import GOVERNOR_STATES
 from railscope.timestamps import SECOND_NS
-from railscope_agent.sampling.cost_trend import MIN_VALUES, CostTrend
+from railscope_agent.sampling.cost_trend import CostTrend
 from railscope_agent.sampling.meter import ReadCost
 
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
@@ -78,22 +78,18 @@ class _CostTrends:
 class GovernedLoad:
     """A governed source: its cost and its period factor."""
 
-    def __init__(self, source: GovernedSource, min_values: int = MIN_VALUES) -> None:
+    def __init__(self, source: GovernedSource) -> None:
         self.source = source
         self.max_period_factor = source.max_period_factor
         self.period_factor = 1
         self.why = ""
         self.changed_ns = 0
-        self._min_values = min_values
         self.forget()
 
     def forget(self) -> None:
         """Reset the cost: the source has no devices on this node, or none any more."""
-
-        def new_trends() -> _CostTrends:
-            return _CostTrends(CostTrend(self._min_values), CostTrend(self._min_values))
-
-        self._cpu, self._wall = new_trends(), new_trends()
+        self._cpu = _CostTrends(CostTrend(), CostTrend())
+        self._wall = _CostTrends(CostTrend(), CostTrend())
         self._probed_ns: int | None = None
         self._probes_every_ns = REPROBE_NS
 
@@ -216,13 +212,11 @@ class Governor:
     Such a budget cannot be met, and the state reports that.
     """
 
-    def __init__(
-        self, cpu_ratio: float, sources: Iterable[GovernedSource], min_values: int = MIN_VALUES
-    ) -> None:
+    def __init__(self, cpu_ratio: float, sources: Iterable[GovernedSource]) -> None:
         self.cpu_ratio = cpu_ratio
         self.state = WITHIN
         self.loads: Mapping[str, GovernedLoad] = {
-            source.name: GovernedLoad(source, min_values) for source in sources
+            source.name: GovernedLoad(source) for source in sources
         }
         families = dict.fromkeys(load.source.family for load in self.loads.values())
         self._threads = [
