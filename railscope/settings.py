@@ -1,8 +1,7 @@
 """Settings: one TOML file per program, then the environment, then flags.
 
 A settings type is a frozen msgspec Struct with a docstring below each field; sample files and the
-reference are generated from it. Unknown keys are errors that name the most similar valid one. A type may
-have `renamed`, which maps former names of its settings to the present ones.
+reference are generated from it. Unknown keys are errors that name the most similar valid one.
 """
 
 from __future__ import annotations
@@ -143,18 +142,13 @@ def _from_environment(
     kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
 ) -> dict[str, dict[str, Any]]:
     """Return the setting in each environment variable with the prefix."""
-    key_by_variable, renamed = {}, {}
-    for key, section, info, _ in _leaves(kind):
-        name = key.upper().replace(".", "__")
-        key_by_variable[name] = key
-        for former, present in getattr(section, "renamed", {}).items():
-            renamed[name.removesuffix(info.name.upper()) + former.upper()] = present
+    key_by_variable = {key.upper().replace(".", "__"): key for key, *_ in _leaves(kind)}
     values = {}
     for name, value in environment.items():
         if name.startswith(prefix):
             suffix = name.removeprefix(prefix)
             if suffix not in key_by_variable:
-                message = f"unknown environment variable {name}{_nearest(suffix, key_by_variable, renamed, prefix)}"
+                message = f"unknown environment variable {name}{_nearest(suffix, key_by_variable, prefix)}"
                 raise SettingsError(message)
             values[name] = _nest({key_by_variable[suffix]: value}, ".")
     return values
@@ -177,8 +171,7 @@ def _merge(
     hints = typing.get_type_hints(kind, include_extras=True)
     for key, value in new.items():
         if key not in hints:
-            hint = _nearest(key, hints, getattr(kind, "renamed", {}))
-            message = f"unknown key {key!r} in {origin}{hint}"
+            message = f"unknown key {key!r} in {origin}{_nearest(key, hints)}"
             raise SettingsError(message)
         section = _section(hints[key])
         if section is None:
@@ -260,13 +253,9 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
-def _nearest(
-    name: str, names: Mapping[str, Any], renamed: Mapping[str, str], prefix: str = ""
-) -> str:
+def _nearest(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
     import difflib  # noqa: PLC0415 - only for a mistake
 
-    if name in renamed:
-        return f": renamed to {renamed[name]}"
     if near := difflib.get_close_matches(name, list(names), n=1):
         return f"; did you mean {prefix + near[0]!r}?"
     return f": expected one of {', '.join(prefix + each for each in sorted(names))}"

@@ -147,18 +147,10 @@ def test_the_agent_queries_worker_servers_within_bounds(unix: Path, tmp_path: Pa
         LiveHost().call("worker_server", "dump", *arguments)
 
 
-def claims_asked_for(where: str) -> None:
-    client = AgentClient(where, "", 0.0, answer_seconds=SECONDS, max_bytes=MAX_BYTES)
+def test_the_claim_command_queries_the_agent_within_bounds(unix: Path) -> None:
+    client = AgentClient(str(unix), 0.0, answer_seconds=SECONDS, max_bytes=MAX_BYTES)
     with pytest.raises(click.ClickException, match="no response from the agent"):
         client.request("GET", "/claims")
-
-
-def test_the_claim_command_queries_an_address_within_bounds(url: str) -> None:
-    claims_asked_for(url)
-
-
-def test_the_claim_command_queries_a_socket_within_bounds(unix: Path) -> None:
-    claims_asked_for(str(unix))
 
 
 async def test_the_agent_queries_its_collector_within_bounds(url: str) -> None:

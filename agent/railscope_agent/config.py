@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -22,17 +21,6 @@ MAX_SECONDS = 86_400.0
 
 class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Periods of the sources, by name: seconds between two reads."""
-
-    renamed = MappingProxyType(
-        {
-            "storage": "nfs, lustre and ceph",
-            "drives": "nvme",
-            "power": "rapl",
-            "sensors": "hwmon",
-            "memory_errors": "edac",
-            "nic_burst": "bursts.window_seconds",
-        }
-    )
 
     gpu: Annotated[float, Meta(ge=0.02)] = 1.0
     """GPU load, memory, clocks, power and temperature."""
@@ -306,12 +294,6 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     """Unix socket for `railscope claim`, accessible to root only. Empty: claims.sock in the state
     directory.
     """
-    listen: str = ""
-    """Address and port for `railscope claim`, in addition to the socket. Empty: none."""
-    token: str = ""
-    """Bearer token required at that address. Prefer token_file."""
-    token_file: str = ""
-    """File that contains this token."""
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

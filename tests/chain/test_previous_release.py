@@ -19,7 +19,6 @@ from support.once_per_run import once_per_run
 from support.waiting import wait_until
 from test_crash import frames_of_runs, identities
 
-from railscope_agent.config import SourcePeriods
 from railscope_collector.access.credentials import digest_token
 
 ROOT = Path(__file__).parents[2]
@@ -273,13 +272,13 @@ def upgrade_notes(previous: Path) -> str:
 
 @pytest.mark.thorough
 def test_the_upgrade_notes_name_what_the_previous_release_had(previous: Path):
-    """A table stands for its keys. Periods of former sources are named by the rejection of the setting."""
+    """A table stands for its keys."""
     before, now = stable_names(previous), stable_names(ROOT)
     assert before & now
     notes = upgrade_notes(previous)
     gone = before - now
     names = {name.rpartition(".")[2] for name in gone if name.rpartition(".")[0] not in gone}
-    assert {name for name in names - set(SourcePeriods.renamed) if f"{name}`" not in notes} == set()
+    assert {name for name in names if f"{name}`" not in notes} == set()
 
 
 def railscope(

@@ -33,12 +33,10 @@ class UnixSocketConnection(http.client.HTTPConnection):
         self.sock.connect(str(self.path))
 
 
-def ask(
-    where: Path | http.client.HTTPConnection, method: str, path: str, body: Any = None
-) -> tuple[int, Any]:
+def ask(where: Path, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """Send a request over a new connection; return the status and the JSON or text of the answer."""
     content = body if isinstance(body, bytes) or body is None else json.dumps(body)
-    with closing(UnixSocketConnection(where) if isinstance(where, Path) else where) as connection:
+    with closing(UnixSocketConnection(where)) as connection:
         connection.request(method, path, content)
         answer = connection.getresponse()
         received = answer.read()
@@ -49,18 +47,13 @@ def ask(
 class ServedEndpoint:
     """A claims endpoint in its own thread, with its tenancy."""
 
-    def __init__(
-        self,
-        directory: Path,
-        settings: TenancySettings | None = None,
-        host: FakeHost | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, host: FakeHost | None = None) -> None:
         self.host = host or node(3)
         cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
         self.looked = PolledTenancy(self.host)
         self.looked.tenancy.remember(directory, NODE)
         self.endpoint = ClaimsEndpoint(
-            settings or TenancySettings(),
+            TenancySettings(),
             directory,
             self.looked.tenancy,
             self.host.clock,

@@ -16,7 +16,7 @@ from railscope.settings import (
     load,
     sample,
 )
-from railscope_agent.config import PREFIX, AgentSettings
+from railscope_agent.config import AgentSettings
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,30 +110,6 @@ def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
         loaded(tmp_path, environment={"T_PROT": "1"})
     with pytest.raises(SettingsError, match="invalid port in environment variable T_PORT: 'http'"):
         loaded(tmp_path, environment={"T_PORT": "http"})
-
-
-@pytest.mark.parametrize(
-    ("former", "present"),
-    [
-        ("drives", "nvme"),
-        ("storage", "nfs, lustre and ceph"),
-        ("nic_burst", "bursts.window_seconds"),
-    ],
-)
-def test_a_former_name_is_an_error_that_names_the_present_one(
-    tmp_path: Path, former: str, present: str
-) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text(f"[period_seconds]\n{former} = 60.0\n")
-    with pytest.raises(SettingsError) as raised:
-        load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert str(raised.value) == (
-        f"unknown key {former!r} in {file} [period_seconds]: renamed to {present}"
-    )
-    name = f"{PREFIX}PERIOD_SECONDS__{former.upper()}"
-    with pytest.raises(SettingsError) as raised:
-        load(AgentSettings, file=None, environment={name: "60"}, prefix=PREFIX)
-    assert str(raised.value) == f"unknown environment variable {name}: renamed to {present}"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Client of the claims API of this node's agent, over its Unix socket or its loopback address."""
+"""Client of the claims API of this node's agent, over its Unix socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -41,14 +40,13 @@ class AgentClient:
 
     def __init__(
         self,
-        socket_or_url: str,
-        token: str,
+        path: str,
         timeout: float,
         *,
         answer_seconds: float = _ANSWER_SECONDS,
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> None:
-        self._address, self._token, self._timeout = socket_or_url, token, timeout
+        self._path, self._timeout = path, timeout
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -68,11 +66,9 @@ class AgentClient:
     def _request_once(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> tuple[int, Any]:
-        connection = self._connection()
+        connection = _UnixHttpConnection(self._path, self._answer_seconds)
         http_responses.bound_responses(connection, self._max_bytes, self._answer_seconds)
         headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
         try:
             sent = None if body is None else json.dumps(body)
             connection.request(method, path, sent, headers)
@@ -82,18 +78,10 @@ class AgentClient:
         # Before OSError, of which it is one: another attempt does not change it.
         except PermissionError as error:
             message = (
-                f"cannot connect to {self._address}: {error.strerror}; fix: run the command as root"
+                f"cannot connect to {self._path}: {error.strerror}; fix: run the command as root"
             )
             raise click.ClickException(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return _NO_ANSWER, {"error": f"no response from the agent at {self._address}: {error}"}
+            return _NO_ANSWER, {"error": f"no response from the agent at {self._path}: {error}"}
         finally:
             connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if not self._address.startswith("http"):
-            return _UnixHttpConnection(self._address, self._answer_seconds)
-        parts = urlsplit(self._address)
-        return http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=self._answer_seconds
-        )

@@ -45,14 +45,6 @@ _agent_options = _add_options(
     ),
     click.option("--socket", "path", help="Socket of the agent. Default: as in its settings."),
     click.option(
-        "--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."
-    ),
-    click.option(
-        "--token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="File that contains the token for --url.",
-    ),
-    click.option(
         "--timeout-seconds",
         type=click.FloatRange(min=0),
         default=5.0,
@@ -97,22 +89,12 @@ _start_options = _add_options(
 
 def _create_client(connection: Mapping[str, Any]) -> AgentClient:
     """Return a client from the options; by default from the settings of the installed agent."""
-    token_file: Path | None = connection["token_file"]
-    try:
-        token = token_file.read_text("utf-8").strip() if token_file else ""
-    except OSError as error:
-        message = f"cannot read token file {token_file}: {error.strerror}"
-        raise click.ClickException(message) from error
-    if connection["url"]:
-        return AgentClient(connection["url"], token, connection["timeout_seconds"])
-    if connection["path"]:
-        return AgentClient(connection["path"], "", connection["timeout_seconds"])
-    config = connection["config"] or settings.default_file("agent")
-    loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-    state = settings.state_directory(loaded)
-    return AgentClient(
-        loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", connection["timeout_seconds"]
-    )
+    path = connection["path"]
+    if not path:
+        config = connection["config"] or settings.default_file("agent")
+        loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
+        path = loaded.tenancy.socket or str(settings.state_directory(loaded) / CLAIMS_SOCKET)
+    return AgentClient(path, connection["timeout_seconds"])
 
 
 @click.group()
@@ -152,16 +134,15 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
 
 @claim.command()
 @click.argument("name", required=False)
-@click.option("--id", "other", help="Same as the argument NAME.")
 @click.option("--end", "when", help="End of the claim (RFC 3339). Default: now.")
 @click.option(
     "--from-slurm", is_flag=True, help="In an epilog: end the claims of job SLURM_JOB_ID."
 )
 @_agent_options
-def end(name: str | None, other: str | None, when: str | None, **options: Any) -> None:
+def end(name: str | None, when: str | None, **options: Any) -> None:
     """End a claim on GPUs. Repeating it has no effect."""
     agent, body = _create_client(options), {} if when is None else {"end": when}
-    names = [name or other] if name or other else []
+    names = [name] if name else []
     if options["from_slurm"]:
         workload = _claim_of_slurm_job(os.environ)["workload"]
         claims = agent.request("GET", CLAIMS_PATH)["claims"]
@@ -192,8 +173,7 @@ def show(form: str, **options: Any) -> None:
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
-    # An agent of an earlier release reports the device by its UUID alone.
-    rows = [_COLUMNS, *(tuple(str(claim.get(name, "")) for name in _COLUMNS) for claim in claims)]
+    rows = [_COLUMNS, *(tuple(str(claim[name]) for name in _COLUMNS) for claim in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

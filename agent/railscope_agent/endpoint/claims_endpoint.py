@@ -11,7 +11,6 @@ Status 200 means that the change is on disk. Repeating a request changes nothing
 from __future__ import annotations
 
 import errno
-import hmac
 import re
 import socket
 from collections.abc import Mapping
@@ -28,14 +27,13 @@ import structlog
 from railscope import (
     claim_terms,
     convert_errors,
-    listen_address,
     service,
     timestamps,
     untrusted_text,
 )
 from railscope.health_verdict import HEALTH_PATH, NodeVerdict, unknown_verdict
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
-from railscope.settings import MAX_QUOTED, SettingsError, read_named_file
+from railscope.settings import MAX_QUOTED, SettingsError
 from railscope_agent.config import CLAIMS_PATH, CLAIMS_SOCKET, TenancySettings
 from railscope_agent.endpoint import EndpointError
 from railscope_agent.health.node_health import NodeHealth
@@ -112,27 +110,19 @@ class ClaimsEndpoint:
         clock: Clock,
         health: NodeHealth,
     ) -> None:
-        """Raises SettingsError for a setting that cannot work."""
         self._health = health
         self._is_required = bool(settings.socket)
         self._path = Path(settings.socket) if settings.socket else state / CLAIMS_SOCKET
-        self._listen = settings.listen
-        self._token = _read_token(settings)
         self._tenancy, self._clock = tenancy, clock
-        self._servers: list[HttpServer] = []
-        self._is_bound = False
+        self._server: HttpServer | None = None
 
     async def start(self) -> None:
-        """Listen on the socket, and on the configured address. Raises SettingsError."""
+        """Listen on the socket. Raises SettingsError."""
         await self._serve_socket(is_first=True)
-        if self._listen:
-            server = HttpServer(self._respond_to_token, MAX_BODY_BYTES)
-            self._servers.append(server)
-            await server.start(self._listen, None)
 
     async def keep_trying(self) -> None:
         """Retry until the directory of the socket can be used."""
-        while not self._is_bound:
+        while self._server is None:
             await self._clock.sleep_until(self._clock.now().boot_ns + _RETRY_NS)
             await self._serve_socket(is_first=False)
 
@@ -152,30 +142,17 @@ class ClaimsEndpoint:
                     advice="make the state directory writable; the agent retries",
                 )
             return
-        self._is_bound = True
-        server = HttpServer(self._respond, MAX_BODY_BYTES)
-        self._servers.append(server)
-        await server.start_unix(listening)
+        self._server = HttpServer(self._respond, MAX_BODY_BYTES)
+        await self._server.start_unix(listening)
         if not is_first:
             log.info("claims_socket_opened", path=str(self._path))
 
     async def close(self) -> None:
         """Stop listening and remove the socket."""
-        for server in self._servers:
-            await server.close()
-        if self._is_bound:
+        if self._server:
+            await self._server.close()
             with suppress(OSError):
                 self._path.unlink()
-
-    async def _respond_to_token(self, request: HttpServerRequest) -> HttpServerResponse:
-        authorization = request.headers.get("authorization", "")
-        # A comparison that ends at the first difference would reveal the token by its duration.
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
-            return _json_response(
-                {"error": "missing or wrong token: expected the bearer token of tenancy.token"},
-                HTTPStatus.UNAUTHORIZED,
-            )
-        return await self._respond(request)
 
     async def _respond(self, request: HttpServerRequest) -> HttpServerResponse:
         try:
@@ -345,25 +322,6 @@ def _parse_share(start: ClaimStartRequest) -> str:
         return ""
     with convert_errors(claim_terms.ShareError, _RequestRejectedError):
         return claim_terms.share_text(claim_terms.parse_written_share(start.share))
-
-
-def _read_token(settings: TenancySettings) -> str:
-    """Return the token of the address. Raises SettingsError without one, or if it is not loopback."""
-    if not settings.listen:
-        return ""
-    host, _ = listen_address.split_address(settings.listen)
-    if not listen_address.is_loopback(host):
-        message = (
-            f"invalid tenancy.listen {settings.listen}: expected a loopback address: "
-            "127.0.0.1 or ::1"
-        )
-        raise SettingsError(message)
-    file = settings.token_file
-    token = (read_named_file("tenancy.token_file", file) if file else "") or settings.token
-    if not token:
-        message = "tenancy.listen without a token: expected tenancy.token_file or tenancy.token"
-        raise SettingsError(message)
-    return token
 
 
 def _bind_socket(path: Path) -> socket.socket:

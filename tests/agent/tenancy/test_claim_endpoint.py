@@ -14,7 +14,6 @@ GPU 1 is g1, MIG device 1 of GPU 2 is m2.1; times are printed as T.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import re
 import shutil
 import socket
@@ -38,7 +37,6 @@ from support.waiting import block_until
 from railscope.cli import root
 from railscope.frame import NodeTimestamp
 from railscope.settings import SettingsError
-from railscope_agent.config import TenancySettings
 
 
 class Agent:
@@ -136,34 +134,6 @@ def test_the_socket_is_roots_and_one_agents(directory: Path) -> None:
             asyncio.run(ServedEndpoint(directory).endpoint.start())
         assert ask(served.path, "GET", "/v1/claims")[0] == 200
     assert not served.path.exists()
-
-
-def test_over_loopback_with_a_token(directory: Path) -> None:
-    (directory / "token").write_text("secret\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    given = TenancySettings(listen=f"127.0.0.1:{port}", token_file=str(directory / "token"))
-    with serving(ServedEndpoint(directory, given)):
-        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        assert ask(plain, "GET", "/v1/claims")[0] == 401
-        options = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(directory / "token")]
-        outcome = CliRunner().invoke(root, ["claim", "list", "--format", "json", *options])
-        assert (outcome.exit_code, outcome.stdout) == (0, "[]\n")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"listen": "0.0.0.0:9470", "token": "t"}, "loopback"),
-        ({"listen": "127.0.0.1:9470"}, "expected tenancy.token"),
-        ({"listen": "127.0.0.1:9470", "token_file": "/nowhere"}, "cannot read tenancy.token_file"),
-    ],
-)
-def test_an_address_that_is_not_safe(
-    directory: Path, settings: dict[str, str], message: str
-) -> None:
-    with pytest.raises(SettingsError, match=message):
-        ServedEndpoint(directory, TenancySettings(**settings))
 
 
 @pytest.mark.thorough
