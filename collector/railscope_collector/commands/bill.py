@@ -19,7 +19,6 @@ from railscope_collector.billing import (
     billing_demo,
     export,
     export_provenance,
-    focus_columns,
     focus_parquet,
     period_closing,
     statement_text,
@@ -59,14 +58,6 @@ formats_option = click.option(
 
 @click.command("export")
 @click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--focus",
-    type=click.Choice([focus_columns.FOCUS_VERSION]),
-    default=focus_columns.FOCUS_VERSION,
-    show_default=True,
-    expose_value=False,
-    help="FOCUS version.",
-)
 @formats_option
 @click.option(
     "--period",

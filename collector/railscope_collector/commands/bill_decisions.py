@@ -270,19 +270,9 @@ def reject_command(place: command_options.CommandContext, **options: Any) -> Non
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-class _PriceCommands(click.Group):
-    """Command group in which `prices FILE` means `prices check FILE`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `check` if the first argument is not a command."""
-        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
-            args = ["check", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("prices", cls=_PriceCommands)
+@click.group("prices")
 def prices() -> None:
-    """Check a price book (`prices FILE`), publish it, or print the current one as a file."""
+    """Check a price book, publish it, or print the current one as a file."""
 
 
 @prices.command("check")
@@ -299,7 +289,12 @@ def check(file: Path, before: Path | None) -> None:
         except price_book.PriceBookError as error:
             message = f"invalid price book {file}: {error}"
             raise click.ClickException(message) from error
-    _print_price_book(book)
+    click.echo(
+        f"version {book.version}, published {format_timestamp(book.published_ns)}, {book.currency}"
+    )
+    for price in book.prices:
+        until = f", to {format_timestamp(price.to_ns)}"
+        click.echo(f"  {price}{until}: {price.nano:,} nano-{book.currency} per {price.unit.label}")
 
 
 @prices.command("publish")
@@ -317,16 +312,8 @@ def publish(place: command_options.CommandContext, file: Path) -> None:
 @click.option(
     "--version", type=click.IntRange(min=1), help="Version to print. Default: the newest."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["toml", "text"]),
-    default="toml",
-    show_default=True,
-    help="toml: the file as published, to edit and publish again; text: one line per price.",
-)
 @command_options.ledger_command
-def show(place: command_options.CommandContext, version: int | None, form: str) -> None:
+def show(place: command_options.CommandContext, version: int | None) -> None:
     """Print the current price book, or an earlier version, as a file that can be published again."""
     with place.books() as books:
         published = books.store.book(version)
@@ -334,22 +321,10 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
         version_name = f"version {version}" if version else "a price book"
         message = f"{version_name} is not published; fix: run `railscope bill prices publish FILE`"
         raise closing_record.ClosingError(message)
-    if form == "text":
-        _print_price_book(published.book)
-    else:
-        click.echo(published.text, nl=not published.text.endswith("\n"))
+    click.echo(published.text, nl=not published.text.endswith("\n"))
 
 
 def _parse_file(file: Path) -> price_book.PriceBook:
     """Parse the price book in a file. Raises ClickException."""
     with convert_errors(price_book.PriceBookError, click.ClickException):
         return price_book_file.parse_price_book(scheduler_options.parse_file(file, str), str(file))
-
-
-def _print_price_book(book: price_book.PriceBook) -> None:
-    click.echo(
-        f"version {book.version}, published {format_timestamp(book.published_ns)}, {book.currency}"
-    )
-    for price in book.prices:
-        until = f", to {format_timestamp(price.to_ns)}"
-        click.echo(f"  {price}{until}: {price.nano:,} nano-{book.currency} per {price.unit.label}")

@@ -125,7 +125,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     prices.write_text(PRICES)
     assert run("prices", "publish", str(prices), *place).output == "version 1 is published\n"
     assert "already published" in run("prices", "publish", str(prices), *place).output
-    assert "tenant language" in run("prices", "show", "--format", "text", *place).output
+    assert "tenant language" in run("prices", "check", str(prices)).output
     preview = run("preview", "2026-09", *place)
     assert re.search(r"vision +inv-\w+ +draft +104 +2,731\.68  EUR", preview.output)
     assert "Would be: 2,731.68 EUR" in run("preview", "vision", "2026-09", *place).output

@@ -63,7 +63,7 @@ def rows_of(path: Path) -> list[FocusRow]:
 
 
 def test_a_month_is_written_with_its_totals(url: str, tmp_path: Path):
-    result = run(url, tmp_path / "out", "--period", "2026-09", "--focus", "1.2")
+    result = run(url, tmp_path / "out", "--period", "2026-09")
     assert result.exit_code == 0, result.output
     assert "billed: 9169.09 EUR" in result.output.splitlines()
     names = [f"focus-1.2-2026-09.{suffix}" for suffix in ("csv", "manifest.json", "parquet")]
@@ -151,7 +151,6 @@ def test_corrections_lead_to_the_revision_that_they_follow_from(url: str, tmp_pa
         (["--format", "csv,xml"], "separated by commas"),
         (["--format", ""], "separated by commas"),
         (["--period", "October"], "invalid period"),
-        (["--focus", "1.4"], "1.4"),
     ],
 )
 def test_invalid_options_are_reported(
