@@ -1,42 +1,90 @@
-"""Client of the claims API of this node's agent, over its Unix socket."""
+"""Requests to the agent of this node over its Unix socket.
+
+The prolog of a scheduler waits for the answer: no HTTP client is imported.
+"""
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from railscope import http_responses
+from railscope import RailscopeError
 
+_READ_BYTES = 64 << 10
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
-"""Timeout of an answer, which waits for the disk."""
+"""Timeout of an answer about claims, which waits for the disk."""
 _MAX_ANSWER_BYTES = 64 << 20
 """Maximum size of the list of all claims of a node."""
 _NO_ANSWER, _UNAVAILABLE = 0, 503
 _OK = 200
 
 
-class _UnixHttpConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+class AnswerTooLongError(RailscopeError):
+    """An answer that exceeds its bound."""
 
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+class AgentAnswer(NamedTuple):
+    """Answer of an agent: its status, 0 if it is none of HTTP, the first line, and the body."""
+
+    status: int
+    line: str
+    body: bytes
+
+
+def ask_agent(
+    path: str, request: tuple[str, str], body: bytes, until: float, max_bytes: int
+) -> AgentAnswer:
+    """Send a request, a method and a target, and return the answer by a time of the monotonic clock.
+
+    Raises TimeoutError, OSError, AnswerTooLongError.
+    """
+    head = f"{' '.join(request)} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n"
+    if body:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_remaining(until))
+        connection.connect(path)
+        connection.settimeout(_remaining(until))
+        connection.sendall(f"{head}\r\n".encode("ascii") + body)
+        answer = _receive(connection, until, max_bytes)
+    received, _, content = answer.partition(b"\r\n\r\n")
+    words = received.split(maxsplit=2)
+    is_status = len(words) > 1 and words[1].isdigit()
+    line = received.partition(b"\r\n")[0][:40].decode("ascii", "replace")
+    return AgentAnswer(int(words[1]) if is_status else _NO_ANSWER, line, content)
+
+
+def _remaining(until: float) -> float:
+    """Return the seconds until a time of the monotonic clock. Raises TimeoutError after it."""
+    if (remaining := until - time.monotonic()) <= 0:
+        message = "timed out"
+        raise TimeoutError(message)
+    return remaining
+
+
+def _receive(connection: socket.socket, until: float, max_bytes: int) -> bytes:
+    """Return everything up to the end of the connection. Raises TimeoutError, OSError, AnswerTooLongError."""
+    answer = bytearray()
+    connection.settimeout(_remaining(until))
+    # The timeout of a socket is for one call: it is set again for each, or an answer in small parts would
+    # take any time.
+    while received := connection.recv(_READ_BYTES):
+        answer += received
+        connection.settimeout(_remaining(until))
+        if len(answer) > max_bytes:
+            message = f"answer of more than {max_bytes} bytes"
+            raise AnswerTooLongError(message)
+    return bytes(answer)
 
 
 class AgentClient:
-    """Client of this node's agent. It retries while the agent is unreachable or not ready."""
+    """Client of the claims of this node's agent. It retries while the agent is unreachable or not ready."""
 
     def __init__(
         self,
@@ -49,11 +97,12 @@ class AgentClient:
         self._path, self._timeout = path, timeout
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def request(self, method: str, target: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request and return the answer. Raises ClickException with the agent's error message."""
         until = time.monotonic() + self._timeout
+        content = b"" if body is None else json.dumps(body).encode()
         while True:
-            status, answer = self._request_once(method, path, body)
+            status, answer = self._request_once(method, target, content)
             if status == _OK:
                 return answer
             # An agent that starts does not listen yet, or has not read its claims. Other statuses are answers
@@ -63,25 +112,17 @@ class AgentClient:
                 raise click.ClickException(message)
             time.sleep(_RETRY_SECONDS)
 
-    def _request_once(
-        self, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> tuple[int, Any]:
-        connection = _UnixHttpConnection(self._path, self._answer_seconds)
-        http_responses.bound_responses(connection, self._max_bytes, self._answer_seconds)
-        headers = {"Content-Type": "application/json"}
+    def _request_once(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
+        until = time.monotonic() + self._answer_seconds
         try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, headers)
-            answer = connection.getresponse()
-            content = json.loads(answer.read())
-            return answer.status, content if isinstance(content, dict) else {"error": str(content)}
+            answer = ask_agent(self._path, (method, target), body, until, self._max_bytes)
+            content = json.loads(answer.body)
         # Before OSError, of which it is one: another attempt does not change it.
         except PermissionError as error:
             message = (
                 f"cannot connect to {self._path}: {error.strerror}; fix: run the command as root"
             )
             raise click.ClickException(message) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, AnswerTooLongError, ValueError) as error:
             return _NO_ANSWER, {"error": f"no response from the agent at {self._path}: {error}"}
-        finally:
-            connection.close()
+        return answer.status, content if isinstance(content, dict) else {"error": str(content)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -173,11 +174,11 @@ def show(form: str, **options: Any) -> None:
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
-    rows = [_COLUMNS, *(tuple(str(claim[name]) for name in _COLUMNS) for claim in claims)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    from railscope.client import columns, text_layout  # noqa: PLC0415 - a prolog does not need it
+
+    shown = [columns.Column(name, itemgetter(name), "text") for name in _COLUMNS]
+    for line in text_layout.table_lines(shown, claims, None):
+        click.echo(line)
 
 
 def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:

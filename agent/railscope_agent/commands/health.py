@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,10 +20,10 @@ import click
 import msgspec
 
 from railscope import RailscopeError, health_verdict as verdicts, settings
+from railscope_agent.commands.agent_client import ask_agent
 from railscope_agent.config import CLAIMS_SOCKET, PREFIX, AgentSettings
 
 MAX_ANSWER_BYTES = 1 << 20
-READ_BYTES = 64 << 10
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=-]{0,255}")
 _SLURM_GPUS = re.compile(r"\d{1,4}(?:,\d{1,4}){0,127}")
 _UNKNOWN_STATUS = 3
@@ -146,15 +146,8 @@ def read_slurm_job(environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
 
 def query_agent(path: str, target: str, seconds: float, started: float) -> verdicts.NodeVerdict:
     """Return the verdict that an agent answers on its socket, in the time since the start. Raises RailscopeError."""
-    until = started + seconds
-    request = f"GET {target} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_remaining(until))
-            connection.connect(path)
-            connection.settimeout(_remaining(until))
-            connection.sendall(request.encode("ascii"))
-            answer = _receive(connection, until)
+        answer = ask_agent(path, ("GET", target), b"", started + seconds, MAX_ANSWER_BYTES)
     except TimeoutError as error:
         message = f"no answer from the agent within {seconds:g} s"
         raise _HealthQueryError(message) from error
@@ -169,35 +162,11 @@ def query_agent(path: str, target: str, seconds: float, started: float) -> verdi
     except OSError as error:
         message = f"no response at {path}: {error.strerror or error}"
         raise _HealthQueryError(message) from error
-    head, _, body = answer.partition(b"\r\n\r\n")
-    if head.split()[1:2] != [b"200"]:
-        line = head.partition(b"\r\n")[0][:40].decode("ascii", "replace")
-        message = f"answer of the agent: {line or 'none'}"
+    if answer.status != HTTPStatus.OK:
+        message = f"answer of the agent: {answer.line or 'none'}"
         raise _HealthQueryError(message)
     try:
-        return msgspec.json.decode(body, type=verdicts.NodeVerdict)
+        return msgspec.json.decode(answer.body, type=verdicts.NodeVerdict)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f"invalid answer of the agent: {error}"
         raise _HealthQueryError(message) from error
-
-
-def _remaining(until: float) -> float:
-    """Return the seconds until a time of the monotonic clock. Raises TimeoutError after it."""
-    if (remaining := until - time.monotonic()) <= 0:
-        raise TimeoutError
-    return remaining
-
-
-def _receive(connection: socket.socket, until: float) -> bytes:
-    """Return everything up to the end of the connection. Raises TimeoutError, OSError, RailscopeError."""
-    answer = bytearray()
-    connection.settimeout(_remaining(until))
-    # The timeout of a socket is for one call: it is set again for each, or an answer in small parts would
-    # take any time.
-    while received := connection.recv(READ_BYTES):
-        answer += received
-        connection.settimeout(_remaining(until))
-        if len(answer) > MAX_ANSWER_BYTES:
-            message = f"answer of more than {MAX_ANSWER_BYTES} bytes"
-            raise _HealthQueryError(message)
-    return bytes(answer)
