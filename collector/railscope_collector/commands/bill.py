@@ -45,7 +45,9 @@ def _parse_formats(
     return tuple(form for form in export.ExportFormat if form in formats)
 
 
-formats_option = click.option(
+@click.command("export")
+@click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
     "--format",
     "forms",
     default=",".join(export.ExportFormat),
@@ -54,11 +56,6 @@ formats_option = click.option(
     metavar="FORMAT,…",
     help="csv, parquet (needs the extra parquet) or both.",
 )
-
-
-@click.command("export")
-@click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
-@formats_option
 @click.option(
     "--period",
     callback=command_options.read_period,
@@ -121,7 +118,7 @@ def write_export(
     directory: Path,
     *,
     replace: bool,
-    recorder: Callable[[export.ExportManifest], None] = lambda _: None,
+    recorder: Callable[[export.ExportManifest], None],
 ) -> None:
     """Write an export and print its summary. Raises ClickException for any error."""
     try:
@@ -164,14 +161,7 @@ _NO_DAY = 1 << 40
 
 @click.command()
 @click.option("--ledger", "url", metavar="URL", help="Store all results in this empty database.")
-@click.option(
-    "--focus",
-    "directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the invoices as FOCUS 1.2 to this directory.",
-)
-@formats_option
-def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportFormat, ...]) -> None:
+def demo(url: str | None) -> None:
     """Bill two simulated months of two tenants, with faults, a stale agent and late evidence.
 
     Metered into a ledger, closed, corrected and reconciled by the production code. Exit status 1 if
@@ -188,7 +178,7 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
                         f"{ledger.database.name} is in use: expected an empty ledger for the demo"
                     )
                     raise click.ClickException(message)
-                passed = _run_demo(ledger, directory, forms)
+                passed = _run_demo(ledger)
             finally:
                 ledger.close()
         except database.UnusableLedgerError as error:
@@ -196,9 +186,7 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
     sys.exit(0 if passed else 1)
 
 
-def _run_demo(
-    ledger: ledger_store.Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]
-) -> bool:
+def _run_demo(ledger: ledger_store.Ledger) -> bool:
     demo = billing_demo.run_demo(ledger)
     books = period_closing.BillingBooks.for_ledger(ledger)
     for closed in (demo.closed, demo.later):
@@ -217,14 +205,6 @@ def _run_demo(
     click.echo("RECONCILIATION of both")
     for line in bill_periods.format_checks(demo.checks):
         click.echo(line)
-    if directory is not None:
-        order = export.ExportOrder(billing_demo.SELLER, billing_demo.CLOSED_AGAIN_NS, forms)
-        write_export(
-            books.store.invoices(),
-            export_provenance.with_origins(order, books),
-            directory,
-            replace=True,
-        )
     return demo.balances
 
 

@@ -100,9 +100,11 @@ def test_all_forms_of_a_statement_come_to_the_same(
 
 @pytest.mark.thorough
 def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
-    result = run("demo", "--focus", str(tmp_path))
+    place = ("--ledger", f"sqlite:///{tmp_path}/ledger.sqlite")
+    result = run("demo", *place)
     assert result.exit_code == 0
     assert "GPU-7, claim pid-4711, 2026-09-08 14:00 UTC to 2026-09-08 16:00 UTC" in result.output
+    assert run("export", str(tmp_path), *place).exit_code == 0
     rows = parse_csv((tmp_path / "focus-1.2.csv").read_text())
     assert billed_cost(rows) == Fraction(643_741 + 273_168 + 16_382 - 15_016, 100)
     with (tmp_path / "focus-1.2.parquet").open("rb") as file:
