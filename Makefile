@@ -79,7 +79,9 @@ lint: $(VENV)/.ready-to-test
 	$(if $(wildcard $(HELM)/helm),deploy/packages/manifests.sh $(HELM)/helm --check)
 
 bench: $(VENV)/.ready-to-test servers
-	$(PY) -m bench
+	$(PY) -m bench.agent
+	$(PY) -m bench.diagnosis
+	$(PY) -m bench.collector
 
 dashboards: $(VENV)/.ready-to-test
 	$(PY) -m railscope_dashboards

@@ -1,142 +1,281 @@
-"""`python -m bench.agent`: cost of the agent, compared with node_exporter where that does the same work."""
+"""`python -m bench.agent`: cost of the agent, compared with node_exporter where that does the same work.
+
+A live scrape is measured of both on one tree, four times per second. "Live" means that every scrape contains values that were read after
+the previous scrape. node_exporter reads during a scrape. Our agent reads on its own clock, so its period is set to the time between two
+scrapes, and all of its processor time counts.
+
+A whole tick is one second of an agent with 8 GPUs and 10 NICs at its default periods: reading, making frames, encoding, spooling, pushing
+to a collector that only acknowledges; the cost of the collector does not matter.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import gzip
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from bench import agent_costs, harness, host_files
+import click
+
+from bench import harness, host_files
+from railscope.envelopes import unpack
+from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
+from railscope.wire import BYTES_PER_VALUE
+from railscope_agent.config import CollectorLink
+from railscope_simulator.demo.process import free_port
 
 DEVICES = 8
-VALUES = 3000
 ANSWER_SECONDS = 20
-FOUR_PER_SECOND = 0.25
-CONSECUTIVE = "back to back"
+NODE_EXPORTER = "prometheus-node-exporter"
+SCRAPE_SECONDS = 0.25
+WARM_UP = 20
+REPEATS = 3
+SETTLE_SECONDS = CollectorLink().push_seconds + 1
+"""Start of an agent, which costs more, and its first envelope."""
 
-AT_FULL_SPEED = harness.Aim("<=", 0.12)
-AT_FOUR_HERTZ = harness.Aim("<=", 0.18)
-SHARE_AT_1_HZ = harness.Aim("<=", 0.2, " %")
-SHARE_AT_10_HZ = harness.Aim("<=", 1.5, " %")
-MEMORY = harness.Aim("<=", 36, " MiB")
-MEMORY_OF_ALL = harness.Aim("<=", 45, " MiB")
+SCRAPED = harness.Aim("<=", 0.18)
+TICK = harness.Aim("<=", 0.2, " %")
+MEMORY = harness.Aim("<=", 45, " MiB")
 WAKE_UPS = harness.Aim("<=", 4)
-MEBIBYTE = 1 << 20
 WIRE = harness.Aim("<=", 0.25)
+_MEBIBYTE = 1 << 20
+_MAX_BYTES = 64 << 20
+
+
+@click.command()
+@harness.is_quick_option
+def main(*, is_quick: bool) -> None:
+    """Measure the agent and print ratios."""
+    scrapes, tick_seconds = (2, SETTLE_SECONDS) if is_quick else (20, 30.0)
+    with (
+        harness.reporting("Agent") as (report, directory),
+        host_files.memory_directory() as trees,
+    ):
+        report_scrapes(report, directory, trees / "scraped", scrapes)
+        report_ticks(report, directory, trees / "ticks", tick_seconds)
+
+
+# An agent as in an installation --------------------------------------------------------------------
+
+_WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""An installation has bytecode files: a process that compiles its modules takes 2 MiB more."""
+_WITHOUT_RICH = (
+    "import runpy, sys; sys.modules['rich'] = None; del sys.argv[0];"
+    " runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""structlog imports rich if it is installed, some 5 MiB; an installation lacks it, the test extra has it."""
+
+
+def start_agent(
+    directory: Path, *command: str, environment: Mapping[str, str] | None = None
+) -> harness.ServerProcess:
+    """Return an agent: a module with its arguments, on a free port."""
+    port = free_port()
+    common = ["--listen", f"{harness.HOST}:{port}"]
+    common += ["--state-directory", str(directory / f"agent-{port}")]
+    return harness.ServerProcess(
+        [sys.executable, "-c", _WITHOUT_RICH, *command, *common],
+        port=port,
+        log=directory / f"agent-{port}.log",
+        ready_path="/-/ready",
+        environment={**_WITH_BYTECODE, **(environment or {})},
+    )
+
+
+# Scrapes -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class AgentBenchLength:
-    """Durations of the measurements."""
+class ScrapeCost:
+    """Processor time per scrape, as the median of the repeats."""
 
-    fast_scrapes: int
-    slow_scrapes: int
-    tick_seconds: float
-    settle_seconds: float
-    push_seconds: float
-    read_seconds: float
+    cpu_seconds: float
+    series: int
+    sent_bytes: int
 
+    @property
+    def cpu_per_series(self) -> float:
+        """Processor time per series, the operand of ratios."""
+        return self.cpu_seconds / self.series
 
-THOROUGH = AgentBenchLength(
-    300, 20, tick_seconds=30, settle_seconds=6, push_seconds=5, read_seconds=4
-)
-QUICK = AgentBenchLength(
-    20, 2, tick_seconds=2, settle_seconds=1.5, push_seconds=0.5, read_seconds=1
-)
-
-
-@harness.benchmark("Agent", full=THOROUGH, quick=QUICK)
-def main(report: harness.BenchReport, length: AgentBenchLength, directory: Path) -> None:
-    """Measure the agent and print ratios."""
-    with host_files.memory_directory() as trees:
-        scrape_ratios(report, directory, trees / "scraped", length)
-        tick_ratios(report, directory, trees, length)
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_seconds * 1e3:.3f} ms CPU per scrape, {self.series} series,"
+            f" {self.cpu_per_series * 1e6:.2f} us per series, {self.sent_bytes / 1e3:.0f} kB sent"
+        )
 
 
-def scrape_ratios(
-    report: harness.BenchReport, directory: Path, root: Path, length: AgentBenchLength
-) -> None:
+def report_scrapes(report: harness.BenchReport, directory: Path, root: Path, scrapes: int) -> None:
     """Measure a live scrape of 8 RDMA devices by two programs."""
     host_files.write_tree(root, DEVICES)
-    schedules = {
-        CONSECUTIVE: agent_costs.ScrapeSchedule(length.fast_scrapes, None),
-        "4 per second": agent_costs.ScrapeSchedule(length.slow_scrapes, FOUR_PER_SECOND),
-        "4 per second, gzip": agent_costs.ScrapeSchedule(
-            length.slow_scrapes, FOUR_PER_SECOND, gzip=True
-        ),
+    with agent_server(root, directory) as server:
+        agent = measure_scrapes(server, scrapes)
+    report.figure("agent, 4 scrapes per second", str(agent))
+    if not shutil.which(NODE_EXPORTER):
+        report.figure(NODE_EXPORTER, "not installed: left out")
+        return
+    with node_exporter(root, directory) as server:
+        other = measure_scrapes(server, scrapes)
+    report.figure("node_exporter, 4 scrapes per second", str(other))
+    ratio = agent.cpu_per_series / other.cpu_per_series
+    report.ratio("CPU per series, agent / node_exporter", ratio, SCRAPED)
+
+
+def agent_server(root: Path, directory: Path) -> harness.ServerProcess:
+    """Return our agent on a tree; its other sources have their defaults and are idle there."""
+    environment = {
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(SCRAPE_SECONDS),
+        "RAILSCOPE_AGENT_METRICS__DETAIL": "full",  # node_exporter exposes every file that it reads
+        "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",  # the agent must not lengthen its periods
     }
-    found: dict[str, dict[str, agent_costs.ScrapeCost]] = {"agent": {}}
-    if report.has_program(agent_costs.NODE_EXPORTER):
-        with agent_costs.node_exporter(root, directory) as server:
-            found["node_exporter"] = {
-                n: agent_costs.measure_scrapes(server, p) for n, p in schedules.items()
-            }
-    with agent_costs.agent_server(root, directory, FOUR_PER_SECOND) as server:
-        for name in ("4 per second", "4 per second, gzip"):
-            found["agent"][name] = agent_costs.measure_scrapes(server, schedules[name])
-        unread = replace(
-            agent_costs.measure_scrapes(server, schedules[CONSECUTIVE]), reads_per_scrape=1.0
-        )
-    with agent_costs.agent_server(root, directory, agent_costs.AT_ONCE) as server:
-        read = agent_costs.read_cost(server, length.read_seconds)
-    found["agent"][CONSECUTIVE] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
-    for name, cost in found.get("node_exporter", {}).items():
-        report.ratio(
-            f"CPU per series, agent / node_exporter, {name}",
-            found["agent"][name].cpu_per_series / cost.cpu_per_series,
-            AT_FULL_SPEED if name == CONSECUTIVE else AT_FOUR_HERTZ,
-        )
-    for program, costs in found.items():
-        for name, cost in costs.items():
-            report.figure(f"{program}, {name}", str(cost))
-    report.figure(
-        f"agent, {CONSECUTIVE}, its parts",
-        f"{unread.cpu_seconds * 1e3:.3f} ms per scrape, {read * 1e3:.3f} ms per read of all files",
-    )
+    command = ("railscope", "agent", "run", "--node", "bench-node", "--root", str(root))
+    return start_agent(directory, *command, environment=environment)
 
 
-def tick_ratios(
-    report: harness.BenchReport, directory: Path, trees: Path, length: AgentBenchLength
-) -> None:
-    """Measure a whole tick of about 3,000 values, from reading to the acknowledgement."""
-    mixed, files = trees / "mixed", trees / "files"
-    answers = directory / "answers.msgpack"
-    moving = host_files.write_tree(mixed, DEVICES)
+def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
+    """Return Debian's node_exporter with only its RDMA collector."""
+    port = free_port()
+    command = [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband"]
+    command += [f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics"]
+    command += [f"--web.listen-address={harness.HOST}:{port}"]
+    return harness.ServerProcess(command, port=port, log=directory / "node_exporter.log")
+
+
+def measure_scrapes(server: harness.ServerProcess, scrapes: int) -> ScrapeCost:
+    """Scrape a running server over one connection and return the cost of a scrape."""
+    connection = HTTPConnection(harness.HOST, server.port, timeout=30)
+    for _ in range(WARM_UP):
+        content = scrape(connection)
+    costs = []
+    for _ in range(REPEATS):
+        started = time.monotonic()
+        with server.measure() as spent:
+            for turn in range(1, scrapes + 1):
+                scrape(connection)
+                time.sleep(max(0.0, started + turn * SCRAPE_SECONDS - time.monotonic()))
+        costs.append(spent.cpu_seconds / scrapes)
+    connection.close()
+    return ScrapeCost(statistics.median(costs), rdma_series(content.decode()), len(content))
+
+
+def scrape(connection: HTTPConnection) -> bytes:
+    """Return the body of one scrape."""
+    connection.request("GET", "/metrics")
+    response = connection.getresponse()
+    content = response.read()
+    if response.status != 200:  # noqa: PLR2004 - HTTP's OK
+        message = f"a scrape failed: status {response.status}: expected 200"
+        raise harness.BenchError(message)
+    return content
+
+
+def rdma_series(text: str) -> int:
+    """Count the values of RDMA ports in a scrape."""
+    names = ("infiniband_", "railscope_rdma_")
+    return sum(shows_value(line) and any(n in line for n in names) for line in text.splitlines())
+
+
+def shows_value(line: str) -> bool:
+    """True if a line of a scrape represents a value of its own. A state counts once, however many lines it has."""
+    is_sample = not line.startswith("#") and "_info{" not in line
+    return is_sample and ('state="' not in line or line.endswith(" 1"))
+
+
+# Ticks ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ReceivedTotals:
+    """Sum of the received data."""
+
+    wire_bytes: int = 0
+    values: int = 0
+
+
+@contextmanager
+def acknowledging(received: ReceivedTotals) -> Iterator[str]:
+    """Serve on a free port, acknowledge envelopes, and sum the received data; yield the URL."""
+
+    class EnvelopeHandler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            frames = 0
+            for batch in unpack(body, _MAX_BYTES).batches:
+                frames += batch.rows
+                received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
+            received.wire_bytes += len(body)
+            answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
+            token = self.headers.get("Authorization", "").partition(" ")[2]
+            self.send_response(200)
+            self.send_header(RESPONSE_MARK_HEADER, response_mark(token, 200, body, answer))
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    server = ThreadingHTTPServer((harness.HOST, 0), EnvelopeHandler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://{harness.HOST}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def report_ticks(report: harness.BenchReport, directory: Path, root: Path, seconds: float) -> None:
+    """Measure whole ticks, from reading to the acknowledgement."""
+    moving = host_files.write_tree(root, DEVICES)
+    answers, size = directory / "answers.msgpack", directory / "answers.bytes"
     host_files.write_answers(answers, ANSWER_SECONDS)
-    all_files = host_files.write_tree(files, VALUES // host_files.VALUES_PER_PORT)
-
-    def cost(
-        root: Path, moved: list[Path], period: float, answers: Path | None
-    ) -> agent_costs.TickCost:
-        times = length.tick_seconds, length.settle_seconds, length.push_seconds
-        return agent_costs.measure_ticks(
-            agent_costs.TickPlan(root, directory, moved, period, *times, answers)
-        )
-
-    slow, fast = cost(mixed, moving, 1.0, answers), cost(mixed, moving, 0.1, answers)
-    real = cost(files, all_files, 1.0, None)
-    report.ratio("share of a core, whole tick, 1 Hz", 100 * slow.share_of_core, SHARE_AT_1_HZ)
-    report.ratio("share of a core, whole tick, 10 Hz", 100 * fast.share_of_core, SHARE_AT_10_HZ)
-    report.ratio("share of a core, every value a file, 1 Hz", 100 * real.share_of_core)
-    report.ratio(
-        "wire / gzipped text, bytes per value",
-        slow.wire_bytes_per_value / slow.text_bytes_per_value,
-        WIRE,
+    command = ["bench.node", "--root", str(root), "--answers", str(answers), "--size", str(size)]
+    received = ReceivedTotals()
+    with (
+        acknowledging(received) as url,
+        host_files.FileMover(moving, 1.0),
+        start_agent(directory, *command, "--collector", url) as server,
+    ):
+        time.sleep(SETTLE_SECONDS)
+        values, wire = received.values, received.wire_bytes
+        with server.measure() as spent:
+            time.sleep(seconds)
+        values, wire = received.values - values, received.wire_bytes - wire
+        resident = server.resident_bytes()
+        text = harness.http_get(server.port, "/metrics")
+    shown = sum(map(shows_value, text.splitlines()))
+    if values < seconds * shown / 4:  # many of the metrics are read less often
+        message = f"values received in {seconds:g} s: {values}: expected about {shown} per second"
+        raise harness.BenchError(message)
+    answers_bytes = int(size.read_text(encoding="ascii"))  # a node does not need these
+    wire_bytes, text_bytes = wire / values, len(gzip.compress(text.encode())) / shown
+    report.ratio("share of a core, whole tick", 100 * spent.share_of_core, TICK)
+    report.ratio("wake-ups per tick", spent.switches / spent.wall_seconds, WAKE_UPS)
+    report.ratio("resident memory", (resident - answers_bytes) / _MEBIBYTE, MEMORY)
+    report.ratio("wire / gzipped text, bytes per value", wire_bytes / text_bytes, WIRE)
+    per_tick = values / spent.wall_seconds
+    report.figure(
+        "tick",
+        f"{spent.share_of_core * 1e3:.2f} ms CPU per tick of {per_tick:,.0f} values,"
+        f" {spent.cpu_seconds / values * 1e6:.2f} us per value",
     )
-    report.ratio("agent resident, every value a file", real.resident_bytes / MEBIBYTE, MEMORY)
-    report.ratio("agent resident, whole agent", slow.resident_bytes / MEBIBYTE, MEMORY_OF_ALL)
-    report.ratio("wake-ups per tick, 1 Hz", slow.switches_per_tick, WAKE_UPS)
-    report.ratio("wake-ups per tick, 10 Hz", fast.switches_per_tick)
-    for name, costs in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
-        report.figure(name, str(costs))
-        recorded = f", of which {harness.mebibytes(costs.answers_bytes)} are recorded answers"
-        report.figure(f"{name}, memory", f"{costs.memory}{recorded if costs.answers_bytes else ''}")
-        wire, text = costs.wire_bytes_per_value, costs.text_bytes_per_value
-        report.figure(
-            f"{name}, bytes per value", f"{wire:.2f} on the wire, {text:.2f} as gzipped text"
-        )
-    if slow.calls_per_tick is not None and slow.preads_per_tick is not None:
-        calls = f"{slow.calls_per_tick:.0f}, and {slow.preads_per_tick:.0f} preads"
-        report.figure("host calls per tick", calls)
+    recorded = f"and {harness.mebibytes(answers_bytes)} of recorded answers"
+    report.figure("memory", f"{harness.mebibytes(resident - answers_bytes)}, {recorded}")
+    report.figure(
+        "bytes per value", f"{wire_bytes:.2f} on the wire, {text_bytes:.2f} as gzipped text"
+    )
 
 
 if __name__ == "__main__":

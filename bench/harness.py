@@ -9,25 +9,17 @@ from __future__ import annotations
 import operator
 import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Concatenate, Self, TypeVar
+from typing import Self
 
 import click
-
-from railscope_simulator.demo.process import free_port
-
-Size = TypeVar("Size")
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
@@ -39,21 +31,6 @@ _KIB = 1024
 
 class BenchError(RuntimeError):
     """A process failed; the message ends with its last output."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Resident memory in bytes: total, with shared pages divided proportionally, and private."""
-
-    resident: int
-    proportional: int
-    unique: int
-
-    def __str__(self) -> str:
-        return (
-            f"RSS {mebibytes(self.resident)}, PSS {mebibytes(self.proportional)},"
-            f" USS {mebibytes(self.unique)}"
-        )
 
 
 class ProcessStopwatch:
@@ -103,28 +80,6 @@ def http_get(port: int, path: str) -> str:
     text = connection.getresponse().read().decode()
     connection.close()
     return text
-
-
-class QuietHandler(BaseHTTPRequestHandler):
-    """Base of handlers of requests, which log nothing and keep connections open."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
-
-@contextmanager
-def serving(handler: type[QuietHandler]) -> Iterator[str]:
-    """Serve requests on a free port; yield the address."""
-    server = ThreadingHTTPServer((HOST, 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"{HOST}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class ServerProcess:
@@ -209,37 +164,10 @@ class ServerProcess:
             for status in Path(f"/proc/{self.pid}/task").glob("*/status")
         )
 
-    def memory(self) -> ProcessMemory:
-        """Return its memory use."""
+    def resident_bytes(self) -> int:
+        """Return its resident memory."""
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii")
-        unique = _number(text, "Private_Clean") + _number(text, "Private_Dirty")
-        return ProcessMemory(
-            _number(text, "Rss") * _KIB, _number(text, "Pss") * _KIB, unique * _KIB
-        )
-
-
-_WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""An installation has bytecode files: a process that compiles its modules takes 2 MiB more."""
-_WITHOUT_RICH = (
-    "import runpy, sys; sys.modules['rich'] = None; del sys.argv[0];"
-    " runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
-"""structlog imports rich if it is installed, some 5 MiB; an installation lacks it, the test extra has it."""
-
-
-def start_agent(
-    directory: Path, *command: str, environment: Mapping[str, str] | None = None
-) -> ServerProcess:
-    """Return an agent as in an installation: a module with its arguments, on a free port."""
-    port = free_port()
-    common = ("--listen", f"{HOST}:{port}", "--state-directory", str(directory / f"agent-{port}"))
-    return ServerProcess(
-        [sys.executable, "-c", _WITHOUT_RICH, *command, *common],
-        port=port,
-        log=directory / f"agent-{port}.log",
-        ready_path="/-/ready",
-        environment={**_WITH_BYTECODE, **(environment or {})},
-    )
+        return _number(text, "Rss") * _KIB
 
 
 def _number(text: str, key: str) -> int:
@@ -282,13 +210,6 @@ class BenchReport:
         """Add a figure."""
         self._figures.append((title, text))
 
-    def has_program(self, program: str) -> bool:
-        """True if a program is installed; otherwise the report states that its rows are left out."""
-        is_installed = shutil.which(program) is not None
-        if not is_installed:
-            self.figure(program, "not installed: left out")
-        return is_installed
-
     def __str__(self) -> str:
         head = ("ratio", "measured", "aim", "")
         return "\n".join(
@@ -313,28 +234,18 @@ def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def benchmark(
-    title: str, *, full: Size, quick: Size
-) -> Callable[[Callable[Concatenate[BenchReport, Size, Path, ...], None]], click.Command]:
-    """Make a command of a function that measures: a report, a size, and a directory for its files.
+is_quick_option = click.option(
+    "--quick", "is_quick", is_flag=True, help="Smoke run; its figures are not meaningful."
+)
 
-    The directory is temporary. Further options are added above this decorator.
-    """
 
-    def command(
-        measure: Callable[Concatenate[BenchReport, Size, Path, ...], None],
-    ) -> click.Command:
-        def run(*, is_quick: bool, **options: object) -> None:
-            report = BenchReport(title)
-            with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-                measure(report, quick if is_quick else full, Path(directory), **options)
-            click.echo(str(report))
-
-        text = "Smoke run; its figures are not meaningful."
-        flag = click.Option(["--quick", "is_quick"], is_flag=True, help=text)
-        return click.Command("main", callback=run, params=[flag], help=measure.__doc__)
-
-    return command
+@contextmanager
+def reporting(title: str) -> Iterator[tuple[BenchReport, Path]]:
+    """Yield a report, which is printed at the end, and a temporary directory."""
+    report = BenchReport(title)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        yield report, Path(directory)
+    click.echo(str(report))
 
 
 def mebibytes(size: float) -> str:

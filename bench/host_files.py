@@ -48,9 +48,6 @@ def write_answers(path: Path, seconds: int) -> None:
 COUNTERS = [*sorted(RDMA.counters.zeros), "vendor_port_events"]
 HW_COUNTERS = sorted(set(RDMA.hw_counters["mlx5_core"].zeros) - {"lifespan"})
 HW_COUNTERS_PER_PORT = 50
-FILES_PER_PORT = len(COUNTERS) + HW_COUNTERS_PER_PORT
-VALUES_PER_PORT = FILES_PER_PORT + 4
-"""Counter files, and the agent's other values of a port: two states, up, rate."""
 
 _MOVING = {
     "port_rcv_data": 1_310_720_003, "port_xmit_data": 1_308_622_851, "port_rcv_packets": 1_280_017,

@@ -18,18 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.host_files import write_answers, write_tree
-from bench.http_requests import Request
 from bench.node import BenchHost
 from railscope import __version__, catalog, frame, log_output, wire
 from railscope.catalog.declare import MetricKind
 from railscope.timestamps import SECOND_NS
-from railscope_agent.config import AgentSettings
+from railscope_agent.config import AgentSettings, CollectorLink
 from railscope_agent.service import Agent
 
-ROWS = 10
+ROWS = round(CollectorLink().push_seconds)
 """Seconds of an envelope: rows of a source that is read every second."""
-START_WALL_NS = 1_700_000_000 * SECOND_NS
-START_BOOT_NS = 1_000 * SECOND_NS
 VARIANTS = 8
 DEVICES = 8
 _PATH = "/v1/frames"
@@ -44,10 +41,27 @@ Rows = npt.NDArray[np.int64]
 
 
 class SourceLoad(msgspec.Struct, frozen=True):
-    """The schema of a source, and the number of its frames in an envelope."""
+    """The schema of a source, and how often it is read."""
 
     schema: wire.WireSchema
     rows: int
+    """Frames in an envelope."""
+    every: int = 1
+    """Turns between two envelopes that contain the source: above 1 if its period is longer than an envelope."""
+
+    @classmethod
+    def of_period(cls, schema: wire.WireSchema, seconds: float) -> SourceLoad:
+        """Return a source that is read at a period."""
+        return cls(schema, max(round(ROWS / seconds), 1), max(round(seconds / ROWS), 1))
+
+    def sequence(self, variant: int, turn: int) -> int | None:
+        """Return the first sequence of its frames in a turn; None if it is not read in this turn.
+
+        The first turn has all sources, as that of a new agent. Later the variants of nodes take turns.
+        """
+        if turn and (turn + variant) % self.every:
+            return None
+        return ((turn + variant) // self.every - variant // self.every) * self.rows + 1
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -66,9 +80,8 @@ class Load(msgspec.Struct, frozen=True):
         agent = Agent(AgentSettings(node="bench"), host)
         asyncio.run(agent.once())
         sources = (
-            SourceLoad(
-                wire.to_wire_schema(status.frame.schema),
-                max(round(ROWS / status.source.period_seconds), 1),
+            SourceLoad.of_period(
+                wire.to_wire_schema(status.frame.schema), status.source.period_seconds
             )
             for status in agent.sampler.statuses.values()
             if status.frame
@@ -85,9 +98,9 @@ class Load(msgspec.Struct, frozen=True):
         return sum(columns_of(source.schema) for source in self.sources)
 
     @property
-    def values_per_turn(self) -> int:
-        """Values of a node in an envelope."""
-        return sum(source.rows * columns_of(source.schema) for source in self.sources)
+    def values_per_turn(self) -> float:
+        """Values of a node in an envelope, as the mean of many."""
+        return sum(each.rows * columns_of(each.schema) / each.every for each in self.sources)
 
     def rows(self, source: int, variant: int, turn: int) -> Rows:
         """Return the values of a source in a turn, for one of the variants that nodes have."""
@@ -144,7 +157,7 @@ def _faults_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
 
 
 def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
-    """Return ten rows of values; consecutive turns of one variant continue, and no counter ever falls."""
+    """Return the rows of values of one envelope; consecutive turns of one variant continue, and no counter ever falls."""
     counts = counters_of(schema)
     columns = len(counts)
     fixed = np.random.default_rng(variant)
@@ -172,14 +185,10 @@ def pack_rows(rows: Rows) -> tuple[bytes, bytes, bytes]:
     )
 
 
-def sample_timestamps(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return wall and boot timestamps of the rows of a turn, the last of them at its end."""
-    last, step = turn * ROWS + ROWS - 1, ROWS // rows
-    seconds = range(last - step * (rows - 1), last + 1, step)
-    return (
-        tuple(START_WALL_NS + second * SECOND_NS for second in seconds),
-        tuple(START_BOOT_NS + second * SECOND_NS for second in seconds),
-    )
+def sample_timestamps(newest_ns: int, rows: int) -> tuple[int, ...]:
+    """Return the timestamps of the rows of an envelope, spread over its seconds."""
+    step_ns = ROWS * SECOND_NS // rows
+    return tuple(newest_ns - step_ns * (rows - 1 - row) for row in range(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,7 @@ class SharedBatch:
     """A batch without its schema digest: the part that many nodes share."""
 
     stream: str
+    first_sequence: int
     rows: int
     base: bytes
     changed: bytes
@@ -216,49 +226,51 @@ class Envelopes:
         requested = [schema for schema in schemas if wire.schema_hash(schema).hex() in digests]
         return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
 
-    def bodies(self, turn: int) -> list[bytes]:
-        """Return the envelope of every node in a turn."""
-        pieces = [
-            [self._piece(source, variant, turn) for source in range(len(self.load.sources))]
-            for variant in range(min(VARIANTS, self.load.nodes))
-        ]
-        return [self._body(n, turn, pieces[n % len(pieces)]) for n in range(self.load.nodes)]
+    def shared_batches(self, turn: int) -> list[list[SharedBatch]]:
+        """Return the batches of a turn, for each variant of nodes."""
+        return [self._batches(each, turn) for each in range(min(VARIANTS, self.load.nodes))]
 
-    def _piece(self, source: int, variant: int, turn: int) -> SharedBatch:
-        rows = self.load.rows(source, variant, turn)
-        stream = self.load.sources[source].schema.stream
-        return SharedBatch(stream, len(rows), *pack_rows(rows))
+    def _batches(self, variant: int, turn: int) -> list[SharedBatch]:
+        batches = []
+        for number, source in enumerate(self.load.sources):
+            sequence = source.sequence(variant, turn)
+            if sequence is not None:
+                rows = self.load.rows(number, variant, turn)
+                parts = pack_rows(rows)
+                batches.append(SharedBatch(source.schema.stream, sequence, len(rows), *parts))
+        return batches
 
-    def _body(self, number: int, turn: int, pieces: Sequence[SharedBatch]) -> bytes:
-        digests = self._digests[number]
+    def frames(self, number: int, shared: Sequence[SharedBatch]) -> bytes:
+        """Return an envelope of one node with frames up to now."""
+        digests, wall_ns, boot_ns = self._digests[number], time.time_ns(), time.monotonic_ns()
         batches = [
             wire.Batch(
                 part.stream,
                 digests[part.stream],
-                turn * part.rows + 1,
-                *sample_timestamps(turn, part.rows),
+                part.first_sequence,
+                sample_timestamps(wall_ns, part.rows),
+                sample_timestamps(boot_ns, part.rows),
                 part.base,
                 part.changed,
                 part.steps,
             )
-            for part in pieces
+            for part in shared
         ]
         return wire.pack(wire.envelope(origin(number), batches, (), agent_version=__version__))
 
-    def request(self, number: int, turn: int, body: bytes) -> Request:
-        """Return the request of one node, with its clock at this time."""
-        _, boot = sample_timestamps(turn)
-        # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
-        sent = wire.SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
-        lines = {
-            "Host": "bench",
-            "Authorization": f"Bearer {token(node_name(number))}",
-            "Content-Type": wire.CONTENT_TYPE,
-            "Content-Length": str(len(body)),
-            **sent,
-        }
-        text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
-        return f"POST {_PATH} HTTP/1.1\r\n{text}\r\n".encode(), body
+
+def request(number: int, body: bytes) -> bytes:
+    """Return the request of one node, with its clocks at this time."""
+    sent = wire.SentAt(time.time_ns(), time.monotonic_ns(), origin(number).boot_id)
+    lines = {
+        "Host": "bench",
+        "Authorization": f"Bearer {token(node_name(number))}",
+        "Content-Type": wire.CONTENT_TYPE,
+        "Content-Length": str(len(body)),
+        **sent.to_headers(),
+    }
+    text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
+    return f"POST {_PATH} HTTP/1.1\r\n{text}\r\n".encode() + body
 
 
 def _has_gpus(schema: wire.WireSchema) -> bool:

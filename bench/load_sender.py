@@ -1,52 +1,52 @@
-"""The process that sends a load to a collector.
+"""The process that sends a load to a collector, over one connection for each node.
 
-`sending` starts `python -m bench.load_sender PORT`, which reads the load and then commands from standard input, one JSON document per line
-each, with a JSON answer: `prepare` builds the requests of some turns, `send` sends the next ones. Like an agent, it sends the schemas
-that the collector requests, and then the frames again.
+`sending` starts `python -m bench.load_sender PORT`, which reads the load from standard input, and then a line for each turn: the seconds
+over which the turn is spread. It answers with a line of JSON. Like an agent, it sends the schemas that the collector requests, and then
+the frames again.
+
+An acknowledgement takes from the time at which its request was sent to the time at which the kernel received its last bytes (`SO_TIMESTAMPNS`).
+So a sender that is late, because the machine is busy, adds nothing to it; its lateness is a figure of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import msgspec
 
-from bench import harness, http_requests
-from bench.load import Envelopes, Load
+from bench import harness
+from bench.load import Envelopes, Load, request
+from railscope.timestamps import SECOND_NS
 
-CONNECTIONS = 32
+REGISTRATIONS = 32
+"""Nodes that are sent to at the same time in a turn that is not spread over a time."""
 _CONFLICT, _NOT_NOW = 409, 503
 _MAX_TRIES, _PAUSE_SECONDS = 50, 0.2
+_SO_TIMESTAMPNS = 35
+"""asm-generic/socket.h. Each answer then has a struct timespec of the wall clock."""
+_TIMESPEC = struct.Struct("@qq")
+_END_OF_HEAD = b"\r\n\r\n"
+_CHUNK = 65536
 
 
-class PreparedTurns(msgspec.Struct, frozen=True):
-    """Size of the requests of some turns."""
+class SentTurn(msgspec.Struct, frozen=True):
+    """Result of sending a turn; times in seconds."""
 
-    requests: int
-    bytes_per_value: float
-
-
-class SentTurns(msgspec.Struct, frozen=True):
-    """Result of sending some turns."""
-
-    seconds: float
-    values: int
-    reconnections: int
+    bytes: int
+    """Size of the envelopes."""
     latencies: list[float]
-    """Seconds until each envelope was acknowledged, in ascending order."""
-
-    def quantile(self, share: float) -> float:
-        """Return a quantile of the latencies."""
-        return self.latencies[min(len(self.latencies) - 1, int(len(self.latencies) * share))]
-
-
-Answer = TypeVar("Answer", PreparedTurns, SentTurns)
+    """From sending each envelope to its acknowledgement."""
+    lateness: list[float]
+    """Of the sender: from the time at which each envelope was due to sending it."""
 
 
 class Sender:
@@ -57,33 +57,18 @@ class Sender:
     ) -> None:
         self._process, self._server = process, server
         self._write(msgspec.json.encode(load))
-        self.reconnections = 0
 
-    def prepare(self, turn: int, turns: int = 1) -> PreparedTurns:
-        """Build the requests of some turns."""
-        return self._execute(PreparedTurns, "prepare", turn, turns)
-
-    def send(self, turns: int = 0, over_seconds: float = 0.0) -> SentTurns:
-        """Send the next prepared turns, or all of them: at once, or spread over some seconds."""
-        sent = self._execute(SentTurns, "send", turns, over_seconds)
-        self.reconnections += sent.reconnections
-        return sent
-
-    def send_turn(self, turn: int) -> SentTurns:
-        """Build the requests of a turn, and send them."""
-        self.prepare(turn)
-        return self.send()
-
-    def _execute(self, answer: type[Answer], *command: str | float) -> Answer:
-        self._write(msgspec.json.encode(command))
+    def send(self, over_seconds: float = 0.0) -> SentTurn:
+        """Send the next turn: spread over some seconds, or as fast as it is acknowledged."""
+        self._write(msgspec.json.encode(over_seconds))
         line = self._process.stdout.readline() if self._process.stdout else b""
         if not line:
             message = (
-                "a command to the load generator failed: it has ended; its error is above. The last"
+                "sending a turn failed: the load generator has ended; its error is above. The last"
                 f" output of the collector:\n{self._server.log_end()}"
             )
             raise harness.BenchError(message)
-        return msgspec.json.decode(line, type=answer)
+        return msgspec.json.decode(line, type=SentTurn)
 
     def _write(self, line: bytes) -> None:
         if self._process.stdin:
@@ -105,78 +90,146 @@ def sending(load: Load, server: harness.ServerProcess) -> Iterator[Sender]:
             process.terminate()
 
 
-class _Requests(Sequence[http_requests.Request]):
-    """The requests of some turns; each is completed when it is sent."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to a request, with the wall clock in nanoseconds when the kernel received its end."""
 
-    def __init__(self, envelopes: Envelopes, first: int, bodies: list[bytes]) -> None:
-        self._envelopes, self._first, self._bodies = envelopes, first, bodies
+    status: int
+    content: bytes
+    received_ns: int
 
-    def __len__(self) -> int:
-        return len(self._bodies)
 
-    def __getitem__(self, position: Any) -> Any:
-        turn, number = divmod(position, self._envelopes.load.nodes)
-        return self._envelopes.request(number, self._first + turn, self._bodies[position])
+class Connection:
+    """The connection of one node; as agents do, it opens it again if the server has closed it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._socket: socket.socket | None = None
+
+    async def open(self) -> socket.socket:
+        """Connect, unless it is connected."""
+        if not self._socket:
+            self._socket = socket.socket()
+            self._socket.settimeout(0)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            await asyncio.get_running_loop().sock_connect(self._socket, (harness.HOST, self._port))
+        return self._socket
+
+    async def exchange(self, request: bytes) -> Answer:
+        """Send a request and return its answer."""
+        is_reused = self._socket is not None
+        try:
+            return await self._exchange(await self.open(), request)
+        except ConnectionError:
+            if not is_reused:
+                raise
+        # The server may have closed the idle connection just before it was used.
+        if self._socket:
+            self._socket.close()
+        self._socket = None
+        return await self._exchange(await self.open(), request)
+
+    async def _exchange(self, opened: socket.socket, request: bytes) -> Answer:
+        await asyncio.get_running_loop().sock_sendall(opened, request)
+        data, received_ns = await _receive(opened)
+        while _END_OF_HEAD not in data:
+            more, received_ns = await _receive(opened)
+            data += more
+        head, _, content = data.partition(_END_OF_HEAD)
+        size = 0
+        for line in head.split(b"\r\n")[1:]:
+            key, _, value = line.partition(b":")
+            if key.lower() == b"content-length":
+                size = int(value)
+        while len(content) < size:
+            more, received_ns = await _receive(opened)
+            content += more
+        return Answer(int(head.split(b" ", 2)[1]), content, received_ns)
+
+
+async def _receive(opened: socket.socket) -> tuple[bytes, int]:
+    """Return the next bytes, and when the kernel received them."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+
+    def wake() -> None:
+        loop.remove_reader(opened)
+        readable.set_result(None)
+
+    loop.add_reader(opened, wake)
+    await readable
+    data, ancillary, _, _ = opened.recvmsg(_CHUNK, socket.CMSG_SPACE(_TIMESPEC.size))
+    if not data:
+        message = "reading a response failed: the server closed the connection"
+        raise ConnectionAbortedError(message)
+    for _, kind, content in ancillary:
+        if kind == _SO_TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESPEC.unpack(content)
+            return data, seconds * SECOND_NS + nanoseconds
+    return data, time.time_ns()
 
 
 class _Generator:
-    """Executes the commands of a `Sender`."""
+    """Sends the turns of a load."""
 
     def __init__(self, port: int, load: Load) -> None:
-        self._port, self._load = port, load
         self._envelopes = Envelopes(load)
-        self._turn, self._bodies = 0, list[bytes]()
-        self._requests = _Requests(self._envelopes, 0, [])
+        self._connections = [Connection(port) for _ in range(load.nodes)]
+        self._next_turn = 0
 
-    def prepare(self, turn: int, turns: int) -> PreparedTurns:
-        numbers = range(turn, turn + turns)
-        self._turn = turn
-        self._bodies = [body for number in numbers for body in self._envelopes.bodies(number)]
-        values = len(self._bodies) * self._load.values_per_turn
-        return PreparedTurns(len(self._bodies), sum(map(len, self._bodies)) / max(values, 1))
+    async def send(self, over_seconds: float) -> SentTurn:
+        shared = self._envelopes.shared_batches(self._next_turn)
+        self._next_turn += 1
+        nodes = len(self._connections)
+        slots = asyncio.Semaphore(nodes if over_seconds else REGISTRATIONS)
+        sizes, latencies, lateness = [0] * nodes, [0.0] * nodes, [0.0] * nodes
+        start = time.monotonic()
 
-    def send(self, turns: int, over_seconds: float) -> SentTurns:
-        end = turns * self._load.nodes or len(self._bodies)
-        self._requests = _Requests(self._envelopes, self._turn, self._bodies[:end])
-        self._turn, self._bodies = self._turn + turns, self._bodies[end:]
-        cost = http_requests.send_all(
-            self._port, self._requests, CONNECTIONS, over_seconds=over_seconds, answer=self._again
-        )
-        values = len(self._requests) * self._load.values_per_turn
-        return SentTurns(cost.elapsed_seconds, values, cost.reconnections, sorted(cost.latencies))
+        async def send_one(number: int) -> None:
+            due = start + over_seconds * number / nodes
+            await asyncio.sleep(due - time.monotonic())
+            async with slots:
+                body = self._envelopes.frames(number, shared[number % len(shared)])
+                sizes[number], lateness[number] = len(body), time.monotonic() - due
+                latencies[number] = await self._send(number, body)
 
-    def _again(
-        self, connection: http_requests.Connection, position: int, status: int, content: bytes
-    ) -> None:
-        """Send the requested schemas, then the frames again; retry later if the collector requests it."""
-        number = position % self._load.nodes
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(nodes):
+                tasks.create_task(send_one(number))
+        # The last of the nodes has a period as well.
+        await asyncio.sleep(start + over_seconds - time.monotonic())
+        return SentTurn(sum(sizes), latencies, lateness)
+
+    async def _send(self, number: int, body: bytes) -> float:
+        """Send frames until they are acknowledged, and the schemas that the collector requests; return the seconds."""
+        connection = self._connections[number]
+        sent_ns = time.time_ns()
         for _ in range(_MAX_TRIES):
-            if status // 100 == 2:  # noqa: PLR2004 - HTTP's success
-                return
-            if status == _CONFLICT:
-                body = self._envelopes.schemas(number, json.loads(content)["unknown_schemas"])
-                status, content = connection.exchange(self._envelopes.request(number, 0, body))
-                if status == _NOT_NOW:
-                    time.sleep(_PAUSE_SECONDS)
-            elif status == _NOT_NOW:
-                time.sleep(_PAUSE_SECONDS)
-            else:
+            answer = await connection.exchange(request(number, body))
+            if answer.status // 100 == 2:  # noqa: PLR2004 - HTTP's success
+                return (answer.received_ns - sent_ns) / SECOND_NS
+            if answer.status == _CONFLICT:
+                requested = json.loads(answer.content)["unknown_schemas"]
+                schemas = self._envelopes.schemas(number, requested)
+                answer = await connection.exchange(request(number, schemas))
+            elif answer.status != _NOT_NOW:
                 break
-            status, content = connection.exchange(self._requests[position])
-        message = f"sending an envelope failed: status {status}: {content[:200]!r}"
+            if answer.status == _NOT_NOW:
+                await asyncio.sleep(_PAUSE_SECONDS)
+        message = f"sending an envelope failed: status {answer.status}: {answer.content[:200]!r}"
         raise harness.BenchError(message)
 
 
-def main() -> None:
-    """Execute commands until standard input ends."""
+async def _send_turns() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
     generator = _Generator(int(sys.argv[1]), load)
-    commands = {"prepare": generator.prepare, "send": generator.send}
+    # Between two turns nothing is sent: reading may block the loop.
     for line in sys.stdin.buffer:
-        command, *arguments = json.loads(line)
-        sys.stdout.buffer.write(msgspec.json.encode(commands[command](*arguments)) + b"\n")
+        sent = await generator.send(json.loads(line))
+        sys.stdout.buffer.write(msgspec.json.encode(sent) + b"\n")
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(_send_turns())

@@ -80,17 +80,6 @@ class SlotRing:
         self.devices = 0
         self.last_slot = -1
 
-    @property
-    def size(self) -> int:
-        """Return the memory of all values."""
-        packed = {
-            id(each): len(each) if isinstance(each, bytes) else each.nbytes
-            for slot in self._packed.values()
-            for each in slot
-        }
-        late = sum(values.nbytes for values in self._late.values())
-        return self._open.nbytes + late + sum(packed.values())
-
     def add_device(self) -> None:
         """Add a device without values."""
         size = self._open.shape[2]
@@ -237,13 +226,6 @@ class SlotSums:
         """Rates and sums of all quantities in windows that were read since the last change."""
         self._unsettled_slot = 0
         """First slot with values that are not among the latest ones: readings may arrive after their slot was settled."""
-
-    @property
-    def bytes_per_device(self) -> float:
-        """Return the memory of a device."""
-        latest = sum(values.nbytes for values in self._latest.values())
-        latest += sum(values.nbytes for values in self._latest_of_all.values())
-        return (sum(ring.size for ring in self._rings) + latest) / max(self.devices, 1)
 
     def add_device(self) -> int:
         """Add a device without readings; return its position."""
