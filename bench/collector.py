@@ -15,17 +15,17 @@ from pathlib import Path
 import click
 import psutil
 
-from bench import harness
+from bench import harness, load
 from bench.collector_process import (
     newest_refresh,
     read_loop_times,
     start_collector,
     wait_for_refreshes,
 )
-from bench.load import ROWS, Load
+from bench.load import ENVELOPE_SECONDS
 from bench.load_sender import sending
 
-NODES, QUICK_NODES = (100, 1000, 5000), (20,)
+NODES, QUICK_NODES = (300, 1000), (20,)
 TURNS, QUICK_TURNS = 6, 1
 
 MEMORY = harness.Aim("<=", 70, " KiB")
@@ -60,23 +60,25 @@ class FleetCost:
     diagnosis: str
 
 
-def measure_fleet(load: Load, turns: int, directory: Path) -> FleetCost:
+def measure_fleet(nodes: int, capture: Path, turns: int, directory: Path) -> FleetCost:
     """Register nodes, then let them report for some turns."""
-    nodes = load.nodes
-    with start_collector(nodes, directory) as server, sending(load, server) as sender:
+    with (
+        start_collector(nodes, directory) as server,
+        sending(capture, nodes, server) as sender,
+    ):
         wait_for_refreshes(server, 1)
         empty = server.resident_bytes()
         with server.measure() as registration:
             sender.send()
         first_refresh = max(wait_for_refreshes(server, 2))
         # Registration takes long: one turn that does not count, so that no node was stale recently.
-        sender.send(ROWS)
+        sender.send(ENVELOPE_SECONDS)
         (diagnosis,) = psutil.Process(server.pid).children()
         diagnosed, begin = sum(diagnosis.cpu_times()[:2]), time.monotonic()
         sent, refreshes = [], []
         with server.measure() as spent:
             for _ in range(turns):
-                sent.append(sender.send(ROWS))
+                sent.append(sender.send(ENVELOPE_SECONDS))
                 refreshes.append(newest_refresh(server))
         end = time.monotonic()
         diagnosed = sum(diagnosis.cpu_times()[:2]) - diagnosed
@@ -105,15 +107,24 @@ def main(*, is_quick: bool, only: int | None) -> None:
     numbers = (only,) if only else QUICK_NODES if is_quick else NODES
     turns = QUICK_TURNS if is_quick else TURNS
     with harness.reporting("Collector") as (report, directory):
-        node = Load.of_agent(directory)
+        capture = directory / load.SPEC.node
+        load.write_node(capture, ENVELOPE_SECONDS * (2 + turns))
+        frames = load.NodeFrames(capture, ENVELOPE_SECONDS)
+        columns = sum(map(load.columns_of, frames.schemas.values()))
+        values = statistics.mean(
+            sum(
+                batch.rows * load.columns_of(frames.schemas[batch.schema]) for batch in each.batches
+            )
+            for each in frames.envelopes[1:]
+        )
         report.figure(
             "load",
-            f"{node.columns:,} columns per node from {len(node.sources)} sources,"
-            f" {node.values_per_turn / ROWS:,.0f} values per second, {ROWS} s per envelope",
+            f"{columns:,} columns per node, {values / ENVELOPE_SECONDS:,.0f} values per second,"
+            f" {ENVELOPE_SECONDS} s per envelope",
         )
-        costs = [measure_fleet(node.of_nodes(nodes), turns, directory) for nodes in numbers]
+        costs = [measure_fleet(nodes, capture, turns, directory) for nodes in numbers]
         for cost in costs:
-            _report(report, cost, node.values_per_turn)
+            _report(report, cost, values)
         for fewer, more in pairwise(costs):
             added = (more.added_bytes - fewer.added_bytes) / (more.nodes - fewer.nodes)
             title = f"memory per further node, from {fewer.nodes} to {more.nodes}"

@@ -4,7 +4,7 @@
 each acknowledged request of frames to the file.
 
 The loop time of a request is the processor time of the event loop from the begin of the request to its answer: what this request took,
-and what else the loop did before it answered. It does not depend on the disk and on other programs, as the wall time does.
+and what else the loop did before it answered. While the collector keeps up, it depends less on the disk and on other programs than wall time does.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _count_loop_times(file: Path) -> None:
             times.append(LoopTime(time.monotonic(), time.thread_time() - begin))
         return response
 
-    Ingest.handle = counted  # type: ignore[method-assign] - the bench counts in it
+    Ingest.handle = counted  # type: ignore[method-assign]  # the bench counts in it
     atexit.register(lambda: file.write_bytes(msgspec.msgpack.encode(times)))
 
 

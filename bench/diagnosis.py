@@ -19,20 +19,14 @@ from pathlib import Path
 
 import click
 import msgspec
-import numpy as np
 
 from bench import load
 from bench.harness import Aim, BenchReport, cpu_seconds, is_quick_option, mebibytes, reporting
-from railscope.capture import write_capture
-from railscope.wire import Batch, WireSchema, schema_hash
-from railscope_agent.commands.replay import CaptureReplay
-from railscope_agent.config import AgentSettings
+from railscope.wire import Batch, WireSchema
 from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
 from railscope_collector.live_diagnosis.diagnosis_engine import KEPT_SLOTS, OPEN_SLOTS
 from railscope_collector.workloads.job_roster import JobKey
-from railscope_simulator import NodeSpec, capture_metadata, moments
 
-SPEC = NodeSpec("bench-node")
 SAMPLES = 1_000
 NODES_PER_JOB = 8
 EVALUATED = Aim("<=", 2, " s")
@@ -66,58 +60,40 @@ def main(*, is_quick: bool) -> None:
     size = QUICK if is_quick else FULL
     with reporting("Diagnosis") as (report, directory):
         capture = directory / "one"
-        write_node(capture, SLOT_SECONDS * max(size.slots, size.memory_slots), 1)
-        frames = NodeFrames(capture)
+        load.write_node(capture, SLOT_SECONDS * max(size.slots, size.memory_slots))
+        frames = NamedFrames(load.NodeFrames(capture, SLOT_SECONDS))
         in_a_collector(report, frames, size)
         memory(report, frames, size)
         of_captures(report, size, directory)
 
 
-def write_node(capture: Path, seconds: int, step: int) -> None:
-    """Write the capture of a simulated node."""
-    write_capture(capture, capture_metadata(SPEC, seconds), moments(SPEC, seconds, step))
+class NamedFrames:
+    """The frames of the node under the names of others, with a digest of its own for each schema of each of them."""
 
-
-class NodeFrames:
-    """Frames of one node in each slot. Counters of another node, and changes of its gauges, are multiples of them."""
-
-    def __init__(self, capture: Path) -> None:
-        replay = CaptureReplay(capture, AgentSettings())
-        self._envelopes = list(replay.envelopes(SLOT_SECONDS))
-        self.first_ns = self._envelopes[0].batches[0].wall_ns[0]
-        self._schemas = {schema_hash(each): each for each in self._envelopes[0].schemas}
-        self._counters = {digest: load.counters_of(each) for digest, each in self._schemas.items()}
+    def __init__(self, frames: load.NodeFrames) -> None:
+        self._frames = frames
+        self.first_ns = frames.envelopes[0].batches[0].wall_ns[0]
 
     def batches(self, slot: int, number: int) -> list[Batch]:
         """Return the frames of a node in a slot."""
-        batches = self._envelopes[slot].batches
-        return [self._of_node(each, number) for each in batches if each.schema in self._schemas]
-
-    def _of_node(self, batch: Batch, number: int) -> Batch:
-        factor = 1 + 1e-4 * number
-        base, steps = (np.frombuffer(each, "<i8") for each in (batch.base, batch.steps))
-        scaled = np.where(self._counters[batch.schema], base * factor, base).astype("<i8")
-        return msgspec.structs.replace(
-            batch,
-            schema=number.to_bytes(_NUMBER_BYTES, "little") + batch.schema,
-            base=scaled.tobytes(),
-            steps=(steps * factor).astype("<i8").tobytes(),
-        )
+        own = number.to_bytes(_NUMBER_BYTES, "little")
+        batches = self._frames.batches(slot, number)
+        return [msgspec.structs.replace(each, schema=own + each.schema) for each in batches]
 
     def find_schema(self, number: int, digest: bytes) -> WireSchema:
         """Return a schema of a node by its digest."""
-        return load.of_node(self._schemas[digest[_NUMBER_BYTES:]], number)
+        return load.of_node(self._frames.schemas[digest[_NUMBER_BYTES:]], number)
 
     def gpus(self, number: int) -> list[str]:
         """Return the UUIDs of the GPUs of a node."""
-        schemas = (load.of_node(each, number) for each in self._schemas.values())
+        schemas = (load.of_node(each, number) for each in self._frames.schemas.values())
         return sorted({e.key[0] for each in schemas for e in each.entities if e.kind == "gpu"})
 
 
 class DiagnosedNodes:
     """The diagnosis of nodes that send these frames, with a job on each eight of them."""
 
-    def __init__(self, frames: NodeFrames, nodes: int) -> None:
+    def __init__(self, frames: NamedFrames, nodes: int) -> None:
         self._frames, self.nodes = frames, nodes
         self.diagnosis = ClusterDiagnosis(frames.first_ns, KEPT_SLOTS, open_slots=OPEN_SLOTS)
         jobs = defaultdict[JobKey, list[str]](list)
@@ -151,7 +127,7 @@ def _same_clock(wall_ns: int) -> int:
     return wall_ns
 
 
-def in_a_collector(report: BenchReport, frames: NodeFrames, size: DiagnosisSize) -> None:
+def in_a_collector(report: BenchReport, frames: NamedFrames, size: DiagnosisSize) -> None:
     """Measure the frames of a slot of all nodes with their evaluation."""
     diagnosed = DiagnosedNodes(frames, size.nodes)
     first = diagnosed.add(0)
@@ -164,7 +140,7 @@ def in_a_collector(report: BenchReport, frames: NodeFrames, size: DiagnosisSize)
     report.figure(f"frames of {nodes}", text)
 
 
-def memory(report: BenchReport, frames: NodeFrames, size: DiagnosisSize) -> None:
+def memory(report: BenchReport, frames: NamedFrames, size: DiagnosisSize) -> None:
     """Measure what Python and numpy have allocated after some slots."""
     diagnosed = DiagnosedNodes(frames, size.memory_nodes)
     tracemalloc.start()
@@ -181,8 +157,8 @@ def of_captures(report: BenchReport, size: DiagnosisSize, directory: Path) -> No
     samples = size.samples
     for step in size.steps_seconds:
         captures = directory / f"every-{step}"
-        capture = captures / SPEC.node
-        write_node(capture, (samples - 1) * step, step)
+        capture = captures / load.SPEC.node
+        load.write_node(capture, (samples - 1) * step, step)
         before = _used_seconds()
         command = [sys.executable, "-m", "railscope", "diagnose", "--captures", str(captures)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - own program

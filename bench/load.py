@@ -1,111 +1,58 @@
-"""The load of a collector: many nodes of one build, with real schemas and generated values.
+"""The load of a collector and of a diagnosis: one simulated node with 8 GPUs and 10 NICs, under the names of many.
 
-The schemas are those of one agent on a bench host. Every node has its own GPUs; a schema without a serial number is the same
-for all nodes. Of the columns 60 % are always zero; of the others counters grow, and two of three gauges change.
+The node trains without a fault. Each of the others has its own GPUs, and multiples of the node's counters and of the changes of its gauges; a
+schema without a GPU is the same for all.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.host_files import write_answers, write_tree
-from bench.node import BenchHost
-from railscope import __version__, catalog, frame, log_output, wire
+from railscope import __version__, catalog, frame, wire
+from railscope.capture import write_capture
 from railscope.catalog.declare import MetricKind
-from railscope.timestamps import SECOND_NS
+from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings, CollectorLink
-from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, capture_metadata, moments
 
-ROWS = round(CollectorLink().push_seconds)
-"""Seconds of an envelope: rows of a source that is read every second."""
+SPEC = NodeSpec("bench-node")
+ENVELOPE_SECONDS = round(CollectorLink().push_seconds)
 VARIANTS = 8
-DEVICES = 8
+"""Nodes of a collector's load with different values."""
 _PATH = "/v1/frames"
 _GPU = "GPU-"
-_ZERO, _GAUGE = 0.6, 0.87
-_FAULTS = re.compile(
-    r"railscope_gpu_(row_remap|ecc_errors|throttle|pcie_(link|expected)|device_state)"
-)
-"""Metrics by which the collector's diagnosis recognizes a faulty GPU: always zero."""
-
-Rows = npt.NDArray[np.int64]
 
 
-class SourceLoad(msgspec.Struct, frozen=True):
-    """The schema of a source, and how often it is read."""
-
-    schema: wire.WireSchema
-    rows: int
-    """Frames in an envelope."""
-    every: int = 1
-    """Turns between two envelopes that contain the source: above 1 if its period is longer than an envelope."""
-
-    @classmethod
-    def of_period(cls, schema: wire.WireSchema, seconds: float) -> SourceLoad:
-        """Return a source that is read at a period."""
-        return cls(schema, max(round(ROWS / seconds), 1), max(round(seconds / ROWS), 1))
-
-    def sequence(self, variant: int, turn: int) -> int | None:
-        """Return the first sequence of its frames in a turn; None if it is not read in this turn.
-
-        The first turn has all sources, as that of a new agent. Later the variants of nodes take turns.
-        """
-        if turn and (turn + variant) % self.every:
-            return None
-        return ((turn + variant) // self.every - variant // self.every) * self.rows + 1
+def write_node(capture: Path, seconds: int, step: int = 1) -> None:
+    """Write the capture of the node."""
+    write_capture(capture, capture_metadata(SPEC, seconds), moments(SPEC, seconds, step))
 
 
-class Load(msgspec.Struct, frozen=True):
-    """Nodes with the same sources."""
+class NodeFrames:
+    """The frames of the node in envelopes of some seconds, and their multiples."""
 
-    sources: tuple[SourceLoad, ...]
-    nodes: int = 1
+    def __init__(self, capture: Path, seconds: int) -> None:
+        self.envelopes = list(CaptureReplay(capture, AgentSettings()).envelopes(seconds))
+        schemas = [each for envelope in self.envelopes for each in envelope.schemas]
+        self.schemas = {wire.schema_hash(each): each for each in schemas}
+        self._counters = {digest: counters_of(each) for digest, each in self.schemas.items()}
 
-    @classmethod
-    def of_agent(cls, directory: Path) -> Load:
-        """Return a node with the sources of one agent at its default periods: about 3,000 values per second."""
-        log_output.configure_logs("error")
-        write_tree(directory / "tree", DEVICES)
-        write_answers(directory / "answers", 2)
-        host = BenchHost(directory / "tree", directory / "answers")
-        agent = Agent(AgentSettings(node="bench"), host)
-        asyncio.run(agent.once())
-        sources = (
-            SourceLoad.of_period(
-                wire.to_wire_schema(status.frame.schema), status.source.period_seconds
-            )
-            for status in agent.sampler.statuses.values()
-            if status.frame
+    def batches(self, position: int, multiple: int) -> list[wire.Batch]:
+        """Return the batches of an envelope with a multiple of its values."""
+        factor = 1 + 1e-4 * multiple
+        return [self._multiply(each, factor) for each in self.envelopes[position].batches]
+
+    def _multiply(self, batch: wire.Batch, factor: float) -> wire.Batch:
+        base, steps = (np.frombuffer(each, "<i8") for each in (batch.base, batch.steps))
+        scaled = np.where(self._counters[batch.schema], base * factor, base).astype("<i8")
+        return msgspec.structs.replace(
+            batch, base=scaled.tobytes(), steps=(steps * factor).astype("<i8").tobytes()
         )
-        return cls(tuple(sources))
-
-    def of_nodes(self, nodes: int) -> Load:
-        """Return so many nodes with the same sources."""
-        return Load(self.sources, nodes)
-
-    @property
-    def columns(self) -> int:
-        """Columns of a node."""
-        return sum(columns_of(source.schema) for source in self.sources)
-
-    @property
-    def values_per_turn(self) -> float:
-        """Values of a node in an envelope, as the mean of many."""
-        return sum(each.rows * columns_of(each.schema) / each.every for each in self.sources)
-
-    def rows(self, source: int, variant: int, turn: int) -> Rows:
-        """Return the values of a source in a turn, for one of the variants that nodes have."""
-        chosen = self.sources[source]
-        return rows_of(chosen.schema, variant * 100 + source, turn)[-chosen.rows :]
 
 
 def node_name(number: int) -> str:
@@ -116,9 +63,6 @@ def node_name(number: int) -> str:
 def token(node: str) -> str:
     """Return the token of a node."""
     return f"token-of-{node}"
-
-
-# Schemas and values --------------------------------------------------------------------------------
 
 
 def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
@@ -149,114 +93,49 @@ def counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
     return np.array([counts for flags in kinds for counts in flags], np.bool_)
 
 
-def _faults_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
-    """Return a mask of the columns that report faults."""
-    sizes = [len(group.entities) for group in schema.groups]
-    flags = [_FAULTS.match(group.metric) is not None for group in schema.groups]
-    return np.repeat(np.array(flags, np.bool_), sizes)
-
-
-def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
-    """Return the rows of values of one envelope; consecutive turns of one variant continue, and no counter ever falls."""
-    counts = counters_of(schema)
-    columns = len(counts)
-    fixed = np.random.default_rng(variant)
-    kind = fixed.random(columns)
-    start = fixed.integers(10**6, 10**14, columns)
-    speed = np.exp(fixed.uniform(0, 20, columns))
-    moving = np.random.default_rng((variant, turn))
-    seconds = np.arange(turn * ROWS, turn * ROWS + ROWS)[:, np.newaxis]
-    # Each row is shifted by less than a second, so that steps differ and none is negative.
-    counters = start + ((seconds + moving.random((ROWS, columns))) * speed).astype(np.int64)
-    gauges = start % 100_000 + moving.integers(0, 200, (ROWS, columns))
-    rows = np.where(counts, counters, np.where(kind < _GAUGE, gauges, start))
-    rows[:, (kind < _ZERO) | _faults_of(schema)] = 0
-    return rows
-
-
-def pack_rows(rows: Rows) -> tuple[bytes, bytes, bytes]:
-    """Return the parts of a batch from rows: base, bitmap of changed columns, and steps."""
-    steps = np.diff(rows, axis=0)
-    changed = steps.any(axis=0)
-    return (
-        rows[0].tobytes(),
-        np.packbits(changed, bitorder="little").tobytes(),
-        np.ascontiguousarray(steps[:, changed].T).tobytes(),
-    )
-
-
-def sample_timestamps(newest_ns: int, rows: int) -> tuple[int, ...]:
-    """Return the timestamps of the rows of an envelope, spread over its seconds."""
-    step_ns = ROWS * SECOND_NS // rows
-    return tuple(newest_ns - step_ns * (rows - 1 - row) for row in range(rows))
-
-
-@dataclass(frozen=True, slots=True)
-class SharedBatch:
-    """A batch without its schema digest: the part that many nodes share."""
-
-    stream: str
-    first_sequence: int
-    rows: int
-    base: bytes
-    changed: bytes
-    steps: bytes
-
-
 class Envelopes:
-    """The envelopes of a load."""
+    """The envelopes of many nodes, each packed and requested at its time."""
 
-    def __init__(self, load: Load) -> None:
-        self.load = load
-        self._common = {
-            source.schema.stream: wire.schema_hash(source.schema)
-            for source in load.sources
-            if not _has_gpus(source.schema)
+    def __init__(self, frames: NodeFrames, nodes: int) -> None:
+        self._frames, self._nodes = frames, nodes
+        common = {
+            digest: digest for digest, schema in frames.schemas.items() if not _has_gpus(schema)
         }
-        self._digests = [self._digests_of(number) for number in range(load.nodes)]
+        own = {digest: schema for digest, schema in frames.schemas.items() if digest not in common}
+        self._digests = [
+            common | {d: wire.schema_hash(of_node(each, number)) for d, each in own.items()}
+            for number in range(nodes)
+        ]
 
-    def _digests_of(self, number: int) -> dict[str, bytes]:
-        schemas = (source.schema for source in self.load.sources if _has_gpus(source.schema))
-        own = {each.stream: wire.schema_hash(of_node(each, number)) for each in schemas}
-        return self._common | own
-
-    def schemas(self, number: int, digests: Sequence[str]) -> bytes:
+    def schemas(self, number: int, digests: list[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
-        schemas = [of_node(source.schema, number) for source in self.load.sources]
-        requested = [schema for schema in schemas if wire.schema_hash(schema).hex() in digests]
+        requested = [
+            of_node(self._frames.schemas[digest], number)
+            for digest, own in self._digests[number].items()
+            if own.hex() in digests
+        ]
         return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
 
-    def shared_batches(self, turn: int) -> list[list[SharedBatch]]:
+    def variants(self, turn: int) -> list[list[wire.Batch]]:
         """Return the batches of a turn, for each variant of nodes."""
-        return [self._batches(each, turn) for each in range(min(VARIANTS, self.load.nodes))]
+        return [self._frames.batches(turn, each) for each in range(min(VARIANTS, self._nodes))]
 
-    def _batches(self, variant: int, turn: int) -> list[SharedBatch]:
-        batches = []
-        for number, source in enumerate(self.load.sources):
-            sequence = source.sequence(variant, turn)
-            if sequence is not None:
-                rows = self.load.rows(number, variant, turn)
-                parts = pack_rows(rows)
-                batches.append(SharedBatch(source.schema.stream, sequence, len(rows), *parts))
-        return batches
-
-    def frames(self, number: int, shared: Sequence[SharedBatch]) -> bytes:
-        """Return an envelope of one node with frames up to now."""
-        digests, wall_ns, boot_ns = self._digests[number], time.time_ns(), time.monotonic_ns()
-        batches = [
-            wire.Batch(
-                part.stream,
-                digests[part.stream],
-                part.first_sequence,
-                sample_timestamps(wall_ns, part.rows),
-                sample_timestamps(boot_ns, part.rows),
-                part.base,
-                part.changed,
-                part.steps,
+    def frames(self, number: int, batches: list[wire.Batch]) -> bytes:
+        """Return an envelope of one node, with frames up to now."""
+        wall_ns, boot_ns = time.time_ns(), time.monotonic_ns()
+        newest_wall_ns = max(batch.wall_ns[-1] for batch in batches)
+        newest_boot_ns = max(batch.boot_ns[-1] for batch in batches)
+        own = [
+            msgspec.structs.replace(
+                batch,
+                schema=self._digests[number][batch.schema],
+                wall_ns=tuple(each - newest_wall_ns + wall_ns for each in batch.wall_ns),
+                boot_ns=tuple(each - newest_boot_ns + boot_ns for each in batch.boot_ns),
+                events=(),
             )
-            for part in shared
+            for batch in batches
         ]
-        return wire.pack(wire.envelope(origin(number), batches, (), agent_version=__version__))
+        return wire.pack(wire.envelope(origin(number), own, (), agent_version=__version__))
 
 
 def request(number: int, body: bytes) -> bytes:

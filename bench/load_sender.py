@@ -1,8 +1,7 @@
 """The process that sends a load to a collector, over one connection for each node.
 
-`sending` starts `python -m bench.load_sender PORT`, which reads the load from standard input, and then a line for each turn: the seconds
-over which the turn is spread. It answers with a line of JSON. Like an agent, it sends the schemas that the collector requests, and then
-the frames again.
+`sending` starts `python -m bench.load_sender PORT CAPTURE NODES`, which reads a line for each turn from standard input: the seconds over which
+the turn is spread. It answers with a line of JSON. Like an agent, it sends the schemas that the collector requests, and then the frames again.
 
 An acknowledgement takes from the time at which its request was sent to the time at which the kernel received its last bytes (`SO_TIMESTAMPNS`).
 So a sender that is late, because the machine is busy, adds nothing to it; its lateness is a figure of its own.
@@ -20,11 +19,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from bench import harness
-from bench.load import Envelopes, Load, request
+from bench.load import ENVELOPE_SECONDS, Envelopes, NodeFrames, request
 from railscope.timestamps import SECOND_NS
 
 REGISTRATIONS = 32
@@ -52,15 +52,14 @@ class SentTurn(msgspec.Struct, frozen=True):
 class Sender:
     """The process that sends a load."""
 
-    def __init__(
-        self, load: Load, process: subprocess.Popen[bytes], server: harness.ServerProcess
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], server: harness.ServerProcess) -> None:
         self._process, self._server = process, server
-        self._write(msgspec.json.encode(load))
 
     def send(self, over_seconds: float = 0.0) -> SentTurn:
         """Send the next turn: spread over some seconds, or as fast as it is acknowledged."""
-        self._write(msgspec.json.encode(over_seconds))
+        if self._process.stdin:
+            self._process.stdin.write(msgspec.json.encode(over_seconds) + b"\n")
+            self._process.stdin.flush()
         line = self._process.stdout.readline() if self._process.stdout else b""
         if not line:
             message = (
@@ -70,22 +69,25 @@ class Sender:
             raise harness.BenchError(message)
         return msgspec.json.decode(line, type=SentTurn)
 
-    def _write(self, line: bytes) -> None:
-        if self._process.stdin:
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
-
 
 @contextmanager
-def sending(load: Load, server: harness.ServerProcess) -> Iterator[Sender]:
-    """Yield a process that sends a load to a collector."""
+def sending(capture: Path, nodes: int, server: harness.ServerProcess) -> Iterator[Sender]:
+    """Yield a process that sends the frames of a capture to a collector, under the names of some nodes."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.load_sender",
+        str(server.port),
+        str(capture),
+        str(nodes),
+    ]
     with subprocess.Popen(  # noqa: S603 - the bench starts its own parts
-        [sys.executable, "-m", "bench.load_sender", str(server.port)],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
         try:
-            yield Sender(load, process, server)
+            yield Sender(process, server)
         finally:
             process.terminate()
 
@@ -173,13 +175,13 @@ async def _receive(opened: socket.socket) -> tuple[bytes, int]:
 class _Generator:
     """Sends the turns of a load."""
 
-    def __init__(self, port: int, load: Load) -> None:
-        self._envelopes = Envelopes(load)
-        self._connections = [Connection(port) for _ in range(load.nodes)]
+    def __init__(self, port: int, frames: NodeFrames, nodes: int) -> None:
+        self._envelopes = Envelopes(frames, nodes)
+        self._connections = [Connection(port) for _ in range(nodes)]
         self._next_turn = 0
 
     async def send(self, over_seconds: float) -> SentTurn:
-        shared = self._envelopes.shared_batches(self._next_turn)
+        variants = self._envelopes.variants(self._next_turn)
         self._next_turn += 1
         nodes = len(self._connections)
         slots = asyncio.Semaphore(nodes if over_seconds else REGISTRATIONS)
@@ -190,7 +192,7 @@ class _Generator:
             due = start + over_seconds * number / nodes
             await asyncio.sleep(due - time.monotonic())
             async with slots:
-                body = self._envelopes.frames(number, shared[number % len(shared)])
+                body = self._envelopes.frames(number, variants[number % len(variants)])
                 sizes[number], lateness[number] = len(body), time.monotonic() - due
                 latencies[number] = await self._send(number, body)
 
@@ -221,9 +223,9 @@ class _Generator:
         raise harness.BenchError(message)
 
 
-async def _send_turns() -> None:
-    load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
-    generator = _Generator(int(sys.argv[1]), load)
+async def _send_turns(port: str, capture: str, nodes: str) -> None:
+    frames = NodeFrames(Path(capture), ENVELOPE_SECONDS)
+    generator = _Generator(int(port), frames, int(nodes))
     # Between two turns nothing is sent: reading may block the loop.
     for line in sys.stdin.buffer:
         sent = await generator.send(json.loads(line))
@@ -232,4 +234,4 @@ async def _send_turns() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_send_turns())
+    asyncio.run(_send_turns(*sys.argv[1:]))
