@@ -100,10 +100,10 @@ class LiveSwitches:
 
     async def _push(self) -> None:
         url, started = f"http://127.0.0.1:{self.otlp_port}/v1/metrics", time.monotonic()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/x-protobuf"}
         async with aiohttp.ClientSession(headers=headers) as session:
             while True:
-                body = cumulus.json_body(_pushed(time.monotonic() - started), "leaf-2")
+                body = cumulus.body(_pushed(time.monotonic() - started), "leaf-2")
                 # As a switch does: nothing listens before the collector has started.
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.post(url, data=body) as response:

@@ -1,11 +1,10 @@
-"""Pushes of a Cumulus switch: every number a gauge with a floating-point value, as documented, in both encodings."""
+"""Pushes of a Cumulus switch: every number a gauge with a floating-point value, as documented."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import msgspec
 from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
@@ -42,7 +41,7 @@ def _attributes(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def document(values: Iterable[Pushed], host: str = "leaf-08") -> dict[str, Any]:
-    """Return a request as a JSON document."""
+    """Return a request as JSON of protobuf."""
     metrics = [
         {
             "name": pushed.name if pushed.name.startswith("nvswitch_") else PREFIX + pushed.name,
@@ -62,10 +61,6 @@ def document(values: Iterable[Pushed], host: str = "leaf-08") -> dict[str, Any]:
     return {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"metrics": metrics}]}]}
 
 
-def json_body(values: Iterable[Pushed], host: str = "leaf-08") -> bytes:
-    return msgspec.json.encode(document(values, host))
-
-
-def protobuf_body(values: Iterable[Pushed], host: str = "leaf-08") -> bytes:
+def body(values: Iterable[Pushed], host: str = "leaf-08") -> bytes:
     request = json_format.ParseDict(document(values, host), ExportMetricsServiceRequest())
     return request.SerializeToString()

@@ -252,9 +252,9 @@ class OtlpReceiver:
         except OtlpRejectedError as error:
             return self._rejection(error, request)
         self.requests[STORED] += 1
-        media_type, problem = _media_type(request), otlp_metrics.rejection_text(rejected)
-        body = otlp_metrics.success_body(media_type, sum(rejected.values()), problem)
-        return http_server.HttpServerResponse(body, media_type)
+        problem = otlp_metrics.rejection_text(rejected)
+        body = otlp_metrics.success_body(sum(rejected.values()), problem)
+        return http_server.HttpServerResponse(body, otlp_metrics.PROTOBUF)
 
     async def _store(
         self, switch: PushingSwitch, request: http_server.HttpServerRequest
@@ -296,12 +296,10 @@ class OtlpReceiver:
         self, error: OtlpRejectedError, request: http_server.HttpServerRequest
     ) -> http_server.HttpServerResponse:
         self._count_rejection(error, request.peer)
-        is_json = _media_type(request) == otlp_metrics.JSON
-        media_type = otlp_metrics.JSON if is_json else otlp_metrics.PROTOBUF
-        body = otlp_metrics.problem_body(media_type, error.status, str(error))
+        body = otlp_metrics.problem_body(error.status, str(error))
         retry = {"Retry-After": str(otlp_metrics.RETRY_SECONDS)}
         headers = retry if error.status in _RETRIED else {}
-        return http_server.HttpServerResponse(body, media_type, error.status, headers)
+        return http_server.HttpServerResponse(body, otlp_metrics.PROTOBUF, error.status, headers)
 
     def _count_invalid(self, status: HTTPStatus, problem: str, peer: str) -> None:
         reason = _INVALID.get(status, "format")

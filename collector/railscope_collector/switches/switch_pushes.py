@@ -106,11 +106,9 @@ class SwitchPushes:
 
     def decode(self, request: otlp_metrics.MetricsRequest, now: NodeTimestamp) -> DecodedPush:
         """Return the readings of a request; nothing is changed."""
-        results = Counter({
-            PointResult.LIMIT: request.excessive,
-            PointResult.INVALID: request.invalid,
-            PointResult.DELTA: request.increments,
-        })  # fmt: skip
+        results = Counter(
+            {PointResult.LIMIT: request.excessive, PointResult.DELTA: request.increments}
+        )
         unmapped, newest_ns = Counter[str](), 0
         found: dict[ColumnKey, list[PushedColumn]] = defaultdict(list)
         widths = Counter(pushed.stream for pushed in self.columns.values())

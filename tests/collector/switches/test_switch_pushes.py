@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from support import cumulus_pushes as cumulus
 from support.cumulus_pushes import START_NS, Pushed, priority, queue
 from support.shared import capture_path
@@ -25,7 +27,7 @@ def new_pushes() -> SwitchPushes:
 def decode(
     pushes: SwitchPushes, values: list[Pushed], at_seconds: int = 0, **more: str
 ) -> DecodedPush:
-    request = otlp_metrics.decode_metrics(cumulus.json_body(values, **more), otlp_metrics.JSON)
+    request = otlp_metrics.decode_metrics(cumulus.body(values, **more), otlp_metrics.PROTOBUF)
     return pushes.decode(request, timestamp(at_seconds))
 
 
@@ -162,9 +164,10 @@ def test_neighbours_are_those_that_the_switch_received_last():
 
 
 def test_sample_of_cumulus():
-    body = capture_path("switch/otlp/cumulus-interface-derived.json").read_bytes()
+    text = capture_path("switch/otlp/cumulus-interface-derived.json").read_text()
+    body = json_format.Parse(text, ExportMetricsServiceRequest()).SerializeToString()
     pushes = SwitchPushes("leaf-07", SwitchFrames("leaf-07", "run"))
-    decoded = pushes.decode(otlp_metrics.decode_metrics(body, otlp_metrics.JSON), timestamp(0))
+    decoded = pushes.decode(otlp_metrics.decode_metrics(body, otlp_metrics.PROTOBUF), timestamp(0))
     assert readings(decoded) == {
         ("port_up", "swp1"): 1,
         PFC: 42,
