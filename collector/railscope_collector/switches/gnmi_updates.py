@@ -167,18 +167,13 @@ class Leaves:
         return bool(self.names(paths))
 
     def apply(self, notification: Any) -> None:
-        """Apply deletions, then updates. Raises SwitchReadError at a bound, or if a text of JSON is invalid."""
+        """Take the updates. Raises SwitchReadError at a bound, or if a text of JSON is invalid.
+
+        Deletions have no meaning here: they follow the state of the switch, with which a poll ends.
+        """
         self.newest_ns = max(self.newest_ns, notification.timestamp)
-        prefix = notification.prefix
-        if notification.atomic and prefix.elem:
-            # All below the prefix is replaced (gNMI specification, 2.1.1).
-            self._delete(join_paths(prefix, gnmi_messages.message_class("Path")()))
-        for path in notification.delete:
-            # An empty path beside an update is an empty element (Huawei), not "delete everything".
-            if path.elem or prefix.elem:
-                self._delete(join_paths(prefix, path))
         for update in notification.update:
-            self._update(join_paths(prefix, update.path), update.val)
+            self._update(join_paths(notification.prefix, update.path), update.val)
 
     def _update(self, elements: Sequence[Element], typed: Any) -> None:
         self._spend(len(elements) + 1)
@@ -229,40 +224,6 @@ class Leaves:
                 text = f"too many values in a poll: expected at most {self.max_leaves}"
                 raise base.SwitchReadError(text, "limit")
         leaves[more] = leaf
-
-    def _delete(self, elements: Sequence[Element]) -> None:
-        """Remove the leaves at and below a path; a key that is absent or `*` stands for every one."""
-        self._spend(len(elements) + 1)
-        node, wanted = self.tree, list[str | None]()
-        for name, given in elements:
-            child = node.children.get(name)
-            if child is None:
-                return
-            node = child
-            wanted += [None if value == "*" else value for value in node.key_values(given)]
-        first = wanted[0] if wanted else None
-        names = list(self._rows) if first is None else [first]
-        paths = list(node.leaves())
-        for name in names:
-            self._delete_in(name, paths, wanted[1:])
-
-    def _delete_in(self, name: str, paths: Sequence[str], wanted: Sequence[str | None]) -> None:
-        row = self._rows.get(name, {})
-        for path in paths:
-            leaves = row.get(path, {})
-            self._spend(1 + len(leaves))
-            gone = [
-                keys
-                for keys in leaves
-                if all(want in {None, key} for want, key in zip(wanted, keys, strict=False))
-            ]
-            for keys in gone:
-                del leaves[keys]
-            self._count -= len(gone)
-            if not leaves:
-                row.pop(path, None)
-        if not row:
-            self._rows.pop(name, None)
 
     def _spend(self, steps: int) -> None:
         self._steps += steps

@@ -39,10 +39,6 @@ def state_of(capture: str) -> base.SwitchReading:
     return read(captures.until_sync(captures.capture_messages(capture)))
 
 
-def changed_state_of(capture: str) -> base.SwitchReading:
-    return read(captures.capture_messages(capture))
-
-
 def values(reading: base.SwitchReading) -> dict[tuple[str, ...], Reading]:
     return {
         (metric.name.removeprefix("railscope_switch_"), *entity.key[1:]): value
@@ -115,16 +111,6 @@ def test_arista_eos_by_public_models_and_its_own():
     assert missing == "FEC, system, optics"
 
 
-def test_changes_after_the_state_apply_to_it():
-    found = values(changed_state_of(ARISTA))
-    assert found["port_transmit_pfc_pause_frames_total", "Ethernet1/1", "3"] == 779_300
-    assert found["queue_ecn_marked_packets_total", "Ethernet1/1", "3"] == 98_200
-    assert found["queue_pfc_watchdog_detected_storms_total", "Ethernet2/1", "3"] == 2
-    assert found["port_up", "Ethernet2/5"] == 1
-    assert found["neighbour_known", "Ethernet2/1"] == 0
-    assert found["port_receive_bytes_total", "Ethernet1/1"] == 640
-
-
 def test_public_models_with_fec_optics_and_text_numbers():
     found = values(state_of(PUBLIC))
     expected: dict[tuple[str, ...], Reading] = {
@@ -143,10 +129,6 @@ def test_public_models_with_fec_optics_and_text_numbers():
         ("port_receive_pfc_pause_frames_total", "et-1", "3"): Absent.UNSUPPORTED,
     }
     assert {key: found[key] for key in expected} == expected
-    changed = values(changed_state_of(PUBLIC))
-    assert changed["queue_transmit_packets_total", "et-1", "NC1"] == 18_446_744_073_709_551_000
-    assert changed["port_receive_bytes_total", "et-1"] == 77
-    assert facts(changed_state_of(PUBLIC), base.PORTS)["et-1",]["description"] == "400"
 
 
 def test_nokia_sr_linux_by_its_native_models():
