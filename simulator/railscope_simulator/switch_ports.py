@@ -81,7 +81,6 @@ class SwitchPortCounters:
     pauses_sent: int = 0
     paused_ns: int = 0
     """Time in which the neighbour paused the port."""
-    headroom_bytes: int = 0
     headroom_watermark_bytes: int = 0
     queues: list[QueueCounters] = field(default_factory=_queues)
 
@@ -104,14 +103,9 @@ class SwitchPortCounters:
     def send_pauses(self, pauses: int, received_bytes: int, span: TimeSpan) -> None:
         """Count pauses that the switch has sent in a step, and the headroom for what it received meanwhile."""
         self.pauses_sent += pauses
-        needed = round(received_bytes / span.seconds * _REACTION_SECONDS) + FRAME_BYTES
-        self.headroom_bytes = needed if pauses else 0
-        self.headroom_watermark_bytes = max(self.headroom_watermark_bytes, self.headroom_bytes)
-
-    def begin(self) -> None:
-        """Start watermarks: the work since boot was no step."""
-        self.clear_watermarks()
-        self.headroom_bytes = 0
+        if pauses:
+            needed = round(received_bytes / span.seconds * _REACTION_SECONDS) + FRAME_BYTES
+            self.headroom_watermark_bytes = max(self.headroom_watermark_bytes, needed)
 
 
 class LldpNeighbour(NamedTuple):
@@ -210,7 +204,7 @@ class NicCable:
             _NicCounts.from_counters(port_model.PortCounters()),
         )
         self.advance(TimeSpan(-SECOND_NS, 0))  # the work since boot
-        port.counters.begin()
+        port.counters.clear_watermarks()
 
     def advance(self, span: TimeSpan, effects: FabricEffects = NO_EFFECTS) -> None:
         """Count what the NIC has counted since the last call."""
