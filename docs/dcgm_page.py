@@ -9,11 +9,10 @@ from railscope_agent.endpoint.dcgm_table import (
     EACH,
     DcgmFormula,
     DcgmMetric,
-    DcgmUnit,
     FormulaTerm,
 )
 
-HEAD = ("name", "type", "meaning", "metric", "metric of a MIG instance", "conversion", "remark")
+HEAD = ("name", "type", "meaning", "metric", "metric of a MIG instance", "remark")
 
 
 def rows() -> Iterator[tuple[str, ...]]:
@@ -28,16 +27,8 @@ def _row(row: DcgmMetric) -> tuple[str, ...]:
         row.sentence,
         ", else ".join(map(_formula, row.gpu)),
         _formula(row.mig) if row.mig else "",
-        _conversion(row.measure),
         row.remark,
     )
-
-
-def _conversion(measure: DcgmUnit) -> str:
-    numerator, denominator = measure.per_base_unit.as_integer_ratio()
-    if denominator != 1:
-        return f"divided by {denominator}"
-    return f"times {numerator}" if numerator != 1 else "none"
 
 
 def _formula(formula: DcgmFormula) -> str:

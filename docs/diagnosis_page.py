@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +30,8 @@ from railscope_collector.diagnosis.ranking import EDGES
 from railscope_collector.diagnosis.settings_advice import MIN_MAJORITY
 from railscope_collector.diagnosis.signals import SIGNALS, Signal, WindowSums
 from railscope_collector.diagnosis.slot_sums import Floats, SlotSums
+
+Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -102,7 +104,7 @@ The gain of settings, `ecn_late` and `rail_imbalance` is an upper bound, the gai
 """
 
 
-def sections() -> dict[str, list[str]]:
+def sections(table: Table) -> dict[str, list[str]]:
     """Return the generated sections of the page about the diagnosis, by their headings."""
     classes = [
         (
@@ -116,15 +118,15 @@ def sections() -> dict[str, list[str]]:
     ]
     signals = [
         (f"`{signal.name}`", str(signal.device), signal.unit, signal.text, _origin(signal))
-        for table in SIGNALS.values()
-        for signal in table.values()
+        for of_device in SIGNALS.values()
+        for signal in of_device.values()
     ]
     return {
         "Classes of incidents": [
             "`persistence`: evaluations that must agree, of the last ones, 10 seconds apart. Of several devices of one node, these classes become",
             f"one incident of the node: {_listed(NODE_CLASSES)}.",
             "",
-            *_table(
+            *table(
                 ("class", "meaning", "severity", "persistence", "action"),
                 classes,
             ),
@@ -132,14 +134,14 @@ def sections() -> dict[str, list[str]]:
         "Symptoms": [
             *_SYMPTOMS.splitlines(),
             "",
-            *_table(("class", "alerts", "same labels", "of"), _symptoms()),
+            *table(("class", "alerts", "same labels", "of"), _symptoms()),
         ],
         "Switches": _SWITCH_EVIDENCE.splitlines(),
         "Advice": _ADVICE.splitlines(),
         "Explanations": [
             "While a finding of a class on the right may explain it, a finding of the class on the left waits. Both concern the same device, node, rail or job. A larger unit explains its parts.",
             "",
-            *_table(
+            *table(
                 ("class", "may be explained by"),
                 (
                     (f"`{name}`", explained_by)
@@ -152,7 +154,7 @@ def sections() -> dict[str, list[str]]:
             "Each signal is computed from the sums of these metrics of the agents, of the first ones that a device reports. [Metrics](metrics/README.md) states where",
             "the agents read them.",
             "",
-            *_table(("signal", "device", "unit", "meaning", "metrics"), signals),
+            *table(("signal", "device", "unit", "meaning", "metrics"), signals),
         ],
     }
 
@@ -215,7 +217,7 @@ def _symptoms() -> Iterator[tuple[str, ...]]:
         whole = ", the whole node" if source.get("kind") == "node" else ""
         yield (
             ", ".join(f"`{name}`" for name in source.get("class", "").split("|") if name),
-            (alerts + limits).replace("|", "\\|"),
+            alerts + limits,
             # Every rule compares the cluster.
             ", ".join(label for label in equal if label != "cluster"),
             _SCOPES[source["scope"]] + whole,
@@ -249,11 +251,6 @@ def _action(kind: IncidentClass) -> Iterator[str]:
 def _explained_by(name: str) -> str:
     found = sorted({each for classes in EDGES.get(name, {}).values() for each in classes})
     return ", ".join(found)
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
-    return [lines[0], "|---" * len(head) + "|", *lines[1:], ""]
 
 
 def schema() -> str:

@@ -18,7 +18,6 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
-import chart_page
 import click
 import dcgm_page
 import diagnosis_page
@@ -184,8 +183,7 @@ def alerts() -> str:
         "```",
         "",
     ]
-    all_rules = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
-    rules = [rule for rule in all_rules if "alert" in rule]
+    rules = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
     for name in sorted({rule["alert"] for rule in rules}):
         same = [rule for rule in rules if rule["alert"] == name]
         runbook = f"[Runbook](../{runbook_pages.DIRECTORY}/{runbook_pages.link(name)})"
@@ -207,20 +205,14 @@ def alerts() -> str:
                 "```",
                 "",
             ]
-    lines += ["## Recorded series", "", "Recorded for the rules above and for the dashboards.", ""]
-    for rule in (rule for rule in all_rules if "record" in rule):
-        heading = f"`{rule['record']}`, every {rule['interval']}:"
-        lines += [heading, "", "```promql", rule["expr"].strip(), "```", ""]
     return _document(lines)
 
 
 def _rules(path: Path) -> Iterator[dict[str, Any]]:
     for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]:
-        yield from ({**rule, "interval": group["interval"]} for rule in group["rules"])
-
-
-_READERS: Mapping[str, str] = {"tenant": "tenant"}
-"""Readers of dashboards that are not for operators."""
+        for rule in group["rules"]:
+            if "alert" in rule:
+                yield {**rule, "interval": group["interval"]}
 
 
 def _read_dashboards() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -234,11 +226,10 @@ def _dashboard_table() -> list[str]:
         (
             f"[{dashboard['title']}](#{dashboard['title'].lower().replace(' ', '-')})",
             dashboard["description"],
-            _READERS.get(name, "operator"),
         )
-        for name, dashboard in _read_dashboards()
+        for _, dashboard in _read_dashboards()
     )
-    return _table(("dashboard", "question", "reader"), rows)
+    return _table(("dashboard", "question"), rows)
 
 
 def dashboards() -> str:
@@ -416,8 +407,9 @@ FILES: Mapping[str, Callable[[], str]] = {
     "deploy/agent.toml": _sample("agent"),
     "docs/access.md": _with_sections("docs/access.md", lambda: {"Routes": _routes(ROUTES)}),
     "docs/console.md": _with_sections("docs/console.md", lambda: {"Pages": _routes(PAGES)}),
-    "docs/diagnosis.md": _with_sections("docs/diagnosis.md", diagnosis_page.sections),
-    chart_page.PAGE: lambda: chart_page.page(_table),
+    "docs/diagnosis.md": _with_sections(
+        "docs/diagnosis.md", lambda: diagnosis_page.sections(_table)
+    ),
     "docs/incident.schema.json": diagnosis_page.schema,
     "deploy/collector.toml": _sample("collector"),
     "railscope/completion.json": completion_table,

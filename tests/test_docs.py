@@ -13,11 +13,11 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-import chart_page
 import click
 import programs
 import pytest
 import website
+import yaml
 from support import stories
 from support.each import of_each
 from test_command_errors import CommandLine
@@ -215,6 +215,8 @@ def known_settings() -> frozenset[str]:
     return frozenset(key for kind in kinds for key, _ in settings.fields(kind))
 
 
+CHART = yaml.safe_load((ROOT / "deploy/helm/railscope/values.yaml").read_text())
+CHART_VALUES = {f"{section}.{key}" for section, keys in CHART.items() if isinstance(keys, dict) for key in keys}  # fmt: skip
 NOT_SETTINGS = re.compile(
     r"(tenancy|billing)\.(?!\w+_(file|url|seconds)$)"  # types of audit records
     r"|audit\.key$|ledger\.(known|sqlite)$"  # files
@@ -228,8 +230,9 @@ def test_settings_that_are_named_are_known(page: Path):
     sections = {key.rpartition(".")[0] for key in known_settings()} - {""}
     dotted = re.findall(r"`(\w+\.\w+)(?=[` ])", text)
     named = {name for name in dotted if name.partition(".")[0] in sections}
-    of_chart = {value.key for value in chart_page.values()}
-    assert {name for name in named if not NOT_SETTINGS.match(name)} <= known_settings() | of_chart
+    assert {
+        name for name in named if not NOT_SETTINGS.match(name)
+    } <= known_settings() | CHART_VALUES
     keys = {key.rpartition(".")[2] for key in known_settings()}
     assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys
 
