@@ -223,11 +223,10 @@ class ClaimsEndpoint:
     def _gpus_of_job(self, job: str) -> set[str]:
         """Return the UUIDs of the GPUs that a job holds or shares; empty for a GPU that its claim does not name."""
         active = (each.claim for each in self._tenancy.active_claims if each.is_claim)
-        # A prolog may ask for the verdict right after its claim, before the next poll.
-        started = (claim for claim in self._tenancy.commands.node_claims if claim.end_ns is None)
         return {
             claim.gpu
-            for claim in (*active, *started)
+            # A prolog may ask for the verdict right after its claim, before the next poll.
+            for claim in (*active, *self._tenancy.commands.in_force)
             if job in {":".join(claim.owning_workload), claim.owning_workload[1]}
         }
 
@@ -288,7 +287,7 @@ class ClaimsEndpoint:
             for active in self._tenancy.active_claims
         ]
         reported = {(row["id"], row["device"]) for row in rows}
-        started = (claim for claim in self._tenancy.commands.node_claims if claim.end_ns is None)
+        started = self._tenancy.commands.in_force
         since = [_claim_row(claims.COMMAND_PROVIDER, "", claim, gpus) for claim in started]
         return rows + [row for row in since if (row["id"], row["device"]) not in reported]
 

@@ -184,10 +184,13 @@ class CommandClaims:
             return (*self._past, *self._claims.values())
 
     @property
-    def node_claims(self) -> tuple[NodeClaim, ...]:
-        """The same claims in the common type, one per device."""
+    def in_force(self) -> tuple[NodeClaim, ...]:
+        """Claims without an end, in the common type, one per device."""
         return tuple(
-            _claim_on_device(claim, device) for claim in self.all for device in claim.devices
+            _claim_on_device(claim, device)
+            for claim in self.all
+            if claim.end_ns is None
+            for device in claim.devices
         )
 
     def _store(

@@ -21,8 +21,6 @@ from railscope.timestamps import format_timestamp
 Times: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-POINTS_PER_PIXEL = 4
-"""Minimum, maximum, and the first and the last unknown value."""
 PICTURE_WIDTH = 240
 """Pixels of a server-made picture: with twelve figures a page stays within 600 kB."""
 MAX_GAPS = 100

@@ -276,11 +276,6 @@ class SheetBlock:
         rates: npt.NDArray[np.float32] = self._rates[index, : len(self.layout.counters)]
         return rates
 
-    def set_rates(self, index: int, rates: Rates | npt.NDArray[np.float32], last_ns: int) -> None:
-        """Set the increments per second and the freshness limit of one row, as they were elsewhere."""
-        self._sheet.write_row(self, index)
-        self._rates[index, : len(rates)], self.lasts_ns[index] = rates, last_ns
-
     def begin(self, index: int) -> None:
         """Initialize a row: it has no rates yet."""
         self._sheet.write_row(self, index)

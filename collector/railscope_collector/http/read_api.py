@@ -136,15 +136,6 @@ class ViewApi:
         cabling = self.switches.polling.cabling
         self.link_ends = switch_view.LinkEnds(self.core, cabling, self.wall_ns)
 
-    def with_state(
-        self,
-        core: CollectorState,
-        views: Callable[[], view_refresh.CollectorViews],
-        incidents: Callable[[], IncidentTable],
-    ) -> ViewApi:
-        """Return the same for another state."""
-        return replace(self, core=core, views=views, incidents=incidents)
-
     def handlers(self) -> route_table.RouteHandlers:
         """Return the handlers by route name."""
         return {"healthy": self._healthy, "ready": self._ready, "metrics": self._metrics}
