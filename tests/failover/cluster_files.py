@@ -38,6 +38,7 @@ enabled = false
 
 [cluster]
 group = "{group}"
+advertised_url = "{url}"
 """
 _AGENT_TOML = """[collector]
 urls = [{urls}]
@@ -135,6 +136,7 @@ class ClusterFiles:
                 quiet=QUIET_SECONDS,
                 delay=self.delay_seconds,
                 group="" if name == REFERENCE else "site",
+                url="" if name == REFERENCE else network.collector_url(name),
             )
             self._write(f"{name}.toml", text)
         urls = ", ".join(f'"{network.collector_url(name)}"' for name in COLLECTORS)
