@@ -9,7 +9,7 @@ import pytest
 from support.dashboards import DASHBOARDS, QUERIES, VARIABLE, panels_of
 from support.promtool import QueryCase, check_queries, evaluate
 
-from railscope_collector.console import group_curves
+from railscope_collector.console import curves, group_curves
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_dashboards.promql import fill_variables, labels_in, problems
 
@@ -29,7 +29,7 @@ def test_a_query_is_made_of_what_the_catalog_declares_and_its_rate_follows_the_s
     ("0", group_curves.RAIL_FIGURES), (JobKey("a", "b", "c"), group_curves.JOB_FIGURES),
 ])  # fmt: skip
 def test_the_console_requests_what_the_collector_exposes(
-    key: group_curves.GroupKey, figures: group_curves.GroupFigures
+    key: group_curves.GroupKey, figures: curves.FigureTitles
 ):
     queries = group_curves.queries(key, figures)
     assert len(queries) > 5

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_support import running_prometheus
 
 from railscope_collector.config import ConsoleSettings
-from railscope_collector.console import PageProblemError, group_curves
+from railscope_collector.console import group_curves
 from railscope_collector.console.curves import HistoryCurve, TimeRange
 from railscope_collector.console.device_figures import (
     GPU_FIGURES,
@@ -22,6 +22,7 @@ from railscope_collector.console.device_figures import (
     node_figures,
 )
 from railscope_collector.console.history_server import HistoryServer, device_queries, quoted
+from railscope_collector.http import ResourceError
 from railscope_collector.workloads.job_roster import JobKey
 
 HOSTILE = 'n"1\\}) or vector(7) #'
@@ -173,12 +174,12 @@ async def test_a_failure_is_a_reason(kind: str, problem: str) -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/{kind}"
         client = HistoryServer(ConsoleSettings(history_url=url))
-        with pytest.raises(PageProblemError) as raised:
+        with pytest.raises(ResourceError) as raised:
             await client.read(QUERIES, TimeRange(0, 900 * SECOND_NS))
     finally:
         await runner.cleanup()
     assert problem in raised.value.text
     assert raised.value.text.isprintable()
     assert len(raised.value.text) < 300
-    with pytest.raises(PageProblemError, match="failed"):  # nothing listens any more
+    with pytest.raises(ResourceError, match="failed"):  # nothing listens any more
         await client.read(QUERIES, TimeRange(0, 900 * SECOND_NS))

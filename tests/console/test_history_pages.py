@@ -20,7 +20,6 @@ from running_collector import RunningCollector
 from support.browser import visiting
 
 from railscope_collector.access.credentials import ANYONE, Role
-from railscope_collector.console import PageProblemError
 from railscope_collector.console.curves import HistoryCurve, TimeRange
 from railscope_collector.console.history_pages import (
     GpuPageModel,
@@ -33,6 +32,7 @@ from railscope_collector.console.page_table import (
     PageRequest,
     parse_query,
 )
+from railscope_collector.http import ResourceError
 from railscope_collector.http.read_pool import ReadPool
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ async def test_curves_of_a_node_are_those_of_the_server_and_if_it_fails_of_the_f
     site: RunningCollector,
 ) -> None:
     async def fail(_: Sequence[CurveQuery], __: TimeRange) -> dict[str, HistoryCurve]:
-        raise PageProblemError(HTTPStatus.BAD_GATEWAY, "cannot connect to host 10.0.0.9")
+        raise ResourceError(HTTPStatus.BAD_GATEWAY, "cannot connect to host 10.0.0.9")
 
     page = PAGES_BY_NAME["gpu"]
     asked = PageRequest(ANYONE, {"node": "n1", "index": "1"}, parse_query(page, ()), page=page)

@@ -47,7 +47,7 @@ async def test_every_surface_has_the_same_word_and_sums_while_a_node_is_stale(
     assert content["gpus"] == {"claimed": 24, "unclaimed": 0, "idle": 0, "unknown": 8}
     assert content["nodes"] == {"healthy": 3, "degraded": 0, "unknown": 1, "failed": 0}
     page, model = await page_of(Fleet(FleetPages(view_api), models_of(view_api)), "overview")
-    assert msgspec.to_builtins(model.status) == content
+    assert msgspec.to_builtins(model.resource) == content
     with scripted_server(by_path({"/api/v1/status": content})) as server:
         terminal = run("status", "--collector", server.url)
     for text in (page, terminal.stdout):
@@ -67,7 +67,7 @@ def test_no_state_is_known_while_the_views_are_stale(tmp_path: Path) -> None:
     reason = "the views are stale: computed 2 min ago"
     rows = late.node_rows()
     assert {(row.state, row.reason, row.rails) for row in rows} == {("unknown", reason, "UUUUUUUU")}
-    listed = late.gpus.select(late.gpus.newest(), late.incidents(), ANYONE, GpusQuery())
+    listed = late.gpus.select(ANYONE, GpusQuery())
     assert listed.problem == reason
     assert {gpu.state for gpu in listed.rows} == {"unknown"}
     assert late.jobs_api.states(ANYONE).problem == reason

@@ -15,8 +15,8 @@ from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
 from railscope_collector.audit import record_words
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
-from railscope_collector.console import PageProblemError, page_table
-from railscope_collector.http import audit_api, signed_entries
+from railscope_collector.console import page_table
+from railscope_collector.http import ResourceError, audit_api, signed_entries
 
 PAGE_RECORDS = 50
 MAX_WITNESSES = 100
@@ -122,7 +122,7 @@ class AuditPages:
     async def _record(self, request: page_table.PageRequest) -> page_table.PageContent:
         number = request.parts["index"]
         # One text for both: a tenant must not learn which records exist.
-        unknown = PageProblemError(HTTPStatus.NOT_FOUND, "unknown record, or access denied")
+        unknown = ResourceError(HTTPStatus.NOT_FOUND, "unknown record, or access denied")
         if not log_checkpoint.SIZE.fullmatch(number):
             raise unknown
         index = int(number)

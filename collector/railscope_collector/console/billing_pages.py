@@ -22,9 +22,9 @@ from railscope_collector.billing import (
     reconciliation_check,
     statement as statements,
 )
-from railscope_collector.console import PageProblemError, page_cache, page_table
+from railscope_collector.console import page_cache, page_table
 from railscope_collector.files import seller_file
-from railscope_collector.http import billing_api
+from railscope_collector.http import ResourceError, billing_api
 from railscope_collector.ledger import audit_outbox, head_chain
 from railscope_collector.metering.units import Period, PeriodError, parse_period, period_name
 
@@ -111,7 +111,7 @@ class BillingPages:
         model = await self.books.read(request.credential, make)
         if model is None:
             text = f"no statement of {tenant} for {period_name(period)}"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+            raise ResourceError(HTTPStatus.NOT_FOUND, text)
         return model
 
     async def _billing(self, request: page_table.PageRequest) -> resources.ClosedPeriodList:
@@ -169,7 +169,7 @@ class BillingPages:
         model = await self.books.read(request.credential, make)
         if model is None:
             text = f"{period_name(period)} is not closed: expected a closed period"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+            raise ResourceError(HTTPStatus.NOT_FOUND, text)
         return model
 
     async def _reconciliation(self, request: page_table.PageRequest) -> resources.Reconciliation:
@@ -204,7 +204,7 @@ def _parse_period(request: page_table.PageRequest) -> Period:
     try:
         return parse_period(request.parts["period"])
     except PeriodError as error:
-        raise PageProblemError(HTTPStatus.BAD_REQUEST, str(error)) from error
+        raise ResourceError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 def _statement_model(

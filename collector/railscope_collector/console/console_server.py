@@ -25,7 +25,6 @@ from railscope_collector.console import (
     page_shell,
     page_table,
     search_page,
-    switch_pages,
     tenant_pages,
 )
 from railscope_collector.console.page_cache import PageCache, RenderedContent
@@ -42,6 +41,7 @@ from railscope_collector.http import (
     resources,
     route_table,
     session_cookie,
+    switches_api,
 )
 from railscope_collector.http.resources import RESOURCES_BY_NAME, CollectorApis
 
@@ -97,16 +97,14 @@ class Console:
     ) -> Console:
         """Return the console of a collector: its pages show what its API returns. Raises SettingsError."""
         history = history_pages.HistoryPages.from_api(api, billing.read_pool)
-        switches = switch_pages.SwitchPages(api)
         statements = billing_pages.BillingPages(billing)
-        apis = CollectorApis(api, billing, audit, switches)
+        apis = CollectorApis(api, billing, audit, switches_api.SwitchesApi(api))
         return cls(
             authorizer,
             page_shell.PageShell.of(authorizer.sessions, authorizer.trial),
             {
                 **page_models(apis),
                 **history.models(),
-                **switches.models(),
                 **tenant_pages.TenantPages(api, statements).models(),
                 **statements.models(),
                 **audit_pages.AuditPages(audit, audit_health).models(),
@@ -320,6 +318,8 @@ def page_models(apis: CollectorApis) -> page_table.PageModels:
     api, names = apis.views, page_table.PAGES_BY_NAME.keys() & RESOURCES_BY_NAME.keys()
     return {
         **{name: partial(RESOURCES_BY_NAME[name].document, apis) for name in names},
+        # All readings of its ports would not fit a screen.
+        "switch": lambda asked: apis.switches.switch_detail(asked, with_readings=False),
         **fleet_pages.FleetPages(api).models(),
         **device_pages.DevicePages(api).models(),
         **incident_pages.IncidentPages(api).models(),

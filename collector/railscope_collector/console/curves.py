@@ -6,9 +6,9 @@ is not known is a gap with its reason: nothing is drawn through it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -182,23 +182,71 @@ def clock_text(timestamp_ns: int) -> str:
     return format_timestamp(timestamp_ns, "seconds")[11:19]
 
 
-class TableRow(NamedTuple):
-    """Smallest and largest value of a curve in one part of the period; NaN if nothing is known."""
+class FigureRow(msgspec.Struct, frozen=True):
+    """Smallest and largest value of each curve of a figure in one part of the period, in words."""
 
     from_ns: int
-    minimum: float
-    maximum: float
+    cells: tuple[str, ...]
 
 
-def table_rows(curve: HistoryCurve, period: TimeRange, rows: int = TABLE_ROWS) -> list[TableRow]:
-    """Return the smallest and the largest value of equal parts of a period."""
-    edges = np.linspace(period.from_ns, period.to_ns, rows + 1).astype(np.int64)
-    found = []
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        is_last = end == edges[-1]
-        upper = curve.times_ns <= end if is_last else curve.times_ns < end
-        values = curve.values[(curve.times_ns >= begin) & upper]
-        values = values[np.isfinite(values)]
-        low, high = (values.min(), values.max()) if len(values) else (np.nan, np.nan)
-        found.append(TableRow(begin, float(low), float(high)))
-    return found
+class Figure(msgspec.Struct, frozen=True):
+    """Curves of one unit, thinned to the width of a picture, with their captions and their table."""
+
+    name: str
+    title: str
+    unit: str
+    symbol: str
+    """The unit as it follows a number; empty for a ratio."""
+    curves: tuple[ThinnedCurve, ...]
+    captions: tuple[str, ...]
+    rows: tuple[FigureRow, ...]
+
+
+FigureTitles: TypeAlias = Mapping[str, tuple[str, Sequence[str]]]
+"""Title and names of the curves of each figure."""
+
+
+def make_figure(
+    name: str, title: str, shown: Sequence[HistoryCurve], period: TimeRange, width: int
+) -> Figure:
+    """Return a figure of curves of one unit."""
+    unit = shown[0].unit
+    return Figure(
+        name,
+        title,
+        unit,
+        figures.symbol_of(unit),
+        tuple(thin_curve(curve, period, width) for curve in shown),
+        tuple(map(caption, shown)),
+        tuple(_table_rows(shown, period)),
+    )
+
+
+def make_figures(
+    titles: FigureTitles, found: Mapping[str, HistoryCurve], period: TimeRange, width: int
+) -> tuple[Figure, ...]:
+    """Return figures of the curves that were found; a figure without any is left out."""
+    made = []
+    for name, (title, names) in titles.items():
+        if shown := [found[each] for each in names if each in found]:
+            made.append(make_figure(name, title, shown, period, width))
+    return tuple(made)
+
+
+def _table_rows(shown: Sequence[HistoryCurve], period: TimeRange) -> Iterator[FigureRow]:
+    """Yield a row for each of some equal parts of a period."""
+    edges = np.linspace(period.from_ns, period.to_ns, TABLE_ROWS + 1).astype(np.int64).tolist()
+    for begin, end in pairwise(edges):
+        # The last part includes its end.
+        to_ns = end + (end == edges[-1])
+        yield FigureRow(begin, tuple(_range_text(curve, begin, to_ns) for curve in shown))
+
+
+def _range_text(curve: HistoryCurve, from_ns: int, to_ns: int) -> str:
+    """Return the smallest and the largest value from a time until before another."""
+    values = curve.values[(curve.times_ns >= from_ns) & (curve.times_ns < to_ns)]
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return "unknown"
+    low, high = (figures.quantity(float(each), curve.unit) for each in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"

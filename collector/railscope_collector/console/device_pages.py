@@ -8,14 +8,10 @@ from http import HTTPStatus
 
 from railscope import api as resources
 from railscope.service import run_in_thread
-from railscope_collector.console import (
-    PageProblemError,
-    incident_pages,
-    page_table,
-)
+from railscope_collector.console import incident_pages, page_table
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import worst_first
-from railscope_collector.http import gpus_api, read_api
+from railscope_collector.http import ResourceError, gpus_api, read_api
 from railscope_collector.switches import link_ends
 
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_ROLLUPS = 20, 10, 200
@@ -94,20 +90,18 @@ class DevicePages:
         return await run_in_thread(make)
 
     def _gpus(self, request: page_table.PageRequest) -> resources.GpuList:
-        gpus, table = self.api.gpus.newest(), self.api.incidents()
-        return self.api.gpus.select(gpus, table, request.credential, request.query)
+        return self.api.gpus.select(request.credential, request.query)
 
     def _rail(self, request: page_table.PageRequest) -> page_table.PageContent:
         text, listed = request.parts["rail"], self.api.rail_list()
         rail = next((each for each in listed.rails if str(each.rail) == text), None)
         if rail is None:
             message = f"unknown rail {text[:20]!r}: expected one with a GPU or a NIC"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+            raise ResourceError(HTTPStatus.NOT_FOUND, message)
         part = request.query
         query = gpus_api.GpusQuery(limit=part.limit, offset=part.offset, rail=rail.rail)
-        table, newest = self.api.incidents(), self.api.gpus.newest()
-        gpus = self.api.gpus.select(newest, table, request.credential, query)
-        rails = {uuid: number for _, number, uuid in newest.places}
+        table, gpus = self.api.incidents(), self.api.gpus.select(request.credential, query)
+        rails = {uuid: number for _, number, uuid in self.api.gpus.newest().places}
         touching = [
             each
             for each in table.incidents

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from railscope import api as resources
-from railscope.api.status import Status, headline
 from railscope.catalog import collector as catalog
 from railscope.catalog.agent import GOVERNOR_EVENT, REPLAY_MEMORY
 from railscope.catalog.declare import Rollup
@@ -37,94 +35,6 @@ _PAUSES = tuple(
     for kind in ("pfc", "global")
 )
 _SIMULATED_AGENTS = derived_name(REPLAY_MEMORY, "cluster", Rollup.COUNT)
-
-
-class DataState(msgspec.Struct, frozen=True):
-    """Completeness of the picture; ages are null while no node has reported."""
-
-    newest_seconds: float | None
-    oldest_seconds: float | None
-    """Age of the newest frame of the node that is silent longest."""
-    stale_nodes: tuple[str, ...]
-    """The first ones."""
-    stale_count: int
-    missing_frames: int
-    missing_nodes: tuple[str, ...]
-    """The nodes with most missing frames."""
-    refresh_seconds: float
-    """Time that the last refresh of the views took."""
-
-
-class RunningLoad(msgspec.Struct, frozen=True):
-    """Present load of the cluster; null is not known."""
-
-    mean_utilization_ratio: float | None
-    power_watts: float | None
-    transmit_bytes_per_second: float | None
-    """Mean of the last minute, over all rails."""
-    max_pause_ratio: float | None
-    """Largest share of time in which a NIC was paused or paused its switch, in the last minute."""
-    gpu_hours_today: float | None
-    """GPU time held since midnight (UTC)."""
-
-
-class OverviewModel(msgspec.Struct, frozen=True):
-    """First page. What a tenant may not see is null."""
-
-    timestamp_ns: int
-    status: Status
-    summary: str
-    """The status in one line."""
-    since_ns: int | None
-    touched_jobs: int
-    """Running jobs that open incidents touch."""
-    ended_jobs: int
-    """Jobs that open incidents touched, and that no longer run."""
-    touched_tenants: tuple[str, ...]
-    touched_tenant_count: int
-    diagnosis_ns: int
-    """Time of the last evaluation of incidents; 0 for none."""
-    problem: str
-    """Reason why the incidents are not those of now; empty if they are."""
-    open_incidents: int
-    """Open ones that no other one explains."""
-    load: RunningLoad | None = None
-    nodes: resources.NodeList | None = None
-    """The worst nodes, and the number of all by state."""
-    data: DataState | None = None
-    grid: rail_grid.RailGrid | None = None
-    events: tuple[resources.Event, ...] = ()
-
-
-class OwnModel(msgspec.Struct, frozen=True):
-    """Self-monitoring: the cost of Railscope, the ages of its data, its gaps, and what the governors of agents did.
-
-    Of a value that is not known there is none: null.
-    """
-
-    timestamp_ns: int
-    diagnosis_ns: int
-    diagnosis: resources.DiagnosisProgress
-    read_only: str
-    """Reason why no frame is accepted; empty if frames are accepted."""
-    refresh_seconds: float
-    evaluation_seconds: float | None
-    max_agent_cpu_ratio: float | None
-    max_agent_memory_bytes: float | None
-    simulated_agents: int
-    """Agents of simulated nodes and of captures, whose costs are not comparable: those of the other agents are above."""
-    log_bytes: float | None
-    missing_frames: int
-    missing: tuple[tuple[str, int], ...]
-    """Nodes with most missing frames."""
-    oldest: tuple[tuple[str, float], ...]
-    """Nodes with the oldest data: ages in seconds."""
-    rejected: tuple[resources.MetricValue, ...]
-    """Rejected envelopes by reason."""
-    governor: tuple[resources.Event, ...]
-    values: tuple[resources.MetricValue, ...]
-    omitted: int
-    """Values beyond the largest number."""
 
 
 class ApiRoute(msgspec.Struct, frozen=True):
@@ -156,14 +66,14 @@ class FleetPages:
             "api": self._api,
         }
 
-    async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
+    async def _overview(self, request: page_table.PageRequest) -> page_table.PageContent:
         missing = Counter(dict(self.api.core.received.missing_of_nodes()))
         not_ready = await self.api.not_ready()
         return await run_in_thread(self._make_overview, request, missing, not_ready)
 
     def _make_overview(
         self, request: page_table.PageRequest, missing: Counter[str], not_ready: str
-    ) -> OverviewModel:
+    ) -> page_table.PageContent:
         status = self.api.status(request.credential, not_ready)
         views, table = self.api.views(), self.api.incidents()
         visible = visible_incidents(table, request.credential)
@@ -176,36 +86,44 @@ class FleetPages:
         if views.jobs.timestamp_ns and not views.jobs.suppressed:
             running = visible_jobs(views.jobs, request.credential)
             ended = len(touched.difference(job.key for job in running))
-        model = OverviewModel(
-            timestamp_ns=views.timestamp_ns,
-            status=status,
-            summary=headline(status),
-            since_ns=min((each.onset_ns for each in urgent), default=None),
-            touched_jobs=len(touched) - ended,
-            ended_jobs=ended,
-            touched_tenants=tuple(tenants[:MAX_NAMED]),
-            touched_tenant_count=len(tenants),
-            diagnosis_ns=table.timestamp_ns,
-            problem=status.absent.get("incidents", ""),
-            open_incidents=len(roots),
-        )
+        shown: dict[str, object] = {
+            "timestamp_ns": views.timestamp_ns,
+            "since_ns": min((each.onset_ns for each in urgent), default=None),
+            "touched_jobs": len(touched) - ended,
+            "ended_jobs": ended,
+            "touched_tenants": tenants[:MAX_NAMED],
+            "touched_tenant_count": len(tenants),
+            "diagnosis_ns": table.timestamp_ns,
+            "problem": status.absent.get("incidents", ""),
+            "open_count": len(roots),
+            "nodes": None,
+        }
         if request.tenant is None:
-            rows = self.api.node_rows()
-            worst = self.api.node_list(read_api.NodesQuery(limit=MAX_WORST))
-            ill = (row for row in worst.rows if row.state != entity_states.HEALTHY)
-            worst = msgspec.structs.replace(worst, rows=tuple(ill))
-            events = self.api.event_writer().newest(self.api.core.events, MAX_EVENTS)
-            model = msgspec.structs.replace(
-                model,
-                load=_load(views),
-                nodes=worst,
-                data=_data_state(rows, views, missing),
-                grid=rail_grid.make_grid(rows),
-                events=events,
-            )
-        return model
+            shown |= self._of_all_nodes(views, missing)
+        return page_table.PageContent(status, shown)
 
-    async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
+    def _of_all_nodes(
+        self, views: view_refresh.CollectorViews, missing: Counter[str]
+    ) -> dict[str, object]:
+        """Return what the overview shows to readers of all nodes."""
+        rows = self.api.node_rows()
+        nodes = self.api.node_list(read_api.NodesQuery(limit=MAX_WORST))
+        ages = [row.age_seconds for row in rows if row.age_seconds is not None]
+        stale = sorted(row.node for row in rows if not row.reporting)
+        return {
+            "load": _load(views),
+            "nodes": nodes,
+            "worst_nodes": [row for row in nodes.rows if row.state != entity_states.HEALTHY],
+            "ages": ages,
+            "stale_nodes": stale[:MAX_NAMED],
+            "stale_count": len(stale),
+            "missing_frames": missing.total(),
+            "missing_nodes": [name for name, _ in missing.most_common(MAX_NAMED)],
+            "grid": rail_grid.make_grid(rows),
+            "events": self.api.event_writer().newest(self.api.core.events, MAX_EVENTS),
+        }
+
+    async def _railscope(self, _: page_table.PageRequest) -> page_table.PageContent:
         views = self.api.views()
         cells = self.api.metrics.cells(views)
         missing = Counter(dict(self.api.core.received.missing_of_nodes()))
@@ -213,7 +131,7 @@ class FleetPages:
 
     def _make_railscope(
         self, views: view_refresh.CollectorViews, cells: list[ViewCell], missing: Counter[str]
-    ) -> OwnModel:
+    ) -> page_table.PageContent:
         core = self.api.core
         agents = [cell for cell in views.cluster.cells if "_agent_" in cell.metric.name]
         values = [cell.to_value() for cell in (*agents, *cells)]
@@ -226,25 +144,28 @@ class FleetPages:
         ]
         ages.sort(key=lambda each: each[1], reverse=True)
         events = [each for each in core.events if each.event.name == GOVERNOR_EVENT.name]
-        return OwnModel(
-            timestamp_ns=views.timestamp_ns,
-            diagnosis_ns=self.api.incidents().timestamp_ns,
-            diagnosis=self.api.progress(),
-            read_only=self.api.read_only,
-            refresh_seconds=views.duration_ns / SECOND_NS,
-            evaluation_seconds=plain.get(EVALUATION_TIME.name),
-            max_agent_cpu_ratio=plain.get("railscope_cluster_max_agent_cpu_use_ratio"),
-            max_agent_memory_bytes=plain.get("railscope_cluster_max_agent_resident_memory_bytes"),
-            simulated_agents=int(plain.get(_SIMULATED_AGENTS) or 0),
-            log_bytes=plain.get(catalog.LOG_SIZE.name),
-            missing_frames=missing.total(),
-            missing=tuple(missing.most_common(MAX_NAMED)),
-            oldest=tuple(ages[:MAX_NAMED]),
-            rejected=tuple(each for each in rejected if each.value),
-            governor=self.api.event_writer().newest(events, MAX_EVENTS),
-            values=tuple(values[:MAX_VALUES]),
-            omitted=max(len(values) - MAX_VALUES, 0),
-        )
+        shown = {
+            "diagnosis_ns": self.api.incidents().timestamp_ns,
+            "diagnosis": self.api.progress(),
+            "read_only": self.api.read_only,
+            "refresh_seconds": views.duration_ns / SECOND_NS,
+            "evaluation_seconds": plain.get(EVALUATION_TIME.name),
+            # Of agents of simulated nodes and of captures, costs are not comparable: these are of the others.
+            "max_agent_cpu_ratio": plain.get("railscope_cluster_max_agent_cpu_use_ratio"),
+            "max_agent_memory_bytes": plain.get(
+                "railscope_cluster_max_agent_resident_memory_bytes"
+            ),
+            "simulated_agents": int(plain.get(_SIMULATED_AGENTS) or 0),
+            "log_bytes": plain.get(catalog.LOG_SIZE.name),
+            "missing_frames": missing.total(),
+            "missing": missing.most_common(MAX_NAMED),
+            "oldest": ages[:MAX_NAMED],
+            "rejected": [each for each in rejected if each.value],
+            "governor": self.api.event_writer().newest(events, MAX_EVENTS),
+            "omitted": max(len(values) - MAX_VALUES, 0),
+        }
+        listed = resources.MetricList(views.timestamp_ns, tuple(values[:MAX_VALUES]), "railscope")
+        return page_table.PageContent(listed, shown)
 
     async def _api(self, request: page_table.PageRequest) -> ApiModel:
         role = request.credential.role
@@ -257,7 +178,8 @@ class FleetPages:
         )
 
 
-def _load(views: view_refresh.CollectorViews) -> RunningLoad:
+def _load(views: view_refresh.CollectorViews) -> dict[str, float | None]:
+    """Return the present load of the cluster; None is not known."""
     values = defaultdict[str, list[float]](list)
     for cell in views.cluster.cells:
         values[cell.metric.name].append(cell.value)
@@ -268,30 +190,15 @@ def _load(views: view_refresh.CollectorViews) -> RunningLoad:
         return max(found, default=None)
 
     sent = map(largest, _SENT)
-    held_ns = None
+    held_hours = None
     if views.account is not None:
         today = account_cells.quota_days("day", views.timestamp_ns)
-        held_ns = float(sum(views.account.held_time(*today).values()) / GPU_CAPACITY)
-    return RunningLoad(
-        largest("mean_gpu_utilization_ratio"),
-        largest("sum_gpu_power_watts"),
-        next((each for each in sent if each is not None), None),
-        largest(*_PAUSES),
-        None if held_ns is None else held_ns / HOUR_NS,
-    )
-
-
-def _data_state(
-    rows: Sequence[resources.Node], views: view_refresh.CollectorViews, missing: Counter[str]
-) -> DataState:
-    ages = [row.age_seconds for row in rows if row.age_seconds is not None]
-    stale = sorted(row.node for row in rows if not row.reporting)
-    return DataState(
-        min(ages, default=None),
-        max(ages, default=None),
-        tuple(stale[:MAX_NAMED]),
-        len(stale),
-        missing.total(),
-        tuple(name for name, _ in missing.most_common(MAX_NAMED)),
-        views.duration_ns / SECOND_NS,
-    )
+        held_ns = sum(views.account.held_time(*today).values())
+        held_hours = float(held_ns / (GPU_CAPACITY * HOUR_NS))
+    return {
+        "mean_utilization_ratio": largest("mean_gpu_utilization_ratio"),
+        "power_watts": largest("sum_gpu_power_watts"),
+        "transmit_bytes_per_second": next((each for each in sent if each is not None), None),
+        "max_pause_ratio": largest(*_PAUSES),
+        "gpu_hours_today": held_hours,
+    }

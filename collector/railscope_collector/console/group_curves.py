@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from railscope.catalog import Rollup, derived_metric, rollups
 from railscope.catalog.incidents import JOB_STEP
+from railscope_collector.console.curves import FigureTitles
 from railscope_collector.console.history_server import CurveQuery, quoted
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -35,15 +36,13 @@ CURVES: Mapping[str, GroupCurve] = {
     "max_temperature": GroupCurve("Hottest GPU", "celsius", ("max_gpu_temperature_celsius",)),
     "step_period": GroupCurve("Step period", "seconds", (JOB_STEP.name,)),
 }  # fmt: skip
-GroupFigures = Mapping[str, tuple[str, Sequence[str]]]
-"""Title and curves of each figure."""
-RAIL_FIGURES: GroupFigures = {
+RAIL_FIGURES: FigureTitles = {
     "traffic": ("Traffic of all NICs", ("sent", "received")),
     "pauses": ("Share of time in which a priority is paused", ("max_paused", "max_pausing")),
     "congestion": ("Congestion marks and notifications", ("marks", "notifications")),
     "order": ("Packets out of sequence", ("out_of_order",)),
 }
-JOB_FIGURES: GroupFigures = {
+JOB_FIGURES: FigureTitles = {
     "step": ("Step period", ("step_period",)),
     "utilization": ("GPU utilization", ("mean_utilization",)),
     "power": ("GPU power", ("power",)),
@@ -52,7 +51,7 @@ JOB_FIGURES: GroupFigures = {
 }
 
 
-def queries(key: GroupKey, figures: GroupFigures) -> list[CurveQuery]:
+def queries(key: GroupKey, figures: FigureTitles) -> list[CurveQuery]:
     """Return the queries of the curves of a rail or a job: the largest pause of several priorities counts."""
     scope, labels = ("job", key._asdict()) if isinstance(key, JobKey) else ("rail", {"rail": key})
     matchers = ",".join(f"{label}={quoted(value)}" for label, value in labels.items())

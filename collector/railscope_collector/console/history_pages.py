@@ -14,12 +14,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from railscope import api as resources, figures, timestamps
+from railscope import api as resources, timestamps
 from railscope.device_names import DeviceKey, Names, choose_most_complete
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector.console import (
-    PageProblemError,
     curves,
     device_figures,
     group_curves,
@@ -29,6 +28,7 @@ from railscope_collector.console import (
     stored_frames,
 )
 from railscope_collector.diagnosis import entity_states
+from railscope_collector.http import ResourceError
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.workloads.job_roster import JobKey
@@ -44,13 +44,11 @@ SERVER_FAILED = "the server with history cannot be read now"
 NO_SERVER = (
     "rails and jobs have curves if the setting console.history_url names a server with history"
 )
-FigureTitles = Mapping[str, tuple[str, Sequence[str]]]
-"""Title and names of the curves of each figure."""
 ServerHistory = Callable[
     [Sequence[history_server.CurveQuery], curves.TimeRange],
     Awaitable[Mapping[str, curves.HistoryCurve]],
 ]
-"""Reads the curves of queries; raises PageProblemError with the reason."""
+"""Reads the curves of queries; raises ResourceError with the reason."""
 
 
 class ShownPeriod(msgspec.Struct, frozen=True):
@@ -67,26 +65,6 @@ class ShownPeriod(msgspec.Struct, frozen=True):
         return curves.TimeRange(self.from_ns, self.to_ns)
 
 
-class FigureRow(msgspec.Struct, frozen=True):
-    """Smallest and largest value of each curve of a figure in one part of the period, in words."""
-
-    from_ns: int
-    cells: tuple[str, ...]
-
-
-class FigureModel(msgspec.Struct, frozen=True):
-    """A figure: its curves, thinned to the width of a picture, the captions and the table."""
-
-    name: str
-    title: str
-    unit: str
-    symbol: str
-    """The unit as it follows a number; empty for a ratio."""
-    curves: tuple[curves.ThinnedCurve, ...]
-    captions: tuple[str, ...]
-    rows: tuple[FigureRow, ...]
-
-
 class CurvesModel(msgspec.Struct, frozen=True):
     """Figures over one period."""
 
@@ -95,13 +73,13 @@ class CurvesModel(msgspec.Struct, frozen=True):
     """Origin of the values."""
     problem: str
     """Reason why older values are missing; empty for none."""
-    figures: tuple[FigureModel, ...]
+    figures: tuple[curves.Figure, ...]
     gaps: str
     """Reasons for the gaps of all figures."""
 
     @classmethod
     def of(
-        cls, period: ShownPeriod, source: str, problem: str, shown: tuple[FigureModel, ...]
+        cls, period: ShownPeriod, source: str, problem: str, shown: tuple[curves.Figure, ...]
     ) -> CurvesModel:
         """Return figures with the reasons for their gaps."""
         gaps = curves.gaps_text(curve for figure in shown for curve in figure.curves)
@@ -133,7 +111,7 @@ class GroupPageModel(msgspec.Struct, frozen=True):
 
 
 def parse_time(name: str, text: str) -> int:
-    """Parse a time of a query. Raises PageProblemError."""
+    """Parse a time of a query. Raises ResourceError."""
     try:
         time_ns = (
             int(text) * 1_000_000
@@ -144,69 +122,25 @@ def parse_time(name: str, text: str) -> int:
         time_ns = -1
     if not OLDEST_NS <= time_ns < timestamps.FOREVER_NS // 2:
         message = f"invalid {name} {text!r}: expected a time such as 2026-11-22T19:00:00Z, or Unix milliseconds"
-        raise PageProblemError(HTTPStatus.BAD_REQUEST, message)
+        raise ResourceError(HTTPStatus.BAD_REQUEST, message)
     return time_ns
 
 
 def shown_period(query: page_table.HistoryQuery, now_ns: int, max_ns: int) -> ShownPeriod:
-    """Return the period of a query; the end is not after the present. Raises PageProblemError."""
+    """Return the period of a query; the end is not after the present. Raises ResourceError."""
     named = {"from": query.from_, "to": query.to}
     times = {name: parse_time(name, text) for name, text in named.items() if text}
     to_ns = times.get("to", max(now_ns, times.get("from", 0) + MIN_PERIOD_NS))
     from_ns = times.get("from", to_ns - USUAL_PERIOD_NS)
     if from_ns >= now_ns:
         message = "invalid period: expected one that has begun"
-        raise PageProblemError(HTTPStatus.BAD_REQUEST, message)
+        raise ResourceError(HTTPStatus.BAD_REQUEST, message)
     to_ns = min(to_ns, max(now_ns, from_ns + MIN_PERIOD_NS))
     if not MIN_PERIOD_NS <= to_ns - from_ns <= max_ns:
         longest = f"{max_ns // (60 * MINUTE_NS)} hours"
         message = f"invalid period: expected 10 seconds to {longest}, and from before to"
-        raise PageProblemError(HTTPStatus.BAD_REQUEST, message)
+        raise ResourceError(HTTPStatus.BAD_REQUEST, message)
     return ShownPeriod(from_ns, to_ns, not times)
-
-
-def figure_model(
-    name: str,
-    title: str,
-    shown: Sequence[curves.HistoryCurve],
-    period: curves.TimeRange,
-    width: int,
-) -> FigureModel:
-    """Return a figure of curves of one unit."""
-    unit = shown[0].unit
-    tables = [curves.table_rows(curve, period) for curve in shown]
-    rows = [
-        FigureRow(parts[0].from_ns, tuple(_cell(part, unit) for part in parts))
-        for parts in zip(*tables, strict=True)
-    ]
-    documents = tuple(curves.thin_curve(curve, period, width) for curve in shown)
-    captions = tuple(curves.caption(curve) for curve in shown)
-    return FigureModel(name, title, unit, figures.symbol_of(unit), documents, captions, tuple(rows))
-
-
-def figure_models(
-    figures: FigureTitles,
-    found: Mapping[str, curves.HistoryCurve],
-    period: curves.TimeRange,
-    width: int,
-) -> tuple[FigureModel, ...]:
-    """Return figures of the curves that were found; a figure without any is left out."""
-    shown = {
-        name: (title, [found[curve] for curve in of_figure if curve in found])
-        for name, (title, of_figure) in figures.items()
-    }
-    return tuple(
-        figure_model(name, title, of_figure, period, width)
-        for name, (title, of_figure) in shown.items()
-        if of_figure
-    )
-
-
-def _cell(row: curves.TableRow, unit: str) -> str:
-    if row.minimum != row.minimum:
-        return "unknown"
-    low, high = (figures.quantity(value, unit) for value in (row.minimum, row.maximum))
-    return low if low == high else f"{low} to {high}"
 
 
 class ShownDevices(NamedTuple):
@@ -272,15 +206,15 @@ class HistoryPages:
         queries: Sequence[history_server.CurveQuery],
         period: ShownPeriod,
     ) -> Mapping[str, curves.HistoryCurve]:
-        """Return the curves of queries. Raises PageProblemError with the reason for none."""
+        """Return the curves of queries. Raises ResourceError with the reason for none."""
         if self.server is None:
-            raise PageProblemError(HTTPStatus.NOT_FOUND, NO_SERVER)
+            raise ResourceError(HTTPStatus.NOT_FOUND, NO_SERVER)
         try:
             with self.reading.permit(request.credential):
                 return await self.server(queries, period.range)
-        except PageProblemError as error:
+        except ResourceError as error:
             text = error.text if request.tenant is None else SERVER_FAILED
-            raise PageProblemError(error.status, text) from None
+            raise ResourceError(error.status, text) from None
 
     # Rails and jobs ---------------------------------------------------------------------------
 
@@ -293,14 +227,17 @@ class HistoryPages:
         return await self._group(request, key, group_curves.JOB_FIGURES)
 
     async def _group(
-        self, request: page_table.PageRequest, key: group_curves.GroupKey, shown: FigureTitles
+        self,
+        request: page_table.PageRequest,
+        key: group_curves.GroupKey,
+        shown: curves.FigureTitles,
     ) -> GroupPageModel:
-        """Return the curves of a rail or a job, or the reason for none. Raises PageProblemError."""
+        """Return the curves of a rail or a job, or the reason for none. Raises ResourceError."""
         period = shown_period(request.query, self.api.wall_ns(), MAX_SERVER_PERIOD_NS)
         found, problem = dict[str, curves.HistoryCurve](), ""
         try:
             found |= await self._read_server(request, group_curves.queries(key, shown), period)
-        except PageProblemError as error:
+        except ResourceError as error:
             problem = error.text
         name = key if isinstance(key, str) else key.workload
         # One without a value may never have existed: it has no page then.
@@ -308,9 +245,9 @@ class HistoryPages:
             exists = await self.reading.read(request.credential, lambda: self._exists(key))
             if not exists:
                 message = f"no history of {name[:100]!r}: expected a rail, or a job that runs"
-                raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+                raise ResourceError(HTTPStatus.NOT_FOUND, message)
         width = request.query.width
-        models = await run_in_thread(figure_models, shown, found, period.range, width)
+        models = await run_in_thread(curves.make_figures, shown, found, period.range, width)
         return GroupPageModel(name, CurvesModel.of(period, history_server.SOURCE, problem, models))
 
     def _exists(self, key: group_curves.GroupKey) -> bool:
@@ -364,7 +301,7 @@ class HistoryPages:
         devices: ShownDevices,
         figures: Iterable[device_figures.NamedFigure],
     ) -> CurvesModel:
-        """Return the curves of devices of a node: those of the server, else those of the frame log. Raises PageProblemError."""
+        """Return the curves of devices of a node: those of the server, else those of the frame log. Raises ResourceError."""
         max_ns = MAX_SERVER_PERIOD_NS if self.server else node_history.MAX_PERIOD_NS
         period = shown_period(request.query, self.api.wall_ns(), max_ns)
         node, figures = request.parts["node"], list(figures)
@@ -373,7 +310,7 @@ class HistoryPages:
         try:
             queries = history_server.device_queries(figures, node, devices.labels)
             found = await self._read_server(request, queries, period)
-        except PageProblemError as error:
+        except ResourceError as error:
             problem = error.text if self.server else ""
             if period.to_ns - period.from_ns <= node_history.MAX_PERIOD_NS:
                 source = node_history.SOURCE
@@ -389,16 +326,16 @@ class HistoryPages:
         }
         models = await self.reading.read(
             request.credential,
-            lambda: figure_models(titles, found, period.range, request.query.width),
+            lambda: curves.make_figures(titles, found, period.range, request.query.width),
         )
         return CurvesModel.of(period, source, problem, models)
 
     def _names_of(self, node: str) -> dict[DeviceKey, Names]:
-        """Return the names of the devices of a node. Raises PageProblemError."""
+        """Return the names of the devices of a node. Raises ResourceError."""
         fleet_node = self.api.core.fleet.nodes.get(node)
         if fleet_node is None:
             message = f"unknown node {node!r}: expected one that has reported"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+            raise ResourceError(HTTPStatus.NOT_FOUND, message)
         names: dict[DeviceKey, Names] = {}
         for row in list(fleet_node.rows.values()):
             schema = self.api.core.schemas.get(row.schema)
@@ -407,7 +344,7 @@ class HistoryPages:
         return names
 
     def _find_gpu(self, node: str, index: str, names: Mapping[DeviceKey, Names]) -> Names:
-        """Return the names of the GPU with an index or UUID. Raises PageProblemError."""
+        """Return the names of the GPU with an index or UUID. Raises ResourceError."""
         gpus = [each for each in names.values() if each["kind"] == "gpu"]
         chosen = [each for each in gpus if index in {each["index"], each["uuid"]}]
         if not chosen and not any(each["index"] for each in gpus):  # without indices: by rail
@@ -417,5 +354,5 @@ class HistoryPages:
         gpu = choose_most_complete(chosen)
         if gpu is None:
             message = f"unknown GPU {index!r} of {node}: expected an index or UUID that it reports"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+            raise ResourceError(HTTPStatus.NOT_FOUND, message)
         return gpu

@@ -27,7 +27,8 @@ from railscope.timestamps import SECOND_NS
 from railscope.tls_contexts import client_tls
 from railscope.untrusted_text import printable
 from railscope_collector.config import ConsoleSettings
-from railscope_collector.console import PageProblemError, curves, device_figures, node_history
+from railscope_collector.console import curves, device_figures, node_history
+from railscope_collector.http import ResourceError
 
 SOURCE = "the server with history"
 MAX_POINTS = 480
@@ -136,14 +137,14 @@ class HistoryServer:
     async def read(
         self, queries: Sequence[CurveQuery], period: curves.TimeRange
     ) -> Mapping[str, curves.HistoryCurve]:
-        """Return the curves of queries by name. Raises PageProblemError with the reason."""
+        """Return the curves of queries by name. Raises ResourceError with the reason."""
         try:
             async with asyncio.timeout(self.settings.history_timeout_seconds):
                 found = await self._read_all([query.text for query in queries], period)
         except _FAILURES as error:
             problem = printable(str(error))[:200] or type(error).__name__
             message = f"reading the server with history failed: {problem}"
-            raise PageProblemError(HTTPStatus.BAD_GATEWAY, message) from None
+            raise ResourceError(HTTPStatus.BAD_GATEWAY, message) from None
         return {
             query.name: curves.HistoryCurve(*query[:3], *_with_gaps(times_ns, values, period))
             for query, (times_ns, values) in zip(queries, found, strict=True)

@@ -14,9 +14,7 @@ from railscope import api as resources, incident_victims
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from railscope_collector.console import (
-    PageProblemError,
     curves as shapes,
-    history_pages,
     page_rendering,
     page_table,
 )
@@ -26,7 +24,7 @@ from railscope_collector.diagnosis import (
     incident_table,
 )
 from railscope_collector.fleet.recent_events import SeenEvent
-from railscope_collector.http import incidents_api, read_api
+from railscope_collector.http import ResourceError, incidents_api, read_api
 from railscope_collector.switches import links
 
 _MAX_SHOWN = 3
@@ -44,10 +42,10 @@ class RunbookModel(msgspec.Struct, frozen=True):
 
 
 def read_runbook(name: str) -> page_table.PageContent:
-    """Return a runbook. Blocking; raises PageProblemError."""
+    """Return a runbook. Blocking; raises ResourceError."""
     if name not in page_rendering.RUNBOOK_FILES:
         message = f"unknown runbook {name[:100]!r}: expected one of {', '.join(page_rendering.RUNBOOK_FILES)}"
-        raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+        raise ResourceError(HTTPStatus.NOT_FOUND, message)
     text = page_rendering.RUNBOOK_FILES[name].read_text()
     titled = text.replace("# ", "# Runbook ", 1)
     html = page_rendering.render_markdown(titled, page_rendering.RUNBOOKS)
@@ -74,7 +72,7 @@ def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tu
 class EvidenceFigure(NamedTuple):
     """Curves of one signal around the onset of an incident."""
 
-    figure: history_pages.FigureModel
+    figure: shapes.Figure
     period: shapes.TimeRange
     """From the first to the last value."""
     onset_ns: int
@@ -99,9 +97,7 @@ def evidence_figure(curve: resources.CurveDocument, number: int, onset_ns: int) 
         if name == "cause" or any(value is not None for value in values)
     ]
     title = evidence_words.quantity_text(curve.signal)
-    figure = history_pages.figure_model(
-        f"evidence-{number}", title, both, period, shapes.PICTURE_WIDTH
-    )
+    figure = shapes.make_figure(f"evidence-{number}", title, both, period, shapes.PICTURE_WIDTH)
     return EvidenceFigure(figure, period, onset_ns)
 
 

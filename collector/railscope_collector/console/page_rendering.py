@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from railscope import api, figures
-from railscope.api.status import other_reasons
+from railscope.api.status import headline, other_reasons
 from railscope.catalog import event_titles, rollups
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.gpu_health import reason_text
@@ -158,6 +158,7 @@ _environment.globals |= {
     "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
 }
 _environment.filters |= {
+    "headline": headline,
     "number": figures.quantity,
     "count": figures.count,
     "likelihood": figures.likelihood,

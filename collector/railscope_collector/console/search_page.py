@@ -64,7 +64,7 @@ class SearchPage:
         query = gpus_api.GpusQuery(limit=list_query.MAX_ROWS)
         owned = None
         if request.tenant is not None:
-            found = self.api.gpus.select(gpus, self.api.incidents(), request.credential, query)
+            found = self.api.gpus.select(request.credential, query)
             owned = {(row.node, row.gpu) for row in found.rows}
         for node, _, uuid in gpus.places:
             if owned is not None and (node, uuid) not in owned:

@@ -14,7 +14,7 @@ from railscope.api import billing, tenants
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.account import account_cells, account_sums
 from railscope_collector.billing import billing_reader, charges
-from railscope_collector.console import PageProblemError, billing_pages, page_table
+from railscope_collector.console import billing_pages, page_table
 from railscope_collector.files.quotas_file import Quota
 from railscope_collector.http import ResourceError, gpus_api, incidents_api, read_api
 from railscope_collector.http.resource_server import ResourceRequest
@@ -61,7 +61,7 @@ class TenantPages:
         has_jobs = any(job.key.tenant == model.tenant for job in self.api.views().jobs.jobs)
         if not (is_listed or is_charged or has_jobs or request.tenant):
             text = f"unknown tenant {model.tenant[:40]!r}: expected one of the list"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+            raise ResourceError(HTTPStatus.NOT_FOUND, text)
         return page_table.PageContent(model, {"meanings": MEANINGS})
 
     def _make_tenant(self, request: page_table.PageRequest) -> tenants.TenantDetail:
@@ -75,7 +75,7 @@ class TenantPages:
             query = gpus_api.GpusQuery(
                 limit=request.query.limit, offset=request.query.offset, sort="node"
             )
-            gpus = self.api.gpus.select(self.api.gpus.newest(), self.api.incidents(), reader, query)
+            gpus = self.api.gpus.select(reader, query)
         if request.allows("incidents"):
             incidents = self.api.listed_incidents.select(
                 reader, lambda each: each.is_open, slice(MAX_INCIDENTS)

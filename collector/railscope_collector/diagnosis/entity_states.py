@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -196,41 +197,45 @@ def _place(
     return device.node, next((key for key, uuid in rails if uuid == device.uuid), None), (GPU,)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Facts about one node that its state follows from, and what its row shows."""
+class GpuVerdict(NamedTuple):
+    """Verdict of an agent on a GPU."""
 
-    gpus: Mapping[int, str]
-    """UUID of the GPU on each rail."""
-    verdicts: Mapping[int, str] = field(default_factory=dict)
-    """State of each GPU by the verdict of its agent, by rail."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """Names of failed and degraded GPUs in words."""
-    is_fresh: bool = True
-    age_seconds: float | None = None
-    """Age of its newest frame; None if none was received."""
-    clock_offset_seconds: float | None = None
-    agent_version: str = ""
-    streams: tuple[str, ...] = ()
-    faults: Mapping[int, str] = field(default_factory=dict)
-    """First reason of the verdict on each failed or degraded GPU, in words."""
+    state: str
+    name: str = ""
+    """Name of a failed or degraded GPU in words."""
+    fault: str = ""
+    """First reason of its verdict, in words."""
 
-    def describe_gpus(self, keys: Iterable[int]) -> str:
-        """Return the names of failed or degraded GPUs, each fault once: `GPU 4: uncorrectable memory error`."""
-        names: defaultdict[str, list[str]] = defaultdict(list)
-        for key in keys:
-            fault = self.faults.get(key, "")
-            names[f": {fault}" if fault else f" {self.verdicts[key]}"].append(self.names[key])
-        return ", ".join(sorted(f"{', '.join(sorted(of))}{text}" for text, of in names.items()))
+    @property
+    def is_ill(self) -> bool:
+        """True for a failed or degraded GPU."""
+        return self.state in {FAILED, DEGRADED}
 
 
-def node_rows(facts: Mapping[str, NodeFacts], table: IncidentTable, now_ns: int) -> list[api.Node]:
-    """Return nodes, worst first."""
+Verdicts: TypeAlias = Mapping[int, GpuVerdict]
+"""Verdicts on the GPUs of a node by rail; GPUs without a rail have a negative key."""
+
+
+def describe_gpus(verdicts: Iterable[GpuVerdict]) -> str:
+    """Return the names of failed or degraded GPUs, each fault once: `GPU 4: uncorrectable memory error`."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for each in verdicts:
+        names[f": {each.fault}" if each.fault else f" {each.state}"].append(each.name)
+    return ", ".join(sorted(f"{', '.join(sorted(of))}{text}" for text, of in names.items()))
+
+
+def decide_nodes(
+    nodes: Iterable[tuple[api.Node, Verdicts]],
+    gpu_rails: GpuRails,
+    table: IncidentTable,
+    now_ns: int,
+) -> list[api.Node]:
+    """Return nodes with their states, worst first."""
     problem = diagnosis_problem(table.timestamp_ns, now_ns)
-    marks = marks_of(table.incidents, {name: each.gpus for name, each in facts.items()})
+    marks = marks_of(table.incidents, gpu_rails)
     rows = (
-        _row(name, found, marks.get(name, NodeMarks()), now_ns, problem)
-        for name, found in facts.items()
+        _decide_node(node, verdicts, marks.get(node.node, NodeMarks()), now_ns, problem)
+        for node, verdicts in nodes
     )
     return sorted(rows, key=_urgency)
 
@@ -246,19 +251,21 @@ def _urgency(row: api.Node) -> tuple[int, bool, int, int, bool, str]:
     )
 
 
-def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: str) -> api.Node:
-    """Return the row of a node; `problem` is why it is not diagnosed."""
-    is_stale, age_seconds = not facts.is_fresh, facts.age_seconds
+def _decide_node(
+    node: api.Node, verdicts: Verdicts, marks: NodeMarks, now_ns: int, problem: str
+) -> api.Node:
+    """Return a node with its state; `problem` is why it is not diagnosed."""
+    is_stale, age_seconds = not node.reporting, node.age_seconds
     found = sorted(
         marks.incidents.values(),
         key=lambda each: (each[0], each[1].document.severity, each[1].onset_ns),
     )
     victim_of = [each for key, each in marks.victim_of.items() if key not in marks.incidents]
     since_ns = min((each.onset_ns for _, each in found), default=None)
-    by_agent = worst(HEALTHY, *(facts.verdicts[key] for key in facts.names))
+    by_agent = worst(HEALTHY, *(each.state for each in verdicts.values() if each.is_ill))
     if is_stale or (problem and by_agent != FAILED):
         by_agent = HEALTHY
-    ill = [key for key in facts.names if facts.verdicts[key] == by_agent != HEALTHY]
+    ill = {key: each for key, each in verdicts.items() if each.state == by_agent != HEALTHY}
     # The verdict on a GPU names the fault of the incidents that this GPU causes.
     explained = {number for key in ill for number in marks.explained_by(key, by_agent)}
     reasons = [
@@ -278,30 +285,24 @@ def _row(name: str, facts: NodeFacts, marks: NodeMarks, now_ns: int, problem: st
         state, reasons, since_ns = UNKNOWN, [problem], None
     if ill:
         state, shown = worst(state, by_agent), 2
-        reasons.insert(0, facts.describe_gpus(ill))
+        reasons.insert(0, describe_gpus(ill.values()))
     if state == HEALTHY:
         reasons = [f"affected by {each.document.title}" for each in victim_of]
     more = len(reasons) - shown
     reason = "; ".join(reasons[:shown])
-    keys = [*facts.gpus, *(key for key in marks.cells if key >= 0)]
+    keys = [*verdicts, *marks.cells]
     letters = (
-        _cell_letter(facts, marks, rail, is_known=not problem)
+        _cell_letter(verdicts.get(rail), marks, rail, is_fresh=not is_stale, is_known=not problem)
         for rail in range(min(max(keys, default=-1) + 1, MAX_RAILS))
     )
-    return api.Node(
-        name,
-        gpus=len(facts.gpus),
+    return msgspec.structs.replace(
+        node,
         state=state,
         reason=f"{reason} and {more} more" if more > 0 else reason,
         since_ns=since_ns,
         rails="".join(letters),
         incidents=tuple(each.document.id for _, each in found[:_MAX_INCIDENTS]),
         victim_of=tuple(each.document.id for each in victim_of[:_MAX_INCIDENTS]),
-        agent_version=facts.agent_version,
-        streams=facts.streams,
-        reporting=float(facts.is_fresh),
-        age_seconds=age_seconds,
-        clock_offset_seconds=facts.clock_offset_seconds,
     )
 
 
@@ -323,14 +324,15 @@ def device_state(caused: str, verdict: str, *, is_fresh: bool, is_known: bool) -
     return worst(verdict, caused) if is_known else UNKNOWN
 
 
-def _cell_letter(facts: NodeFacts, marks: NodeMarks, rail: int, *, is_known: bool) -> str:
-    """Return the state of a cell as a letter."""
-    cell, gpus = marks.cell(rail), facts.gpus
-    # Without a GPU, the NIC alone has a state, which is that of its incidents.
-    verdict = facts.verdicts.get(rail, UNKNOWN) if rail in gpus else HEALTHY
-    if rail not in gpus and rail not in marks.cells and cell.state == HEALTHY:
+def _cell_letter(
+    gpu: GpuVerdict | None, marks: NodeMarks, rail: int, *, is_fresh: bool, is_known: bool
+) -> str:
+    """Return the state of a cell as a letter; without a GPU, the NIC alone has a state, which is that of its incidents."""
+    cell = marks.cell(rail)
+    if gpu is None and rail not in marks.cells and cell.state == HEALTHY:
         return LETTERS[""]
-    state = device_state(cell.state, verdict, is_fresh=facts.is_fresh, is_known=is_known)
+    verdict = HEALTHY if gpu is None else gpu.state
+    state = device_state(cell.state, verdict, is_fresh=is_fresh, is_known=is_known)
     return LETTERS["victim" if state == HEALTHY and cell.victim_of else state]
 
 

@@ -39,6 +39,7 @@ from railscope_collector.workloads.job_roster import JobGpu
 MAX_RAILS = 100
 """Rails of which a response has the number of GPUs."""
 _FAILED, _UNKNOWN, _, _HEALTHY = range(len(STATES))
+_VERDICTS = [entity_states.GpuVerdict(state) for state in STATES]
 _UNLISTED = -(1 << 20)
 """First key of failed GPUs that the node does not list; those without a rail have keys nearer to zero."""
 USES = ("claimed", "unclaimed", "idle", "unknown")
@@ -176,43 +177,38 @@ class FleetGpus:
                 verdicts[list(self.positions_of(node, uuid))] = _FAILED
         return verdicts
 
-    def node_facts(self, core: CollectorState) -> dict[str, entity_states.NodeFacts]:
-        """Return the facts about each node that its state follows from. Blocking."""
-        verdicts, nodes = self.verdicts.tolist(), dict(core.fleet.nodes)
-        found = {}
+    def node_rows(self, core: CollectorState) -> Iterator[tuple[api.Node, entity_states.Verdicts]]:
+        """Yield the nodes before their states are decided, with the verdicts on their GPUs. Blocking."""
+        nodes, codes = dict(core.fleet.nodes), self.verdicts.tolist()
         for name, values in self.node_values.items():
-            positions, node = self.spans.get(name, ()), nodes.get(name)
-            judged = {self.places[each][1]: STATES[verdicts[each]] for each in positions}
-            gpus = {self.places[each][1]: self.places[each][2] for each in positions}
-            names = {
-                key: f"GPU {core.names_of_gpu(name, gpus[key])['index'] or gpus[key]}"
-                for key, state in judged.items()
-                if state in {entity_states.FAILED, entity_states.DEGRADED}
-            }
-            faults = {
-                key: gpu_health.reason_text(reasons[0])
-                for key in names
-                if (reasons := self.reasons_of(name, key))
-            }
-            # An agent may report the verdict on a GPU before the GPU itself.
-            failed = self.views.failed_gpus.get(name, {})
-            for number, uuid in enumerate(sorted(failed.keys() - set(gpus.values()))):
-                judged[_UNLISTED - number], names[_UNLISTED - number] = (
-                    STATES[_FAILED],
-                    failed[uuid],
-                )
-            version, streams = (node.agent_version, list(node.rows)) if node else ("", [])
-            found[name] = entity_states.NodeFacts(
-                gpus,
-                judged,
-                names,
-                self.fresh[name],
-                self.age(name),
-                values.get(catalog.NODE_CLOCK_OFFSET),
-                version,
-                tuple(sorted(streams)),
-                faults,
+            node = nodes.get(name)
+            row = api.Node(
+                name,
+                gpus=len(self.spans.get(name, ())),
+                agent_version=node.agent_version if node else "",
+                streams=tuple(sorted(node.rows)) if node else (),
+                reporting=float(self.fresh[name]),
+                age_seconds=self.age(name),
+                clock_offset_seconds=values.get(catalog.NODE_CLOCK_OFFSET),
             )
+            yield row, self._verdicts_of(core, name, codes)
+
+    def _verdicts_of(
+        self, core: CollectorState, node: str, codes: Sequence[int]
+    ) -> entity_states.Verdicts:
+        found, listed = dict[int, entity_states.GpuVerdict](), set[str]()
+        for position in self.spans.get(node, ()):
+            _, rail, uuid = self.places[position]
+            listed.add(uuid)
+            found[rail] = verdict = _VERDICTS[codes[position]]
+            if verdict.is_ill:
+                name = f"GPU {core.names_of_gpu(node, uuid)['index'] or uuid}"
+                fault = gpu_health.reason_text(next(iter(self.reasons_of(node, rail)), ""))
+                found[rail] = verdict._replace(name=name, fault=fault)
+        # An agent may report the verdict on a GPU before the GPU itself.
+        failed = self.views.failed_gpus.get(node, {})
+        for number, uuid in enumerate(sorted(failed.keys() - listed)):
+            found[_UNLISTED - number] = _VERDICTS[_FAILED]._replace(name=failed[uuid])
         return found
 
     def reasons_of(self, node: str, rail: int) -> list[str]:
@@ -294,15 +290,13 @@ class GpusApi:
 
     def gpu_list(self, request: ResourceRequest) -> api.GpuList:
         """Return the part of the list that a query selects. Blocking; raises ResourceError before the first views."""
-        gpus = self.newest()
-        if not gpus.views.timestamp_ns:
+        if not self.newest().views.timestamp_ns:
             raise ResourceError(HTTPStatus.SERVICE_UNAVAILABLE, view_refresh.NOT_COMPUTED)
-        return self.select(gpus, self.incidents(), request.credential, request.query)
+        return self.select(request.credential, request.query)
 
-    def select(
-        self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery
-    ) -> api.GpuList:
+    def select(self, credential: Credential, query: GpusQuery) -> api.GpuList:
         """Return the part of the list that a query selects. Blocking."""
+        gpus, table = self.newest(), self.incidents()
         marks, states, problem = _decide(gpus, table, credential, self.wall_ns())
         nic_states = _nic_states(gpus, marks, is_known=not problem)
         owner = credential.tenant if credential.role is Role.TENANT else None

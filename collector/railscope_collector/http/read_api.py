@@ -170,7 +170,8 @@ class ViewApi:
         gpus, table = self.gpus.newest(), self.incidents()
         latest, version = self._nodes, (gpus.views.timestamp_ns, table.timestamp_ns)
         if latest[0] != version:
-            rows = entity_states.node_rows(gpus.node_facts(self.core), table, version[0])
+            undecided, rails = gpus.node_rows(self.core), gpus.views.gpus.gpus
+            rows = entity_states.decide_nodes(undecided, rails, table, version[0])
             rows += missing_nodes(self.views().inventory_comparison, {row.node for row in rows})
             rows.sort(key=lambda row: entity_states.STATES.index(row.state))
             latest = self._nodes = version, tuple(rows)
@@ -381,7 +382,7 @@ class ViewApi:
             status_api.VisibleFacts(
                 self.wall_ns(),
                 None if is_tenant else self.node_rows(),
-                self.gpus.select(self.gpus.newest(), self.incidents(), credential, query),
+                self.gpus.select(credential, query),
                 self.listed_incidents.select(credential, lambda one: one.is_open, slice(None)),
                 visible + (0 if is_tenant else jobs.suppressed) if jobs.timestamp_ns else None,
                 not_ready,

@@ -6,9 +6,9 @@ list looks in a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from aiohttp import web
 
@@ -23,36 +23,11 @@ from railscope_collector.http import (
     openapi,
     read_api,
     route_table,
+    switches_api,
 )
 from railscope_collector.http.list_query import NoQuery, WholeQuery
 from railscope_collector.http.resource_server import Change, Resource, ResourceRequest
 from railscope_collector.http.route_table import AUDIT, BILLING, RUNNING, TenantScope
-
-
-class SwitchesQuery(WholeQuery, frozen=True):
-    """Query of the list of switches."""
-
-    sort: Literal["", "switch", "age_seconds", "ports", "ports_up", "faults"] = ""
-
-
-class SwitchApi(Protocol):
-    """Functions of the resources of switches, which read stored frames."""
-
-    def switch_list(self, request: ResourceRequest) -> Awaitable[switches.SwitchList]:
-        """Return a part of the switches."""
-        ...
-
-    def switch_detail(self, request: ResourceRequest) -> Awaitable[switches.SwitchDetail]:
-        """Return a switch with its ports and their readings. Raises ResourceError."""
-        ...
-
-    def port_detail(self, request: ResourceRequest) -> Awaitable[switches.SwitchPortDetail]:
-        """Return both ends of the link of a port. Raises ResourceError."""
-        ...
-
-    def link_list(self) -> Awaitable[switches.LinkList]:
-        """Return the links between NICs and ports."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +37,7 @@ class CollectorApis:
     views: read_api.ViewApi
     billing: billing_api.BillingApi
     audit: audit_api.AuditApi
-    switches: SwitchApi
+    switches: switches_api.SwitchesApi
 
 
 def _openapi(_: CollectorApis, __: ResourceRequest) -> web.Response:
@@ -89,7 +64,7 @@ RESOURCES: Collection[Resource[CollectorApis]] = (
              lambda apis, asked: apis.views.node_detail(asked.parts["node"], asked.query.stream)),
     Resource("gpus", "gpus", api.GpuList, RUNNING, _OWN, gpus_api.GpusQuery,
              lambda apis, asked: apis.views.gpus.gpu_list(asked), _BOTH),
-    Resource("switches", "switches", switches.SwitchList, RUNNING, _NOTHING, SwitchesQuery,
+    Resource("switches", "switches", switches.SwitchList, RUNNING, _NOTHING, switches_api.SwitchesQuery,
              lambda apis, asked: apis.switches.switch_list(asked)),
     Resource("switch", "switches/{switch}", switches.SwitchDetail, RUNNING, _NOTHING, WholeQuery,
              lambda apis, asked: apis.switches.switch_detail(asked)),

@@ -1,4 +1,4 @@
-"""Switches in the API and in the console: the list, one switch with its ports, both ends of the link of a port."""
+"""Resources of switches: the list, one switch with its ports, both ends of the link of a port, and all links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,7 +18,6 @@ from railscope.catalog.declare import EntityKind, Metric, MetricKind
 from railscope.reading import Absent, Reading
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
-from railscope_collector.console import page_table
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from railscope_collector.http import ResourceError, list_query, read_api
 from railscope_collector.http.resource_server import ResourceRequest
@@ -31,6 +30,12 @@ UP, DOWN, DISABLED = "up", "down", "disabled"
 NO_RATE = "fewer than two readings"
 NOT_LINKED, STALE = "no NIC is known at the other end", "the node is stale"
 _UNSUPPORTED = Absent.UNSUPPORTED.label
+
+
+class SwitchesQuery(list_query.WholeQuery, frozen=True):
+    """Query of the list of switches."""
+
+    sort: Literal["", "switch", "age_seconds", "ports", "ports_up", "faults"] = ""
 
 
 class CountedAtBothEnds(NamedTuple):
@@ -100,10 +105,10 @@ _ONE_SWITCH = frozenset({entities.SWITCH.name, entities.SWITCH_POOL.name})
 """Kinds of entities that are of a whole switch."""
 
 
-class _Values:
-    """Newest readings of a switch or node by metric and entity, and its facts. Blocking to make.
+class _LastReadings:
+    """Last readings of a switch or node by metric and entity, and its facts. Blocking to make.
 
-    Of an unknown one, each value has the reason `absent`, and the facts remain.
+    While it is unknown, each present value has the reason `absent`; totals and facts remain.
     """
 
     def __init__(self, snapshot: switch_view.SwitchSnapshot, absent: str = "") -> None:
@@ -113,13 +118,15 @@ class _Values:
         self.parts: dict[tuple[Metric, tuple[str, ...]], list[tuple[str, ...]]] = defaultdict(list)
         """Keys of the parts of each port by metric."""
         self.facts: dict[str, dict[tuple[str, ...], dict[str, str]]] = defaultdict(dict)
+        self.times_ns = {name: stream.timestamp_ns for name, stream in snapshot.items()}
+        """Time of the last frame of each stream."""
         for stream in snapshot.values():
             for entity in stream.read_schema().entities:
                 self.facts[entity.kind][entity.key] = entity.facts
-            for metric, entity, reading in () if absent else stream.readings():
+            for metric, entity, reading in stream.readings():
                 self.readings[metric, entity.key] = reading
                 self.parts[metric, entity.key[:2]].append(entity.key)
-            for metric, entity, rate in () if absent else stream.rates():
+            for metric, entity, rate in stream.rates():
                 self.rates[metric, entity.key] = rate
 
     def ports(self) -> list[str]:
@@ -131,15 +138,16 @@ class _Values:
         facts = self.facts.get(kind.name, {}).get(key, {})
         return {name: facts[name] for name in kind.facts if name in facts}
 
-    def newest(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
-        """Return the value of a gauge, or the total of a counter."""
-        if self.absent:
-            return resources.Counted(None, self.absent)
-        return _counted(metric, self.readings.get((metric, key), Absent.UNSUPPORTED))
+    def last(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
+        """Return the last value of a gauge, or total of a counter, also of an unknown switch."""
+        reading = self.readings.get((metric, key), Absent.UNSUPPORTED)
+        if isinstance(reading, Absent):
+            return resources.Counted(None, reading.label)
+        return resources.Counted(switch_view.in_units(metric, reading))
 
     def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
-        """Return the value of a gauge, or the rate of a counter per second."""
-        found = self.newest(metric, key)
+        """Return the present value of a gauge, or rate of a counter per second."""
+        found = resources.Counted(None, self.absent) if self.absent else self.last(metric, key)
         if metric.kind is not MetricKind.COUNTER or found.value is None:
             return found
         rate = self.rates.get((metric, key), math.nan)
@@ -150,59 +158,42 @@ class _Values:
         return resources.Counted(min(found_rate, 1.0) if metric.unit == "seconds" else found_rate)
 
     def combined(
-        self,
-        combine: Callable[[Iterable[float]], float],
-        metric: Metric,
-        port: tuple[str, ...],
+        self, combine: Callable[[Iterable[float]], float], port: tuple[str, ...], *metrics: Metric
     ) -> resources.Counted:
-        """Return the sum or the largest value of all parts of a port."""
-        of_port = [self.value(metric, key) for key in self.parts.get((metric, port), ())]
-        return _combined(combine, of_port, self.absent)
-
-
-def _counted(metric: Metric, value: Reading) -> resources.Counted:
-    if isinstance(value, Absent):
-        return resources.Counted(None, value.label)
-    return resources.Counted(switch_view.in_units(metric, value))
-
-
-def _combined(
-    combine: Callable[[Iterable[float]], float],
-    parts: Sequence[resources.Counted],
-    absent: str = "",
-) -> resources.Counted:
-    """Return the sum or the largest of parts; unsupported ones do not count, others that are absent are its reason."""
-    numbers = [part.value for part in parts if part.value is not None]
-    reasons = [part.absent for part in parts if part.absent not in {"", _UNSUPPORTED}]
-    if reasons or not numbers:
-        return resources.Counted(None, (*reasons, absent, _UNSUPPORTED)[0] or _UNSUPPORTED)
-    return resources.Counted(combine(numbers))
+        """Return the sum or the largest value of all parts of a port; unsupported ones do not count, others that are absent are its reason."""
+        if self.absent:
+            return resources.Counted(None, self.absent)
+        keys = ((metric, key) for metric in metrics for key in self.parts.get((metric, port), ()))
+        parts = [self.value(*each) for each in keys]
+        reasons = [part.absent for part in parts if part.absent not in {"", _UNSUPPORTED}]
+        numbers = [part.value for part in parts if part.value is not None]
+        if reasons or not numbers:
+            return resources.Counted(None, (*reasons, _UNSUPPORTED)[0])
+        return resources.Counted(combine(numbers))
 
 
 class _ReadSwitch(NamedTuple):
-    """Readings of a switch that its documents are made of."""
+    """Last readings of a switch, its row, and where its cables lead."""
 
     row: resources.Switch
-    values: _Values
+    last: _LastReadings
     joined: links.JoinedLinks
-    faults: Sequence[links.CablingFault]
-    snapshot: switch_view.SwitchSnapshot
 
-    @property
-    def newest_ns(self) -> int | None:
-        """Time of the last frame of its ports."""
-        return _timestamp_ns(self.snapshot, switch_reading.PORTS)
+    def key_of(self, port: str) -> tuple[str, str]:
+        """Return the key of a port."""
+        return self.row.switch, port
+
+    def faults(self, *ports: str) -> tuple[resources.CablingFault, ...]:
+        """Return the first cabling faults of the switch, or of some of its ports."""
+        found = [each for each in self.joined.faults if each.port[0] == self.row.switch]
+        return _fault_rows([each for each in found if not ports or each.port[1] in ports])
 
 
 @dataclass(slots=True)
-class SwitchPages:
-    """Functions of the resources of switches, and the model of a page with fewer readings."""
+class SwitchesApi:
+    """Functions of the resources of switches."""
 
     api: read_api.ViewApi
-
-    def models(self) -> page_table.PageModels:
-        """Return the functions by name of the page."""
-        return {"switch": self._switch}
 
     async def link_list(self) -> resources.LinkList:
         """Return the links between NICs and ports."""
@@ -266,7 +257,7 @@ class SwitchPages:
         reason = "not in the file of switches" if problem is None else problem
         ports, ports_up, uptime, facts = None, None, None, {}
         if stream := snapshot.get(switch_reading.SWITCH):
-            of_switch = _Values({switch_reading.SWITCH: stream})
+            of_switch = _LastReadings({switch_reading.SWITCH: stream})
             facts = of_switch.facts_of(entities.SWITCH, (name,))
             ports = of_switch.value(catalog.PORTS, (name,)).value
             uptime = of_switch.value(catalog.UPTIME, (name,)).value
@@ -303,18 +294,17 @@ class SwitchPages:
         def make() -> _ReadSwitch:
             joined = join()
             row = self._row(name, snapshot, newest_ns, problem, joined)
-            faults = [each for each in joined.faults if each.port[0] == name]
-            return _ReadSwitch(row, _Values(snapshot, row.reason), joined, faults, snapshot)
+            return _ReadSwitch(row, _LastReadings(snapshot, row.reason), joined)
 
         return await run_in_thread(make)
 
-    def _take_nics(self, node: str) -> switch_view.SwitchSnapshot:
-        """Return the last readings of the NICs of a node."""
+    def _take_nics(self, nodes: Iterable[str]) -> dict[str, switch_view.SwitchSnapshot]:
+        """Return the last readings of the NICs of nodes."""
         core = self.api.core
-        return switch_view.take_snapshot(core, core.fleet.nodes.get(node), (_NIC_STREAM,))
-
-    async def _switch(self, request: page_table.PageRequest) -> resources.SwitchDetail:
-        return await self.switch_detail(request, with_readings=False)
+        return {
+            name: switch_view.take_snapshot(core, core.fleet.nodes.get(name), (_NIC_STREAM,))
+            for name in nodes
+        }
 
     async def switch_detail(
         self, request: ResourceRequest, *, with_readings: bool = True
@@ -323,14 +313,15 @@ class SwitchPages:
         name, part = request.parts["switch"], request.part
         read = await self._read(name)
         linked = [link.nic[0] for port, link in read.joined.links.items() if port[0] == name]
-        hosts = {node: self._take_nics(node) for node in (linked if with_readings else ())}
+        snapshots = self._take_nics(linked if with_readings else ())
 
         def make() -> resources.SwitchDetail:
-            ports = read.values.ports()
+            ports = read.last.ports()
             rows = [self._port_row(read, port) for port in ports[part]]
             if with_readings:
-                readings = _readings(read)
-                rows = [_with_readings(read, row, readings, hosts) for row in rows]
+                hosts = {node: _LastReadings(snapshot) for node, snapshot in snapshots.items()}
+                readings = _port_readings(read.last)
+                rows = [_with_readings(read, row, readings[row.port], hosts) for row in rows]
             facts = msgspec.structs.asdict(read.row)
             del facts["ports"]
             return resources.SwitchDetail(
@@ -339,37 +330,36 @@ class SwitchPages:
                 ports=tuple(rows),
                 found=len(ports),
                 offset=request.query.offset,
-                cabling_faults=_fault_rows(read.faults),
+                cabling_faults=read.faults(),
             )
 
         return await run_in_thread(make)
 
     def _port_row(self, read: _ReadSwitch, port: str) -> resources.SwitchPort:
         """Return the row of a port. Blocking."""
-        key, values = (read.row.switch, port), read.values
-        up, enabled = values.value(catalog.PORT_UP, key), values.value(catalog.PORT_ENABLED, key)
+        key, last = read.key_of(port), read.last
+        up, enabled = last.value(catalog.PORT_UP, key), last.value(catalog.PORT_ENABLED, key)
         state = {1: UP, 0: DOWN}.get(int(up.value), UNKNOWN) if up.value is not None else UNKNOWN
         sent, received = (
-            _first_known(values.combined(sum, by_priority, key), values.value(together, key))
-            for by_priority, together in (
+            _first_known(last.combined(sum, key, by_part), last.value(together, key))
+            for by_part, together in (
                 (catalog.PFC_SENT, catalog.ALL_PFC_SENT),
                 (catalog.PFC_RECEIVED, catalog.ALL_PFC_RECEIVED),
             )
         )
-        drops = (catalog.SENT_DISCARDS, catalog.RECEIVED_DISCARDS)
         return resources.SwitchPort(
             port=port,
             state=DISABLED if state == DOWN and enabled.value == 0 else state,
-            speed=values.value(catalog.SPEED, key),
+            speed=last.value(catalog.SPEED, key),
             pauses_sent=sent,
             pauses_received=received,
-            dropped=_combined(sum, [values.value(metric, key) for metric in drops]),
-            marks=values.combined(sum, catalog.QUEUE_MARKED_PACKETS, key),
-            depth=values.combined(max, catalog.QUEUE_OCCUPANCY, key),
-            watermark=values.combined(max, catalog.QUEUE_WATERMARK, key),
-            neighbour=values.facts_of(entities.SWITCH_NEIGHBOUR, key),
+            dropped=last.combined(sum, key, catalog.SENT_DISCARDS, catalog.RECEIVED_DISCARDS),
+            marks=last.combined(sum, key, catalog.QUEUE_MARKED_PACKETS),
+            depth=last.combined(max, key, catalog.QUEUE_OCCUPANCY),
+            watermark=last.combined(max, key, catalog.QUEUE_WATERMARK),
+            neighbour=last.facts_of(entities.SWITCH_NEIGHBOUR, key),
             link=self._linked_nic(read.joined.links.get(key)),
-            **values.facts_of(entities.SWITCH_PORT, key),
+            **last.facts_of(entities.SWITCH_PORT, key),
         )
 
     def _linked_nic(self, link: links.PortLink | None) -> resources.PortLink | None:
@@ -385,96 +375,92 @@ class SwitchPages:
         """Return a port with both ends of its link. Raises ResourceError."""
         name, port = request.parts["switch"], request.parts["port"]
         read = await self._read(name)
-        if port not in read.values.ports():
+        if port not in read.last.ports():
             text = f"unknown port {port[:100]!r} of {name}: expected one that it reports"
             raise ResourceError(HTTPStatus.NOT_FOUND, text)
         link = read.joined.links.get((name, port))
-        nics = self._take_nics(link.nic[0]) if link else {}
+        node, interface = link.nic if link else ("", "")
+        nics = self._take_nics([node])[node]
 
         def make() -> resources.SwitchPortDetail:
             absent = NOT_LINKED
             if link:
-                absent = "" if self.api.gpus.newest().fresh.get(link.nic[0]) else STALE
-            of_nic = _Values(nics, absent)
+                absent = "" if self.api.gpus.newest().fresh.get(node) else STALE
             return resources.SwitchPortDetail(
                 self.api.wall_ns(),
                 read.row,
                 self._port_row(read, port),
-                tuple(_compared_rows(read, port, link.nic[1] if link else "", of_nic)),
+                tuple(_compared_rates(read, port, interface, _LastReadings(nics, absent))),
                 absent,
                 tuple(_part_rows(read, port, _OF_QUEUES, resources.SwitchQueue)),
                 tuple(_part_rows(read, port, _OF_GROUPS, resources.PriorityGroup)),
                 tuple(_part_rows(read, port, _OF_LANES, resources.TransceiverLane)),
                 tuple(_fact_rows(read, port)),
-                _fault_rows([each for each in read.faults if each.port[1] == port]),
+                read.faults(port),
             )
 
         return await run_in_thread(make)
 
 
-def _readings(read: _ReadSwitch) -> dict[str, list[resources.PortReading]]:
-    """Return the readings of each port. Blocking."""
+def _port_readings(last: _LastReadings) -> Mapping[str, list[resources.PortReading]]:
+    """Return the readings of each port."""
     found = defaultdict(list)
-    for stream in read.snapshot.values():
-        for metric, entity, reading in stream.readings():
-            if entity.kind not in _ONE_SWITCH:
-                parts = dict(zip(metric.about.labels[2:], entity.key[2:], strict=True))
-                counted = _counted(metric, reading)
-                found[entity.key[1]].append(
-                    resources.PortReading(
-                        metric.name, **parts, value=counted.value, absent=counted.absent
-                    )
+    for metric, key in last.readings:
+        if metric.about.name not in _ONE_SWITCH:
+            parts = dict(zip(metric.about.labels[2:], key[2:], strict=True))
+            counted = last.last(metric, key)
+            found[key[1]].append(
+                resources.PortReading(
+                    metric.name, **parts, value=counted.value, absent=counted.absent
                 )
+            )
     return found
 
 
 def _with_readings(
     read: _ReadSwitch,
     row: resources.SwitchPort,
-    readings: Mapping[str, Sequence[resources.PortReading]],
-    hosts: Mapping[str, switch_view.SwitchSnapshot],
+    readings: Sequence[resources.PortReading],
+    hosts: Mapping[str, _LastReadings],
 ) -> resources.SwitchPort:
-    """Return a port with its readings and with the counters of both ends of its link. Blocking."""
+    """Return a port with its readings and with the counters of both ends of its link."""
     link = row.link
     if link is not None:
-        of_node = hosts.get(link.node, {})
+        host = hosts[link.node]
         link = msgspec.structs.replace(
             link,
-            switch_timestamp_ns=read.newest_ns,
-            host_timestamp_ns=_timestamp_ns(of_node, _NIC_STREAM),
-            counters=tuple(_totals(read, row.port, link.interface, _Values(of_node))),
+            switch_timestamp_ns=read.last.times_ns.get(switch_reading.PORTS),
+            host_timestamp_ns=host.times_ns.get(_NIC_STREAM),
+            counters=tuple(_compared_totals(read, row.port, link.interface, host)),
         )
-    return msgspec.structs.replace(row, link=link, readings=tuple(readings.get(row.port, ())))
+    return msgspec.structs.replace(row, link=link, readings=tuple(readings))
 
 
-def _totals(
-    read: _ReadSwitch, port: str, interface: str, host: _Values
+def _compared_totals(
+    read: _ReadSwitch, port: str, interface: str, host: _LastReadings
 ) -> Iterator[resources.ComparedCounter]:
     """Yield the counters of both ends of a link."""
-    at_port = _Values(read.snapshot)
     for each in COMPARED:
-        for metric, key in at_port.readings:
-            if metric is each.at_switch and key[:2] == (read.row.switch, port):
-                ends = (
-                    at_port.newest(metric, key),
-                    host.newest(each.at_nic, (interface, *key[2:])),
-                )
-                at_switch, at_nic = (end.absent if end.value is None else end.value for end in ends)
-                priority = "".join(key[2:])
-                yield resources.ComparedCounter(each.name, at_switch, at_nic, priority)
+        for key in read.last.parts.get((each.at_switch, read.key_of(port)), ()):
+            ends = (
+                read.last.last(each.at_switch, key),
+                host.last(each.at_nic, (interface, *key[2:])),
+            )
+            at_switch, at_nic = (end.absent if end.value is None else end.value for end in ends)
+            yield resources.ComparedCounter(each.name, at_switch, at_nic, "".join(key[2:]))
 
 
-def _compared_rows(
-    read: _ReadSwitch, port: str, interface: str, nics: _Values
+def _compared_rates(
+    read: _ReadSwitch, port: str, interface: str, host: _LastReadings
 ) -> Iterator[resources.ComparedRate]:
     """Yield what both ends count, per second; of priorities those that count anything at either end."""
-    key = read.row.switch, port
+    key = read.key_of(port)
     for _, label, at_switch, at_nic in COMPARED:
         is_by_priority = len(at_switch.about.labels) > len(key)
         for part in map(str, switch_reading.PRIORITIES) if is_by_priority else ("",):
             parts = (part,) if part else ()
-            switch = read.values.value(at_switch, (*key, *parts))
-            nic_end = nics.value(at_nic, (interface, *parts))
+            switch = read.last.value(at_switch, (*key, *parts))
+            nic_end = host.value(at_nic, (interface, *parts))
             if not part or switch.value or nic_end.value:
                 unit = _UNITS.get(at_switch.unit, "per second")
                 yield resources.ComparedRate(label, part, unit, switch, nic_end)
@@ -488,22 +474,24 @@ PartRow = TypeVar("PartRow")
 def _part_rows(
     read: _ReadSwitch, port: str, table: Mapping[str, Metric], make: Callable[..., PartRow]
 ) -> Iterator[PartRow]:
-    """Yield a row for each part of a port of which any quantity of a table is read."""
-    key, metrics = (read.row.switch, port), frozenset(table.values())
-    parts = {each[2] for of, each in read.values.readings if each[:2] == key and of in metrics}
-    for part in sorted(parts, key=lambda name: (len(name), name)):
-        values = {name: read.values.value(metric, (*key, part)) for name, metric in table.items()}
-        yield make(part, **values)
+    """Yield a row for each part of a port of which any quantity of a table is read; none of an unknown switch."""
+    key, parts = read.key_of(port), read.last.parts
+    if not read.last.absent:
+        names = {each[2] for metric in table.values() for each in parts.get((metric, key), ())}
+        for part in sorted(names, key=lambda name: (len(name), name)):
+            of_part = (*key, part)
+            values = {name: read.last.value(metric, of_part) for name, metric in table.items()}
+            yield make(part, **values)
 
 
 def _fact_rows(read: _ReadSwitch, port: str) -> Iterator[resources.PortFact]:
     """Yield the further quantities of a port; those by priority as their highest."""
-    key = read.row.switch, port
+    key = read.key_of(port)
     for name, metric in _OF_PORTS.items():
         if len(metric.about.labels) == len(key):
-            value = read.values.value(metric, key)
+            value = read.last.value(metric, key)
         else:
-            value = read.values.combined(max, metric, key)
+            value = read.last.combined(max, key, metric)
         unit = "per second" if metric.kind is MetricKind.COUNTER else metric.unit
         yield resources.PortFact(name, metric.name, unit, value)
 
@@ -514,11 +502,6 @@ def _first_known(*values: resources.Counted) -> resources.Counted:
 
 def _newest_ns(node: FleetNode | None) -> int | None:
     return max((row.timestamp_ns for row in node.rows.values()), default=None) if node else None
-
-
-def _timestamp_ns(snapshot: switch_view.SwitchSnapshot, stream: str) -> int | None:
-    """Return the time of the last frame of a stream; None if there is none."""
-    return snapshot[stream].timestamp_ns if stream in snapshot else None
 
 
 def _fault_rows(
