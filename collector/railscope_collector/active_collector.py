@@ -46,6 +46,8 @@ class ActiveRole:
     active_url: str = ""
     """URL of another collector that is active, as of the last exchange; empty if none is known."""
     is_active: bool = False
+    _owns_files: bool = False
+    """True from the takeover until the files of the diagnosis were stored at the end of the term."""
     _epoch: int = 0
     """Epoch of the lease as of the last exchange with the database."""
     _stored: dict[str, int] = field(default_factory=dict)
@@ -173,7 +175,7 @@ class ActiveRole:
             lambda: active_files.read_files(self.open_database(), group_name, files)
         )
         await run_in_thread(take_over)
-        self._stored = {}
+        self._stored, self._owns_files = {}, True
         async with asyncio.TaskGroup() as group:
             for run in tasks:
                 group.create_task(run())
@@ -197,13 +199,15 @@ class ActiveRole:
 
     async def _end(self, term: asyncio.Task[None], files: Path) -> None:
         """End the term, and let another collector begin."""
-        was_active, self.is_active = self.is_active, False
+        self.is_active = False
         self.set_draining()
         term.cancel()
         (result,) = await asyncio.gather(term, return_exceptions=True)
         problem = "" if isinstance(result, asyncio.CancelledError) else repr(result)
-        if was_active:  # before, the files here are not those of this term
+        # Also if the collector was stopped while a term ended: this runs again then.
+        if self._owns_files:
             await databases.call_database(lambda: self._store(files))
+            self._owns_files = False
         await databases.call_database(self.lease.release)
         write = log.error if problem else log.info
         write("collector_waiting", group=self.settings.group, problem=problem)
