@@ -78,7 +78,7 @@ def database() -> Iterator[DatabaseServer]:
         found.start()
         found.execute("CREATE DATABASE ledger")
         yield found
-        found.kill()
+        found.stop()  # with all of its processes, before its files are deleted
 
 
 @pytest.mark.parametrize("is_bound", [pytest.param(True, marks=pytest.mark.thorough), False])
