@@ -142,7 +142,7 @@ class ViewApi:
 
     @property
     def changes(self) -> resource_server.Changes:
-        """What new versions of documents follow from."""
+        """Causes of new versions of documents."""
         return {
             Change.VIEWS: self._views_version,
             Change.INCIDENTS: lambda: self.incidents().timestamp_ns,

@@ -1,7 +1,7 @@
 """Table of the resources of the API.
 
-The route, its roles, the parsing of the query, the entity tag and the OpenAPI document follow from a row. A page of the same name has its path, roles and query. `railscope/client/columns.py` states how a
-list looks in a terminal.
+The route, its roles, the parsing of the query, the entity tag and the OpenAPI document follow from a row. A page of the
+same name has its path, roles and query. `railscope/client/columns.py` states how a list looks in a terminal.
 """
 
 from __future__ import annotations
