@@ -22,6 +22,7 @@ from railscope_collector import (
     audit_service,
     clock as collector_clock,
     config,
+    state_store,
     tables,
     view_refresh,
 )
@@ -80,6 +81,7 @@ class StorageLayer:
     role: active_collector.ActiveRole
     clock: collector_clock.CollectorClock
     state_files: state_manifest.StateFiles
+    store: state_store.StateStore
     log: framelog.FrameLog
     checkpointer: StateCheckpointer
     checkpoints: CheckpointSchedule
@@ -98,7 +100,7 @@ class StorageLayer:
 
     def cells(self) -> Iterator[ViewCell]:
         """Yield the metrics of damaged files and rows."""
-        yield ViewCell(LOST_FILES, (), len(self.state_files.damage))
+        yield ViewCell(LOST_FILES, (), len(self.state_files.damage) + bool(self.store.problem))
         yield ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))
 
 
@@ -138,6 +140,7 @@ def build_storage(
         role,
         clock,
         state_files,
+        state_store.StateStore(directory),
         log,
         checkpointer,
         CheckpointSchedule(checkpointer, log, (limits.max_frame_age_days + 1) * DAY_NS),

@@ -53,6 +53,7 @@ class Collector:
         sinks = composition.build_sinks(access, views.diagnosis, api)
         http = composition.build_http(access, receiving, sinks, self.billing)
         self.directory, self.state_files = storage.directory, storage.state_files
+        self.store = storage.store
         self.core, self.clock, self.log = storage.core, storage.clock, storage.log
         self.checkpointer, self.checkpoints = storage.checkpointer, storage.checkpoints
         self.identity_conflicts, self.database = storage.identity_conflicts, storage.database
@@ -91,6 +92,7 @@ class Collector:
             self.database.close()
             self.log.close()
             self.state_files.close()
+            self.store.close()
             self.audit.close()
             # Last: another process must not open these files before.
             os.close(lock)
@@ -113,6 +115,7 @@ class Collector:
         finally:
             serving.reading.close()
             serving.database.close()
+            serving.store.close()
 
     def restore_read_only(self) -> None:
         """Read the data to serve, and write nothing. Blocking; raises OSError."""
@@ -121,6 +124,7 @@ class Collector:
         self.core.listeners.clear()
         self.core.on_envelope.clear()
         self._read_files()
+        self.store.open_read_only()
         self.core.schemas.open()
         self.checkpointer.restore(self.log.stats)
 
@@ -183,6 +187,7 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, the checkpoint and the segments after it. Blocking; raises OSError."""
+        self.store.open()
         self.audit.open()
         self.access.open()
         self._read_files()
