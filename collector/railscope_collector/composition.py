@@ -353,7 +353,6 @@ def build_api(
         # Those of a waiting collector would be stale.
         lambda: waiting if role.waits else refresher.views,
         lambda: IncidentTable() if role.waits else diagnosis.table,
-        settings.stale_seconds,
         wall_ns=storage.clock.now_ns,
         write_probes=storage.probes,
         read_only=receiving.receiver.closed_reason,

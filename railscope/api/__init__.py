@@ -166,7 +166,6 @@ class NodeDetail(msgspec.Struct, frozen=True):
     missing_frames: int = 0
     agent_version: str = ""
     gpus: tuple[Gpu, ...] = ()
-    rollups: tuple[dict[str, Any], ...] = ()
 
 
 class MetricValue(msgspec.Struct, frozen=True):

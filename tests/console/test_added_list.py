@@ -51,7 +51,7 @@ class AgentsQuery(msgspec.Struct, frozen=True):
 
 
 def agent_list(apis: resources.CollectorApis, asked: ResourceRequest) -> AgentList:
-    nodes = apis.views.node_rows()
+    nodes = apis.views.nodes.rows()
     rows = [Agent(version, len(nodes)) for version in sorted({row.agent_version for row in nodes})]
     return AgentList(apis.views.views().timestamp_ns, tuple(sort_rows(rows, asked.query.sort)))
 

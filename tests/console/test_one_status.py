@@ -65,10 +65,10 @@ def test_no_state_is_known_while_the_views_are_stale(tmp_path: Path) -> None:
     found = claimed(tmp_path, incident_at("a", 0, severity="critical"))
     late = replace(found, wall_ns=lambda: NOW_NS + 120 * SECOND_NS)
     reason = "the views are stale: computed 2 min ago"
-    rows = late.node_rows()
+    rows = late.nodes.rows()
     assert {(row.state, row.reason, row.rails) for row in rows} == {("unknown", reason, "UUUUUUUU")}
     listed = late.gpus.select(ANYONE, GpusQuery())
     assert listed.problem == reason
     assert {gpu.state for gpu in listed.rows} == {"unknown"}
     assert late.jobs_api.states(ANYONE).problem == reason
-    assert found.node_rows()[0].state == "failed"
+    assert found.nodes.rows()[0].state == "failed"

@@ -20,7 +20,6 @@ from railscope_collector.console import (
     fleet_pages,
     history_pages,
     incident_pages,
-    job_pages,
     page_rendering,
     page_shell,
     page_table,
@@ -323,7 +322,6 @@ def page_models(apis: CollectorApis) -> page_table.PageModels:
         **fleet_pages.FleetPages(api).models(),
         **device_pages.DevicePages(api).models(),
         **incident_pages.IncidentPages(api).models(),
-        **job_pages.JobPages(api).models(),
         **search_page.SearchPage(api).models(),
     }
 

@@ -1,4 +1,4 @@
-"""Pages of a node, of the list of GPUs, and of one rail."""
+"""Pages of a node, of the list of GPUs, of one rail, and of one job with its GPUs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from railscope.service import run_in_thread
 from railscope_collector.console import incident_pages, page_table
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import worst_first
-from railscope_collector.http import ResourceError, gpus_api, read_api
+from railscope_collector.http import ResourceError, event_list, gpus_api, read_api
 from railscope_collector.switches import link_ends
+from railscope_collector.workloads import job_roster
 
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_ROLLUPS = 20, 10, 200
 _CLOCK = "railscope_gpu_clock_hertz"
@@ -50,7 +51,7 @@ def sm_clock(detail: resources.NodeDetail, gpu: resources.Gpu) -> float | None:
 
 @dataclass(slots=True)
 class DevicePages:
-    """Pages of nodes, GPUs and rails."""
+    """Pages of nodes, GPUs, rails and jobs."""
 
     api: read_api.ViewApi
 
@@ -60,11 +61,12 @@ class DevicePages:
             "node": self._node,
             "gpus": page_table.in_thread(self._gpus),
             "rail": page_table.in_thread(self._rail),
+            "job": page_table.in_thread(self._job),
         }
 
     async def _node(self, request: page_table.PageRequest) -> page_table.PageContent:
         name = request.parts["node"]
-        detail = await self.api.node_detail(name)
+        detail = await self.api.nodes.node_detail(name)
         join = self.api.link_ends.take()
 
         def make() -> page_table.PageContent:
@@ -93,7 +95,7 @@ class DevicePages:
         return self.api.gpus.select(request.credential, request.query)
 
     def _rail(self, request: page_table.PageRequest) -> page_table.PageContent:
-        text, listed = request.parts["rail"], self.api.rail_list()
+        text, listed = request.parts["rail"], self.api.nodes.rail_list()
         rail = next((each for each in listed.rails if str(each.rail) == text), None)
         if rail is None:
             message = f"unknown rail {text[:20]!r}: expected one with a GPU or a NIC"
@@ -123,9 +125,34 @@ class DevicePages:
     def _without_gpus(self, rail: int) -> Iterator[resources.Node]:
         """Yield the nodes of a rail on which there are only NICs, worst first."""
         none = entity_states.LETTERS[""]
-        for row in self.api.node_rows():
+        for row in self.api.nodes.rows():
             if row.rails[rail : rail + 1] not in {"", none}:
                 yield row
+
+    def _job(self, request: page_table.PageRequest) -> page_table.PageContent:
+        _, job = self.api.jobs_api.find(request.parts)
+        states = self.api.jobs_api.states(request.credential)
+        document = self.api.jobs_api.job_detail(request)
+        urgent = states.touching.get(job.key, ())[:_MAX_INCIDENTS]
+        shown = {
+            "places": document.places[request.part],
+            "open_incidents": incident_pages.documents_of(urgent),
+            "events": self._rank_events(job),
+        }
+        return page_table.PageContent(document, shown)
+
+    def _rank_events(self, job: job_roster.RunningJob) -> tuple[resources.Event, ...]:
+        """Return the events of its nodes about its collectives, whose holder is the one of its claim."""
+        core, holder = self.api.core, job.key._asdict()
+        nodes = {place.holding.node for place in job.places}
+        events = [
+            each
+            for each in core.events
+            if each.node in nodes
+            and each.event.name.startswith(event_list.OF_COLLECTIVES)
+            and all(each.event.facts.get(name, "") == text for name, text in holder.items())
+        ]
+        return self.api.event_writer().newest(events, _MAX_EVENTS)
 
 
 def _rail_of(cause: resources.EntityDocument, rails: Mapping[str, int]) -> int | None:

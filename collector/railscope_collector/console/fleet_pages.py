@@ -21,7 +21,7 @@ from railscope_collector.account import account_cells
 from railscope_collector.console import incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.http import read_api
+from railscope_collector.http import nodes_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.resources import ROUTES
 
@@ -106,8 +106,8 @@ class FleetPages:
         self, views: view_refresh.CollectorViews, missing: Counter[str]
     ) -> dict[str, object]:
         """Return what the overview shows to readers of all nodes."""
-        rows = self.api.node_rows()
-        nodes = self.api.node_list(read_api.NodesQuery(limit=MAX_WORST))
+        rows = self.api.nodes.rows()
+        nodes = self.api.nodes.node_list(nodes_api.NodesQuery(limit=MAX_WORST))
         ages = [row.age_seconds for row in rows if row.age_seconds is not None]
         stale = sorted(row.node for row in rows if not row.reporting)
         return {
@@ -139,7 +139,7 @@ class FleetPages:
         rejected = (each for each in values if each.metric == catalog.REJECTED.name)
         ages = [
             (row.node, row.age_seconds)
-            for row in self.api.node_rows()
+            for row in self.api.nodes.rows()
             if row.age_seconds is not None
         ]
         ages.sort(key=lambda each: each[1], reverse=True)

@@ -253,7 +253,7 @@ class HistoryPages:
     def _exists(self, key: group_curves.GroupKey) -> bool:
         """True for a rail with devices, and for a job that runs. Blocking."""
         if isinstance(key, str):
-            return any(str(each.rail) == key for each in self.api.rail_list().rails)
+            return any(str(each.rail) == key for each in self.api.nodes.rail_list().rails)
         return any(job.key == key for job in self.api.views().jobs.jobs)
 
     # Devices of a node ------------------------------------------------------------------------

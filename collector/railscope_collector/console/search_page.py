@@ -52,7 +52,7 @@ class SearchPage:
         return SearchResults(text, tuple(hits))
 
     def _nodes(self, request: page_table.PageRequest, text: str) -> Iterator[SearchHit]:
-        for row in self.api.node_rows() if request.allows("nodes") else ():
+        for row in self.api.nodes.rows() if request.allows("nodes") else ():
             if text in row.node.lower():
                 yield SearchHit("node", row.node, row.state, page_table.page_path("node", row.node))
 

@@ -7,7 +7,7 @@ processed individually. A mean is the mean of existing readings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
@@ -149,21 +149,6 @@ class Rollups:
                 yield view_cells.ViewCell(
                     derived_metric(metric, scope, rollup), labels, total.scaled(metric, rollup)
                 )
-
-
-def node_rollups(
-    fresh: Iterable[FreshRows],
-) -> Iterator[tuple[Metric, schemas.KeyPart, Rollup, float]]:
-    """Yield the roll-ups of one node from its row of each stream."""
-    totals: dict[schemas.CellKey, RollupTotal] = {}
-    for rows in fresh:
-        sums = _LayoutSums(rows.block.layout)
-        sums.add(_sum_everyone(rows))
-        for _, key, amounts in _rail_amounts(sums, "cluster", EVERYONE):
-            totals.setdefault(key, RollupTotal()).add(*amounts)
-    for (metric, part), total in totals.items():
-        for rollup in metric.rollups:
-            yield metric, part, rollup, total.scaled(metric, rollup)
 
 
 Amounts: TypeAlias = tuple[float, float, float, float]
