@@ -31,15 +31,6 @@ class CablingFault(msgspec.Struct, frozen=True, omit_defaults=True):
     """Leaves of the rail of a NIC that is on a leaf of another rail."""
 
 
-class ComparedCounter(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Total of a quantity at both ends of a link, each a number or the reason for its absence."""
-
-    quantity: str
-    switch: int | float | str
-    host: int | float | str
-    priority: str = ""
-
-
 class PortLink(msgspec.Struct, frozen=True):
     """The NIC at the other end of a port, and the GPU on its rail."""
 
@@ -52,9 +43,6 @@ class PortLink(msgspec.Struct, frozen=True):
     """Switch and port, in the list of links only."""
     gpu: str | msgspec.UnsetType = msgspec.UNSET
     """Index of the GPU; empty if it is not known."""
-    switch_timestamp_ns: int | msgspec.UnsetType | None = msgspec.UNSET
-    host_timestamp_ns: int | msgspec.UnsetType | None = msgspec.UNSET
-    counters: tuple[ComparedCounter, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class LinkList(msgspec.Struct, frozen=True):
@@ -65,18 +53,6 @@ class LinkList(msgspec.Struct, frozen=True):
     links: tuple[PortLink, ...]
     total_cabling_faults: int
     cabling_faults: tuple[CablingFault, ...]
-
-
-class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A reading of a port, or of one of its priorities, queues or lanes: a value, or the reason for its absence."""
-
-    metric: str
-    priority: str = ""
-    priority_group: str = ""
-    queue: str = ""
-    lane: str = ""
-    value: int | float | None = None
-    absent: str = ""
 
 
 class SwitchPort(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,8 +78,6 @@ class SwitchPort(msgspec.Struct, frozen=True, omit_defaults=True):
     neighbour: dict[str, str] = {}
     """Facts that the neighbour announces by LLDP."""
     link: PortLink | None = None
-    readings: tuple[PortReading, ...] = ()
-    """All readings; a page of the console has none."""
 
 
 class _SwitchFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,8 +185,3 @@ async def test_facts_of_a_port_are_on_its_page_or_the_reason_for_their_absence(
         text = (await reader.get(path_of())).text
         for shown in ("55 %", "-0.8 dBm", "52 °C", "830/s"):
             assert shown in text, shown
-        answer = await reader.get("/api/v1/switches/leaf-07")
-        (port,) = msgspec.json.decode(answer.text)["ports"]
-        metrics = {(each["metric"], each.get("lane")) for each in port["readings"]}
-        assert (catalog.TRANSCEIVER_RECEIVE_POWER.name, "1") in metrics
-        assert (catalog.GROUP_HEADROOM_PEAK.name, None) in metrics

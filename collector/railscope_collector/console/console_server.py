@@ -317,8 +317,6 @@ def page_models(apis: CollectorApis) -> page_table.PageModels:
     api, names = apis.views, page_table.PAGES_BY_NAME.keys() & RESOURCES_BY_NAME.keys()
     return {
         **{name: partial(RESOURCES_BY_NAME[name].document, apis) for name in names},
-        # All readings of its ports would not fit a screen.
-        "switch": lambda asked: apis.switches.switch_detail(asked, with_readings=False),
         **fleet_pages.FleetPages(api).models(),
         **device_pages.DevicePages(api).models(),
         **incident_pages.IncidentPages(api).models(),

@@ -41,24 +41,23 @@ class SwitchesQuery(list_query.WholeQuery, frozen=True):
 class CountedAtBothEnds(NamedTuple):
     """A quantity that both ends of a link count."""
 
-    name: str
     label: str
     at_switch: Metric
     at_nic: Metric
 
 
 COMPARED = (
-    CountedAtBothEnds("to_host_bytes", "Bytes to the NIC", catalog.SENT, nic.RECEIVED),
-    CountedAtBothEnds("to_host_packets", "Packets to the NIC", catalog.SENT_PACKETS, nic.RECEIVED_PACKETS),
-    CountedAtBothEnds("to_host_pfc_pause_frames", "Pause frames to the NIC", catalog.PFC_SENT, nic.PFC_RECEIVED),
-    CountedAtBothEnds("to_host_pfc_pause_seconds", "Pause time of the NIC", catalog.PFC_SENT_TIME, nic.PFC_RECEIVED_TIME),
-    CountedAtBothEnds("to_switch_bytes", "Bytes to the switch", catalog.RECEIVED, nic.SENT),
-    CountedAtBothEnds("to_switch_packets", "Packets to the switch", catalog.RECEIVED_PACKETS, nic.SENT_PACKETS),
-    CountedAtBothEnds("to_switch_pfc_pause_frames", "Pause frames to the switch", catalog.PFC_RECEIVED, nic.PFC_SENT),
-    CountedAtBothEnds("to_switch_pfc_pause_seconds", "Pause time of the switch", catalog.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME),
-    CountedAtBothEnds("to_switch_estimated_pause_seconds", "Pause time of the switch, its estimate", catalog.ESTIMATED_PAUSE, nic.PFC_SENT_TIME),
-    CountedAtBothEnds("to_host_dropped_packets", "Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED),
-    CountedAtBothEnds("to_switch_dropped_packets", "Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT),
+    CountedAtBothEnds("Bytes to the NIC", catalog.SENT, nic.RECEIVED),
+    CountedAtBothEnds("Packets to the NIC", catalog.SENT_PACKETS, nic.RECEIVED_PACKETS),
+    CountedAtBothEnds("Pause frames to the NIC", catalog.PFC_SENT, nic.PFC_RECEIVED),
+    CountedAtBothEnds("Pause time of the NIC", catalog.PFC_SENT_TIME, nic.PFC_RECEIVED_TIME),
+    CountedAtBothEnds("Bytes to the switch", catalog.RECEIVED, nic.SENT),
+    CountedAtBothEnds("Packets to the switch", catalog.RECEIVED_PACKETS, nic.SENT_PACKETS),
+    CountedAtBothEnds("Pause frames to the switch", catalog.PFC_RECEIVED, nic.PFC_SENT),
+    CountedAtBothEnds("Pause time of the switch", catalog.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME),
+    CountedAtBothEnds("Pause time of the switch, its estimate", catalog.ESTIMATED_PAUSE, nic.PFC_SENT_TIME),
+    CountedAtBothEnds("Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED),
+    CountedAtBothEnds("Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT),
 )  # fmt: skip
 _OF_QUEUES: Mapping[str, Metric] = {
     "marks": catalog.QUEUE_MARKED_PACKETS,
@@ -101,8 +100,6 @@ _OF_PORTS: Mapping[str, Metric] = {
 }
 """Further quantities of a port, by their name on its page."""
 _NIC_STREAM = "nic"
-_ONE_SWITCH = frozenset({entities.SWITCH.name, entities.SWITCH_POOL.name})
-"""Kinds of entities that are of a whole switch."""
 
 
 class _LastReadings:
@@ -118,8 +115,6 @@ class _LastReadings:
         self.parts: dict[tuple[Metric, tuple[str, ...]], list[tuple[str, ...]]] = defaultdict(list)
         """Keys of the parts of each port by metric."""
         self.facts: dict[str, dict[tuple[str, ...], dict[str, str]]] = defaultdict(dict)
-        self.times_ns = {name: stream.timestamp_ns for name, stream in snapshot.items()}
-        """Time of the last frame of each stream."""
         for stream in snapshot.values():
             for entity in stream.read_schema().entities:
                 self.facts[entity.kind][entity.key] = entity.facts
@@ -298,36 +293,18 @@ class SwitchesApi:
 
         return await run_in_thread(make)
 
-    def _take_nics(self, nodes: Iterable[str]) -> dict[str, switch_view.SwitchSnapshot]:
-        """Return the last readings of the NICs of nodes."""
-        core = self.api.core
-        return {
-            name: switch_view.take_snapshot(core, core.fleet.nodes.get(name), (_NIC_STREAM,))
-            for name in nodes
-        }
-
-    async def switch_detail(
-        self, request: ResourceRequest, *, with_readings: bool = True
-    ) -> resources.SwitchDetail:
+    async def switch_detail(self, request: ResourceRequest) -> resources.SwitchDetail:
         """Return a switch with a part of its ports. Raises ResourceError."""
-        name, part = request.parts["switch"], request.part
-        read = await self._read(name)
-        linked = [link.nic[0] for port, link in read.joined.links.items() if port[0] == name]
-        snapshots = self._take_nics(linked if with_readings else ())
+        read = await self._read(request.parts["switch"])
 
         def make() -> resources.SwitchDetail:
             ports = read.last.ports()
-            rows = [self._port_row(read, port) for port in ports[part]]
-            if with_readings:
-                hosts = {node: _LastReadings(snapshot) for node, snapshot in snapshots.items()}
-                readings = _port_readings(read.last)
-                rows = [_with_readings(read, row, readings[row.port], hosts) for row in rows]
             facts = msgspec.structs.asdict(read.row)
             del facts["ports"]
             return resources.SwitchDetail(
                 **facts,
                 timestamp_ns=self.api.wall_ns(),
-                ports=tuple(rows),
+                ports=tuple(self._port_row(read, port) for port in ports[request.part]),
                 found=len(ports),
                 offset=request.query.offset,
                 cabling_faults=read.faults(),
@@ -380,7 +357,8 @@ class SwitchesApi:
             raise ResourceError(HTTPStatus.NOT_FOUND, text)
         link = read.joined.links.get((name, port))
         node, interface = link.nic if link else ("", "")
-        nics = self._take_nics([node])[node]
+        core = self.api.core
+        nics = switch_view.take_snapshot(core, core.fleet.nodes.get(node), (_NIC_STREAM,))
 
         def make() -> resources.SwitchPortDetail:
             absent = NOT_LINKED
@@ -402,60 +380,12 @@ class SwitchesApi:
         return await run_in_thread(make)
 
 
-def _port_readings(last: _LastReadings) -> Mapping[str, list[resources.PortReading]]:
-    """Return the readings of each port."""
-    found = defaultdict(list)
-    for metric, key in last.readings:
-        if metric.about.name not in _ONE_SWITCH:
-            parts = dict(zip(metric.about.labels[2:], key[2:], strict=True))
-            counted = last.last(metric, key)
-            found[key[1]].append(
-                resources.PortReading(
-                    metric.name, **parts, value=counted.value, absent=counted.absent
-                )
-            )
-    return found
-
-
-def _with_readings(
-    read: _ReadSwitch,
-    row: resources.SwitchPort,
-    readings: Sequence[resources.PortReading],
-    hosts: Mapping[str, _LastReadings],
-) -> resources.SwitchPort:
-    """Return a port with its readings and with the counters of both ends of its link."""
-    link = row.link
-    if link is not None:
-        host = hosts[link.node]
-        link = msgspec.structs.replace(
-            link,
-            switch_timestamp_ns=read.last.times_ns.get(switch_reading.PORTS),
-            host_timestamp_ns=host.times_ns.get(_NIC_STREAM),
-            counters=tuple(_compared_totals(read, row.port, link.interface, host)),
-        )
-    return msgspec.structs.replace(row, link=link, readings=tuple(readings))
-
-
-def _compared_totals(
-    read: _ReadSwitch, port: str, interface: str, host: _LastReadings
-) -> Iterator[resources.ComparedCounter]:
-    """Yield the counters of both ends of a link."""
-    for each in COMPARED:
-        for key in read.last.parts.get((each.at_switch, read.key_of(port)), ()):
-            ends = (
-                read.last.last(each.at_switch, key),
-                host.last(each.at_nic, (interface, *key[2:])),
-            )
-            at_switch, at_nic = (end.absent if end.value is None else end.value for end in ends)
-            yield resources.ComparedCounter(each.name, at_switch, at_nic, "".join(key[2:]))
-
-
 def _compared_rates(
     read: _ReadSwitch, port: str, interface: str, host: _LastReadings
 ) -> Iterator[resources.ComparedRate]:
     """Yield what both ends count, per second; of priorities those that count anything at either end."""
     key = read.key_of(port)
-    for _, label, at_switch, at_nic in COMPARED:
+    for label, at_switch, at_nic in COMPARED:
         is_by_priority = len(at_switch.about.labels) > len(key)
         for part in map(str, switch_reading.PRIORITIES) if is_by_priority else ("",):
             parts = (part,) if part else ()
