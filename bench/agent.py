@@ -30,7 +30,6 @@ from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
 from railscope.wire import BYTES_PER_VALUE
 from railscope_agent.config import CollectorLink
-from railscope_simulator.demo.process import free_port
 
 DEVICES = 8
 ANSWER_SECONDS = 20
@@ -78,7 +77,7 @@ def start_agent(
     directory: Path, *command: str, environment: Mapping[str, str] | None = None
 ) -> harness.ServerProcess:
     """Return an agent: a module with its arguments, on a free port."""
-    port = free_port()
+    port = harness.free_port()
     common = ["--listen", f"{harness.HOST}:{port}"]
     common += ["--state-directory", str(directory / f"agent-{port}")]
     return harness.ServerProcess(
@@ -142,7 +141,7 @@ def agent_server(root: Path, directory: Path) -> harness.ServerProcess:
 
 def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
     """Return Debian's node_exporter with only its RDMA collector."""
-    port = free_port()
+    port = harness.free_port()
     command = [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband"]
     command += [f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics"]
     command += [f"--web.listen-address={harness.HOST}:{port}"]

@@ -23,7 +23,6 @@ from bench import harness, load
 from railscope import cli
 from railscope_collector.access.credentials import Credential, digest_token
 from railscope_collector.http.ingest import Ingest
-from railscope_simulator.demo.process import free_port
 
 _CONNECTIONS = 16_384
 """A connection of each node, all from one address; a collector accepts fewer by default."""
@@ -47,7 +46,7 @@ def loop_times_file(nodes: int, directory: Path) -> Path:
 
 def start_collector(nodes: int, directory: Path) -> harness.ServerProcess:
     """Return a collector with the tokens of the nodes of a load."""
-    port, tokens = free_port(), directory / f"tokens-{nodes}.toml"
+    port, tokens = harness.free_port(), directory / f"tokens-{nodes}.toml"
     names = map(load.node_name, range(nodes))
     lines = ["[nodes]", *(f'"{name}" = "{digest_token(load.token(name))}"' for name in names)]
     tokens.write_text("\n".join([*lines, ""]), encoding="ascii")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import operator
 import os
 import re
+import secrets
+import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,10 +30,31 @@ STOP_SECONDS = 20.0
 ANSWER_SECONDS = 300.0
 _CPU_CLOCK_SCHED = 2
 _KIB = 1024
+_PORTS = 10_000
+_chosen: deque[int] = deque(maxlen=_PORTS // 10)
+"""Ports that were chosen last: their listeners may not have started."""
 
 
 class BenchError(RuntimeError):
     """A process failed; the message ends with its last output."""
+
+
+def free_port() -> int:
+    """Return a port without a listener, and not one of the last ones; the kernel gives it to no other socket (ip(7))."""
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    while True:
+        port = int(limits.split()[0]) - 1 - secrets.randbelow(_PORTS)
+        if port in _chosen:
+            continue
+        with (
+            socket.socket() as tcp,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+            suppress(OSError),
+        ):
+            tcp.bind((HOST, port))
+            udp.bind((HOST, port))
+            _chosen.append(port)
+            return port
 
 
 class ProcessStopwatch:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from runbook_pages import DIRECTORY, link
 
 from railscope.catalog import gpu_health as h
-from railscope_agent.commands.capture_walk import MAX_READS
+from railscope_agent.commands.read_once import MAX_READS
 from railscope_agent.health import RULES
 from railscope_agent.health.counter_window import WINDOW_NS
 from railscope_agent.health.gpu_facts import SOURCES

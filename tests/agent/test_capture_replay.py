@@ -25,7 +25,7 @@ from railscope.catalog import kernel
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope_agent.commands import agent
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings, BurstSettings
 from railscope_agent.host.recorded_calls import call_key

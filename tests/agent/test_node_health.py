@@ -16,7 +16,7 @@ from support.nic_health import reasons_of_nics
 from railscope.capture import read_capture
 from railscope.health_verdict import NodeVerdict
 from railscope.timestamps import SECOND_NS
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.health.node_health import GPU_SOURCE, NIC_RULES, NodeHealth
 from railscope_agent.service import Agent

@@ -9,7 +9,7 @@ import pytest
 from railscope.catalog.rollup import scopes_of
 from railscope.frame import NO_RAIL, Schema
 from railscope.wire import rails_of_entities, to_wire_schema
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate

@@ -15,7 +15,7 @@ from support.tree import HOSTNAME, make_tree
 
 from railscope.capture import Capture, CaptureMoment
 from railscope_agent.commands import agent
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import redactor as harmless
 from railscope_agent.host.redactor import Redactor

@@ -11,7 +11,7 @@ from support.metric_samples import sample, samples
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 from railscope.exposition import TextFormat
 from railscope_agent.commands import agent
-from railscope_agent.commands.capture_walk import MAX_READS, CaptureWalk, find_read_offsets
+from railscope_agent.commands.read_once import MAX_READS, CaptureWalk, find_read_offsets
 from railscope_agent.config import AgentSettings
 from railscope_agent.host.recorded_clock import RecordedClock
 from railscope_agent.service import Agent

@@ -22,7 +22,8 @@ from chain_support import (
 from support.alert_rules import ROOT, RULES
 from support.waiting import wait_until
 
-from railscope_simulator.demo.process import Program, free_port
+from bench.harness import free_port
+from railscope_simulator.demo.process import Program
 
 SCRAPES_PER_MINUTE = 3
 """Scrapes in place of the minutes of a rule's range, for tests that cannot wait for minutes."""

@@ -17,10 +17,11 @@ import aiohttp
 import pytest
 from support.forked_program import ForkedProgram
 
+from bench.harness import free_port
 from railscope.capture import write_capture
 from railscope_collector.access.credentials import digest_token
 from railscope_simulator import NodeSpec, capture_metadata, moments
-from railscope_simulator.demo.process import Program, free_port
+from railscope_simulator.demo.process import Program
 
 PATIENCE_SECONDS = 240.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 from support import cumulus_pushes as cumulus, sonic_switch
 
-from railscope_simulator.demo.process import free_port
+from bench.harness import free_port
 
 PORTS = 8
 PER_SECOND = 1000

@@ -13,7 +13,7 @@ import yaml
 from chain_support import debian_server
 from support.waiting import wait_until
 
-from railscope_simulator.demo.process import free_port
+from bench.harness import free_port
 
 
 @dataclass(frozen=True)

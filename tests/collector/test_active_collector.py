@@ -14,6 +14,7 @@ from running_collector import RunningCollector, gpu_frames, run_collector, setti
 from support import postgresql, sonic_switch
 from support.waiting import wait_until
 
+from bench.harness import free_port
 from railscope_collector.config import (
     ClusterSettings,
     CollectorSettings,
@@ -23,7 +24,6 @@ from railscope_collector.config import (
     SwitchesSettings,
 )
 from railscope_collector.diagnosis.saved_state import SavedDiagnosis
-from railscope_simulator.demo.process import free_port
 
 SWITCH = "leaf-07"
 RECEIVED = sonic_switch.port_row(1)["SAI_PORT_STAT_IF_IN_OCTETS"]

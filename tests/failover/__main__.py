@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 import click
 
+from bench.harness import free_port
 from railscope import child_process, durable_files, http_responses, settings
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
@@ -79,7 +80,7 @@ class FailoverRun:
 
     def __post_init__(self) -> None:
         """Choose ports and tokens."""
-        self.ports = {name: process.free_port() for name in (*COLLECTORS, cluster_files.REFERENCE)}
+        self.ports = {name: free_port() for name in (*COLLECTORS, cluster_files.REFERENCE)}
         token = secrets.token_urlsafe(24)
         self.files = cluster_files.ClusterFiles(
             self.directory, self.nodes, self.seconds, token, self.ports

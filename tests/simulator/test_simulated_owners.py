@@ -8,7 +8,7 @@ import pytest
 
 from railscope.catalog import tenancy as c
 from railscope.frame import Event
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import TenancySettings
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.gpus.process_lists import ProcessLists

@@ -13,7 +13,7 @@ from support.cases import CASES
 from support.claim_requests import ask, serving
 
 from railscope.capture import read_capture
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings, TenancySettings
 from railscope_agent.endpoint.claims_endpoint import ClaimsEndpoint
 from railscope_agent.service import Agent

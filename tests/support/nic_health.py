@@ -13,7 +13,7 @@ from railscope.capture import Capture
 from railscope.catalog import cabling, host, nic as n, nic_settings as t, pcie, rdma
 from railscope.catalog.declare import Metric
 from railscope.reading import Reading
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.health import judge, nic_signals as s
 from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from railscope_simulator.demo.process import free_port
+from bench.harness import free_port
 
 START_SECONDS = 60
 CREDENTIALS = "test-access-key\ntest-secret-key\n"

@@ -12,7 +12,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 
 from railscope.frame import Frame
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings, SourcePeriods
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.sampler import ReadLimits, Sampler

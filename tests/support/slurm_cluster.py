@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.waiting import block_until
 
-from railscope_simulator.demo.process import free_port
+from bench.harness import free_port
 
 START_SECONDS = 60
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import snmp_objects
 
-from railscope_simulator.demo.process import free_port
+from bench.harness import free_port
 
 START_SECONDS = 30
 COMMUNITY, USER = "railscope-test", "watcher"

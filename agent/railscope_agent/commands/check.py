@@ -17,9 +17,6 @@ from railscope.reading import REASONS, Absent
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope.wire import SentAt, envelope, pack
-from railscope_agent.commands.capture_walk import (
-    CaptureWalk as CaptureWalk,  # noqa: PLC0414 - scripts that check captures find both here
-)
 from railscope_agent.commands.running_agent import check_running_agent
 from railscope_agent.health import health_findings
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import chain
@@ -22,7 +23,7 @@ from railscope import (
     textfile_series,
     wire,
 )
-from railscope.capture import CaptureError, read_capture
+from railscope.capture import Capture, CaptureError, read_capture
 from railscope.catalog.declare import MetricDetail
 from railscope.catalog.entities import TEXTFILE_SERIES
 from railscope.reading import Absent
@@ -33,12 +34,13 @@ from railscope_agent.commands import (
     replay_option,
     root_option,
 )
-from railscope_agent.commands.capture_walk import CaptureWalk
-from railscope_agent.host import Host, live_host
+from railscope_agent.host import Host, live_host, recorded_clock, recorded_host
 from railscope_agent.service import Agent
 from railscope_agent.topology import topology_report
 
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
+MAX_READS = 12
+"""Reads of a capture, for readings that depend on earlier ones."""
 
 
 @click.command()
@@ -138,6 +140,35 @@ def _host_at_end(root: Path, replay: Path | None) -> Host:
 def _capture_walk(replay: Path) -> CaptureWalk:
     with convert_errors(CaptureError, click.ClickException):
         return CaptureWalk(read_capture(replay))
+
+
+class CaptureWalk:
+    """A recorded node that is read several times, the last time at the end of the capture."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._clock = recorded_clock.RecordedClock(capture.about)
+        self._offsets = find_read_offsets(capture)
+        self.host = recorded_host.RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
+
+    def go_to_end(self) -> None:
+        """Advance to the end of the capture without earlier reads."""
+        self._clock.go_to(self._offsets[-1])
+
+    async def read(self, agent: Agent) -> None:
+        """Have an agent of this host read all sources at each offset."""
+        for offset_ns in self._offsets:
+            self._clock.go_to(offset_ns)
+            await agent.once()
+
+
+def find_read_offsets(capture: Capture) -> list[int]:
+    """Return the offsets of at most `MAX_READS` moments, evenly spread, and the end of the capture."""
+    end_ns = capture.about.duration_ns
+    offsets = sorted({moment.offset_ns for moment in capture.moments})
+    targets_ns = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
+    # The last moment until each target: the state of the node at that time.
+    places = (bisect_right(offsets, at_ns) - 1 for at_ns in targets_ns)
+    return sorted({*(offsets[place] for place in places if place >= 0), end_ns})
 
 
 def _as_json(node_agent: Agent) -> list[dict[str, Any]]:

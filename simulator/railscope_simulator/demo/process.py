@@ -6,12 +6,9 @@ It has a session of its own, so that it receives signals only through its parent
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
-import secrets
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,32 +21,10 @@ from railscope_simulator.spec import SimulatorError
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 MAX_LINES = 2000
-_HOST = "127.0.0.1"
-_PORTS = 10_000
-_chosen: deque[int] = deque(maxlen=_PORTS // 10)
-"""Ports that were chosen last: their listeners may not have started."""
 
 
 class ProgramError(SimulatorError, RuntimeError):
     """A program ended by itself or did not start; the message ends with its last log lines."""
-
-
-def free_port() -> int:
-    """Return a port without a listener, and not one of the last ones; the kernel gives it to no other socket (ip(7))."""
-    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
-    while True:
-        port = int(limits.split()[0]) - 1 - secrets.randbelow(_PORTS)
-        if port in _chosen:
-            continue
-        with (
-            socket.socket() as tcp,
-            socket.socket(type=socket.SOCK_DGRAM) as udp,
-            contextlib.suppress(OSError),
-        ):
-            tcp.bind((_HOST, port))
-            udp.bind((_HOST, port))
-            _chosen.append(port)
-            return port
 
 
 async def run_to_end(

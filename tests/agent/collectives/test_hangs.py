@@ -44,7 +44,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.collectives.flight_recorder import parse_dump
 from railscope_agent.collectives.pickled_literals import read_literals
 from railscope_agent.collectives.ras_answers import parse_report
-from railscope_agent.commands.capture_walk import CaptureWalk
+from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import Json
 from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedDump
