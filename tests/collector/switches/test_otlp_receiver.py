@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from running_collector import RunningCollector, logged_envelopes, run_collector, settings_in
 from support import cumulus_pushes as cumulus
 from support.cumulus_pushes import priority
@@ -20,6 +22,7 @@ from support.cumulus_pushes import priority
 from railscope.catalog import switches as catalog
 from railscope.otlp_metrics import PROTOBUF
 from railscope.settings import SettingsError
+from railscope.untrusted_text import parse_toml
 from railscope_collector.config import (
     CollectorSettings,
     IngestLimits,
@@ -29,6 +32,7 @@ from railscope_collector.config import (
 from railscope_collector.service import Collector
 from railscope_collector.switches import otlp_receiver
 
+ROOT = Path(__file__).parents[3]
 TABLE = '[leaf-08]\naddress = "127.0.0.1"\nprotocol = "otlp"\nperiod_seconds = 5\n'
 
 
@@ -96,6 +100,26 @@ async def test_pushed_metrics_are_in_frame_log_and_metrics(tmp_path):
         assert 'railscope_collector_otlp_requests_total{result="stored"} 2\n' in text
         assert set(one.collector.core.fleet.switches) == {"switch/leaf-08"}
         assert not one.collector.core.fleet.nodes
+
+
+def test_the_page_configures_a_translator_that_the_receiver_knows_by_its_address(tmp_path):
+    text = (ROOT / "docs/switches.md").read_text()
+    page = text[text.index("## NVIDIA Cumulus") : text.index("## Facts")]
+    blocks = dict(re.findall(r"```\w+\n# (\S+)[^\n]*\n(.*?)```", page, re.DOTALL))
+    receiving = parse_toml(blocks["/etc/railscope/collector.toml"])["otlp_receiver"]
+    settings = settings_with(tmp_path, blocks["/etc/railscope/switches.toml"], **receiving)
+    known = otlp_receiver.OtlpReceiver.from_settings(settings, time.time_ns, lambda: True)
+    (address,) = known.switches
+    translator = yaml.safe_load(blocks["/etc/otelcol/config.yaml"])
+    source = translator["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    target = translator["exporters"]["otlphttp"]
+    assert source == f"{address}:4317"
+    assert "destination {} port {}".format(*source.split(":")) in page
+    assert target["endpoint"] == f"http://{receiving['listen']}"
+    assert not target["sending_queue"]["enabled"]
+    assert not target["retry_on_failure"]["enabled"]
+    pipeline = {"receivers": ["otlp"], "exporters": ["otlphttp"]}
+    assert translator["service"]["pipelines"] == {"metrics": pipeline}
 
 
 async def test_pushed_neighbours_are_those_of_the_ports(tmp_path):
