@@ -16,7 +16,7 @@ from railscope_collector.switches import snmp_columns as columns
 from railscope_collector.switches.snmp_session import SnmpSession, open_session
 from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
 from railscope_collector.switches.snmp_values import Index, Rows, SnmpValue, TableRows
-from railscope_collector.switches.switch_facts import COMWARE, STANDARD
+from railscope_collector.switches.switch_facts import COMWARE
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope_collector.switches.switch_settings import ConfiguredSwitch
 
@@ -127,15 +127,11 @@ class SnmpReader:
 
     def _find_vendor(self, object_id: SnmpValue | None) -> str:
         """Return the manufacturer of the settings, or else the one that the switch identifies itself with."""
-        dialect, tables = self.switch.dialect, self.switch.tables
-        if dialect == COMWARE:
-            return COMWARE
-        if tables != AUTO:
-            return tables
+        if self.switch.tables != AUTO:
+            return self.switch.tables
         # An answer without the object is no other switch.
         is_known = object_id is None and self.vendor
-        found = self.vendor if is_known else columns.find_vendor(object_id)
-        return STANDARD if dialect == STANDARD_DIALECT else found
+        return self.vendor if is_known else columns.find_vendor(object_id)
 
     async def _read_optional(self, walk: Walk, names: Mapping[str, str]) -> TableRows:
         """Return a table that a switch need not have: a failure concerns it alone."""

@@ -40,17 +40,11 @@ from railscope_collector.switches.link_ends import CabledLink
 MAX_SWITCHES = 256
 MAX_NAME_SHOWN = 100
 PORTS = {"snmp": 161, "gnmi": 50051}
-DIALECTS = {
-    "snmp": ("auto", "snmp", "comware"),
-    "gnmi": ("auto", "sonic", "openconfig"),
-    "otlp": ("auto",),
-}
-"""Dialects of each protocol."""
 _TLS = ("ca_file", "certificate_file", "key_file", "server_name")
 _PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "tables": ("snmp",),
     "credential_file": ("snmp", "gnmi"),
-    **dict.fromkeys((*_TLS, "plaintext"), ("gnmi",)),
+    **dict.fromkeys((*_TLS, "plaintext", "dialect"), ("gnmi",)),
 }
 """Protocols that have a setting."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -109,10 +103,10 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Community or user of SNMP, which requires it; user of gNMI; OTLP has none."""
     protocol: Literal["snmp", "gnmi", "otlp"] = "snmp"
     """snmp, gnmi: the collector polls the switch. otlp: the switch pushes to the OTLP receiver."""
-    dialect: Literal["auto", "sonic", "openconfig", "comware", "snmp"] = "auto"
-    """Names of the readings: sonic or openconfig by gNMI, comware or snmp (standard MIBs) by SNMP. auto: found at the switch."""
-    tables: Literal["auto", "standard", "cisco", "sonic", "onyx"] = "auto"
-    """Tables of the manufacturer that are read besides the standard ones. auto: found by sysObjectID of the switch."""
+    dialect: Literal["auto", "sonic", "openconfig"] = "auto"
+    """Models that are read by gNMI. auto: found in Capabilities of the switch."""
+    tables: Literal["auto", "standard", "cisco", "comware", "onyx", "sonic"] = "auto"
+    """Tables of the manufacturer that are read by SNMP besides the standard ones. auto: found by sysObjectID of the switch."""
     period_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] | None = None
     """Seconds between two polls, or pushes at most; those of the section if absent."""
     ca_file: str = ""
@@ -131,9 +125,6 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return next(self._problems(), "")
 
     def _problems(self) -> Iterator[str]:
-        dialects = ", ".join(DIALECTS[self.protocol])
-        if self.dialect not in DIALECTS[self.protocol]:
-            yield f"dialect = {self.dialect!r}: expected {dialects} with protocol = {self.protocol!r}"
         defaults = {each.name: each.default for each in msgspec.structs.fields(self)}
         used = [name for name in _PROTOCOLS if getattr(self, name) != defaults[name]]
         for name in used:
@@ -142,8 +133,6 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 yield f"{name}: expected with protocol = {protocols} only"
         if self.protocol == "snmp" and not self.credential_file:
             yield "expected credential_file"
-        if self.dialect == "comware" and "tables" in used:
-            yield "tables: expected none with dialect = 'comware'"
         if self.key_file and not self.certificate_file:
             yield "key_file without certificate_file: expected both"
         if self.plaintext and (of_tls := [name for name in used if name in _TLS]):
