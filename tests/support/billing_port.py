@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from railscope_collector.billing.billing_reader import IssuedInvoice
+from railscope_collector.metering.units import Period, period_name
 
 
 @dataclass
@@ -29,21 +30,21 @@ class BookedRows:
             if tenant in (None, party)
         ]
 
-    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+    def statement(self, tenant: str, period: Period, form: str) -> bytes | None:
         """All lines of one tenant and month."""
-        rows = self.booked.get((tenant, period))
+        rows = self.booked.get((tenant, period_name(period)))
         if rows is None:
             return None
         if form == "text":
             return "".join(f"{tenant} {what} {amount}\n" for what, amount in rows).encode()
-        return json.dumps({"tenant": tenant, "period": period, "lines": rows}).encode()
+        return json.dumps({"tenant": tenant, "period": period_name(period), "lines": rows}).encode()
 
-    def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
+    def export(self, tenant: str | None, period: Period, form: str) -> bytes | None:
         """All lines of a month, of one tenant or of all."""
         found = [
             [party, what, amount]
             for (party, month), rows in sorted(self.booked.items())
-            if month == period and tenant in (None, party)
+            if month == period_name(period) and tenant in (None, party)
             for what, amount in rows
         ]
         if not found:

@@ -150,19 +150,18 @@ class BillingReader:
             except closing_record.ClosingError:
                 return None
 
-    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+    def statement(self, tenant: str, period: Period, form: str) -> bytes | None:
         """The same in one of the formats."""
-        found = self.read_statement(tenant, parse_period(period))
+        found = self.read_statement(tenant, period)
         with _readable():
             return None if found is None else STATEMENT_FORMATS[form](found)
 
-    def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
+    def export(self, tenant: str | None, period: Period, form: str) -> bytes | None:
         """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""
         with _readable():
-            span = parse_period(period)
-            exported = self.books.store.invoices(span, tenant)
+            exported = self.books.store.invoices(period, tenant)
             seller = self.seller({invoice.tenant for invoice in exported})
-            order = export.ExportOrder(seller, self.wall_ns(), period=span, tenant=tenant)
+            order = export.ExportOrder(seller, self.wall_ns(), period=period, tenant=tenant)
             return export.export_document(
                 exported,
                 export_provenance.with_origins(order, self.books),

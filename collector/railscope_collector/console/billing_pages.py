@@ -26,7 +26,7 @@ from railscope_collector.console import page_cache, page_table
 from railscope_collector.files import seller_file
 from railscope_collector.http import ResourceError, billing_api
 from railscope_collector.ledger import audit_outbox, head_chain
-from railscope_collector.metering.units import Period, PeriodError, parse_period, period_name
+from railscope_collector.metering.units import period_name
 
 MAX_CLAIMS, MAX_UNDECIDED, MAX_SUMMARY = 100, 100, 200
 RECONCILED_AGAIN_NS = 600 * SECOND_NS
@@ -102,7 +102,7 @@ class BillingPages:
             self._rate_again_ns = ended_ns + _RATING_PAUSES * (ended_ns - began_ns)
 
     async def _statement(self, request: page_table.PageRequest) -> resources.Statement:
-        tenant, period = request.parts["tenant"], _parse_period(request)
+        tenant, period = request.parts["tenant"], billing_api.requested_period(request)
 
         def make(reader: billing_reader.BillingReader) -> resources.Statement | None:
             found = reader.read_statement(tenant, period)
@@ -141,7 +141,7 @@ class BillingPages:
         return await self.books.read(request.credential, make)
 
     async def _period(self, request: page_table.PageRequest) -> resources.PeriodDetail:
-        period = _parse_period(request)
+        period = billing_api.requested_period(request)
 
         def make(reader: billing_reader.BillingReader) -> resources.PeriodDetail | None:
             store = reader.books.store
@@ -174,7 +174,7 @@ class BillingPages:
 
     async def _reconciliation(self, request: page_table.PageRequest) -> resources.Reconciliation:
         """Compare a period once for each change of the ledger: every write of it adds a record to the outbox."""
-        period = _parse_period(request)
+        period = billing_api.requested_period(request)
 
         def read_version(reader: billing_reader.BillingReader) -> tuple[seller_file.Seller, int]:
             # In one transaction: the tenants and the number belong together.
@@ -198,13 +198,6 @@ class BillingPages:
         return await self._reconciled.get(
             key, lambda: self.books.read(request.credential, make), reads_storage=True
         )
-
-
-def _parse_period(request: page_table.PageRequest) -> Period:
-    try:
-        return parse_period(request.parts["period"])
-    except PeriodError as error:
-        raise ResourceError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 def _statement_model(

@@ -13,9 +13,8 @@ from railscope.catalog.agent import GOVERNOR_EVENT, REPLAY_MEMORY
 from railscope.catalog.declare import Rollup
 from railscope.catalog.incidents import EVALUATION_TIME
 from railscope.catalog.rollup import derived_name
-from railscope.claim_terms import GPU_CAPACITY
 from railscope.service import run_in_thread
-from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope.timestamps import SECOND_NS
 from railscope_collector import view_refresh
 from railscope_collector.account import account_cells
 from railscope_collector.console import incident_pages, page_table, rail_grid
@@ -24,6 +23,7 @@ from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.http import nodes_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.resources import ROUTES
+from railscope_collector.metering.units import GPU_HOUR
 
 MAX_WORST, MAX_EVENTS, MAX_NAMED = 20, 20, 10
 MAX_VALUES = 300
@@ -194,7 +194,7 @@ def _load(views: view_refresh.CollectorViews) -> dict[str, float | None]:
     if views.account is not None:
         today = account_cells.quota_days("day", views.timestamp_ns)
         held_ns = sum(views.account.held_time(*today).values())
-        held_hours = float(held_ns / (GPU_CAPACITY * HOUR_NS))
+        held_hours = float(held_ns / GPU_HOUR)
     return {
         "mean_utilization_ratio": largest("mean_gpu_utilization_ratio"),
         "power_watts": largest("sum_gpu_power_watts"),

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from railscope import claim_terms, service, timestamps
+from railscope import service, timestamps
 from railscope.api import billing, tenants
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.account import account_cells, account_sums
@@ -85,7 +85,9 @@ class TenantPages:
             tenant=tenant,
             until_ns=account.until_ns if account else None,
             held_gpu_hours=read_api.held_gpu_hours(sums) if account else None,
-            gpu_hours={state.value: _gpu_hours(time) for state, time in sorted(sums.items())},
+            gpu_hours={
+                state.value: float(time / units.GPU_HOUR) for state, time in sorted(sums.items())
+            },
             quotas=tuple(self._quotas(tenant, account)) if account else (),
             jobs=jobs,
             gpus=gpus,
@@ -145,10 +147,6 @@ def _quota_row(quota: Quota, account: account_sums.GpuTimeAccount) -> tenants.Te
     return tenants.TenantQuota(
         quota.period,
         None if limit is None else float(limit),
-        None if limit is None else _gpu_hours(used),
+        None if limit is None else float(used / units.GPU_HOUR),
         None if gpus is None else float(gpus),
     )
-
-
-def _gpu_hours(time: units.Units) -> float:
-    return float(time / (claim_terms.GPU_CAPACITY * timestamps.HOUR_NS))

@@ -21,7 +21,7 @@ from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import Database, UnusableLedgerError
-from railscope_collector.metering.units import PeriodError, parse_period
+from railscope_collector.metering.units import Period, PeriodError, parse_period, period_name
 
 BillingResultT = TypeVar("BillingResultT")
 
@@ -93,7 +93,7 @@ class BillingApi:
 
     async def statement(self, request: ResourceRequest) -> web.Response:
         """Return a statement in one of its forms. Raises ResourceError."""
-        tenant, period = request.parts["tenant"], _requested_period(request)
+        tenant, period = request.parts["tenant"], requested_period(request)
 
         def make(reader: billing_reader.BillingReader) -> web.Response | None:
             form = _requested_format(request, reader.statement_forms)
@@ -102,37 +102,38 @@ class BillingApi:
 
         found = await self.read(request.credential, make)
         if found is None:
-            raise ResourceError(HTTPStatus.NOT_FOUND, f"no statement of {tenant} for {period}")
+            raise ResourceError(
+                HTTPStatus.NOT_FOUND, f"no statement of {tenant} for {period_name(period)}"
+            )
         return found
 
     async def export(self, request: ResourceRequest) -> web.Response:
         """Return an export in one of its forms, and report its delivery. Raises ResourceError."""
-        tenant, period = request.selected_tenant, _requested_period(request)
+        tenant, period = request.selected_tenant, requested_period(request)
 
         def make(reader: billing_reader.BillingReader) -> tuple[bytes, str, str] | None:
             form = _requested_format(request, reader.export_forms)
             content = reader.export(tenant, period, form)
             return None if content is None else (content, form, hashlib.sha256(content).hexdigest())
 
-        found = await self.read(request.credential, make)
+        found, name = await self.read(request.credential, make), period_name(period)
         if found is None:
-            raise ResourceError(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
+            raise ResourceError(HTTPStatus.NOT_FOUND, f"nothing to export for {name}")
         content, form, digest = found
         # A HEAD request delivers nothing.
         if not request.is_head:
-            delivered = request.credential, request.address, period, form, tenant or "", digest
+            delivered = request.credential, request.address, name, form, tenant or "", digest
             self.on_export(DeliveredExport(*delivered))
-        name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
-        return _document_response(content, form, name)
+        file = {"Content-Disposition": f'attachment; filename="railscope-{name}.{form}"'}
+        return _document_response(content, form, file)
 
 
-def _requested_period(request: ResourceRequest) -> str:
-    period = request.parts["period"]
+def requested_period(request: ResourceRequest) -> Period:
+    """Return the period in the path of a request. Raises ResourceError."""
     try:
-        parse_period(period)
+        return parse_period(request.parts["period"])
     except PeriodError as error:
         raise ResourceError(HTTPStatus.BAD_REQUEST, str(error)) from error
-    return period
 
 
 def _requested_format(request: ResourceRequest, formats: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from railscope import api, claim_terms, exposition, service, timestamps
+from railscope import api, claim_terms, exposition, service
 from railscope.api import inventory as inventory_api, tenants as tenant_api
 from railscope.api.status import Status
 from railscope_collector import view_refresh
@@ -43,7 +43,7 @@ from railscope_collector.http.resource_server import Change, ResourceRequest
 from railscope_collector.http.write_probes import WriteProbe
 from railscope_collector.inventory.inventory_view import inventory_document
 from railscope_collector.metering.tiling import HELD_STATES, SlotState
-from railscope_collector.metering.units import Units, exact
+from railscope_collector.metering.units import GPU_HOUR, Units, exact
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import all_switches, switch_view
 
@@ -261,7 +261,7 @@ class ViewApi:
 def held_gpu_hours(states: Mapping[SlotState, Units]) -> float:
     """Return the GPU time of a tenant that it has held."""
     held = sum(states.get(state, 0) for state in HELD_STATES)
-    return float(held / (claim_terms.GPU_CAPACITY * timestamps.HOUR_NS))
+    return float(held / GPU_HOUR)
 
 
 _TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
