@@ -140,7 +140,6 @@ class Agent:
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
             self.settings.read_metrics_token(),
-            self.keeper.describe_use,
         )
         self.endpoint.expositions.configured = configured_selection(self.settings.metrics)
         self._tls = tls_contexts.server_tls(

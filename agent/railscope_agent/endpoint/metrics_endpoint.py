@@ -1,4 +1,4 @@
-"""Metrics endpoint: /metrics and /metrics/dcgm in both text formats, health, readiness, landing page."""
+"""Metrics endpoint: /metrics and /metrics/dcgm in both text formats, health, readiness, list of paths."""
 
 from __future__ import annotations
 
@@ -124,11 +124,9 @@ class MetricsEndpoint:
         statuses: Callable[[], Iterable[SourceState]],
         now_ns: Callable[[], int],
         token: str,
-        cost: Callable[[], str] = lambda: "",
     ) -> None:
         self._node = node
         self.expositions = ExpositionCache(now_ns)
-        self._cost = cost
         self._statuses = statuses
         self._now_ns = now_ns
         self.token = token
@@ -146,7 +144,6 @@ class MetricsEndpoint:
             rejection = HttpServerResponse.text(text, HTTPStatus.UNAUTHORIZED)
             return replace(rejection, headers={"WWW-Authenticate": "Bearer"})
         answers = {
-            "/": self._landing,
             "/metrics": self._metrics,
             "/metrics/dcgm": self._dcgm_metrics,
             "/-/healthy": lambda _: HttpServerResponse.text("healthy"),
@@ -154,6 +151,11 @@ class MetricsEndpoint:
             "/api/v1/gpus": self._document,
             "/api/v1/status": self._document,
         }
+        if request.path == "/":
+            paths = "\n".join(answers)
+            return HttpServerResponse.text(
+                f"Railscope agent {__version__} on {self._node}\n{paths}"
+            )
         answer = answers.get(request.path)
         if answer is None:
             text = f"404: unknown path: expected one of {', '.join(answers)}"
@@ -220,20 +222,6 @@ class MetricsEndpoint:
             return HttpServerResponse.text(text, HTTPStatus.SERVICE_UNAVAILABLE)
         return HttpServerResponse.text("ready")
 
-    def _landing(self, _: HttpServerRequest) -> HttpServerResponse:
-        from html import escape  # noqa: PLC0415 - its table of entities takes half a MiB
-
-        rows = "".join(
-            f"<tr><td>{escape(status.source.name)}<td class={status.state_name}>{status.state_name}"
-            f"<td>{len(status.frame.values) if status.frame else 0}"
-            f"<td>{_format_period(status)}<td>{status.duration_ns / 1e6:.2f} ms<td>{_format_cpu_time(status)}"
-            f"<td>{status.missed_ticks}<td>{escape(status.problem)}"
-            for status in self._statuses()
-        )
-        cost = escape(self._cost())
-        body = _LANDING.format(node=escape(self._node), version=__version__, cost=cost, rows=rows)
-        return HttpServerResponse(body.encode(), "text/html; charset=utf-8")
-
 
 def _read_times(frames: Sequence[Frame]) -> Iterator[Frame]:
     """Yield a frame with the times of these frames.
@@ -254,35 +242,8 @@ def _times_schema(sources: tuple[str, ...]) -> Schema:
     return Schema("agent", tuple(columns))
 
 
-def _format_period(status: SourceState) -> str:
-    """Format the present period, with the configured one if the governor has lengthened it."""
-    configured = f"{status.source.period_seconds:g} s"
-    if status.period_factor == 1:
-        return configured
-    return f"<b>{status.period_ns / SECOND_NS:g} s</b>, not {configured}"
-
-
-def _format_cpu_time(status: SourceState) -> str:
-    """Format the processor time of the last read."""
-    return f"{status.last_cost.total.cpu_ns / 1e6:.2f} ms" if status.last_cost else ""
-
-
 def _exposition_response(
     request: HttpServerRequest, text: Callable[[TextFormat], str]
 ) -> HttpServerResponse:
     text_format = TextFormat.negotiate(request.headers.get("accept", ""))
     return HttpServerResponse(text(text_format).encode(), text_format.value)
-
-
-_LANDING = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Railscope agent: {node}</title>
-<style>body{{font:15px system-ui;margin:2rem}}td,th{{padding:.2rem .8rem;text-align:left}}
-.failed{{color:#b00}}.partial{{color:#a60}}.ok{{color:#070}}</style>
-<h1>Railscope agent on {node}</h1>
-<p>Version {version}. <a href="/metrics">Metrics</a>,
-<a href="/metrics/dcgm">metrics under the names of dcgm-exporter</a>, <a href="/-/healthy">healthy</a>,
-<a href="/-/ready">ready</a>.</p>
-<p>Processor time of the agent: {cost}.</p>
-<table><tr><th>source<th>state<th>readings<th>period<th>last read<th>its processor time<th>missed ticks<th>problem
-{rows}</table></html>
-"""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from railscope import figures
-from railscope.catalog.agent import GOVERNOR_STATES
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import BudgetSettings
 from railscope_agent.sampling.governor import AT_LIMIT, WITHIN, GovernedSource, Governor
@@ -111,15 +109,6 @@ class BudgetKeeper:
         """Return the period factor of a source, and the reason for its last change."""
         load = self.governor.loads[name]
         return load.period_factor, load.why
-
-    def describe_use(self) -> str:
-        """Describe the use of the processor budget."""
-        use, bound = self.governor.use, self.budget.cpu_ratio
-        use_text = "not measured yet" if use is None else f"{figures.percent(use)} of a core"
-        if not bound:
-            return f"{use_text}, no budget"
-        state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
-        return f"{use_text}, budget {figures.percent(bound)}: {state}"
 
     def _release_memory(self) -> None:
         # First: memory that caches still refer to cannot be returned to the system.

@@ -341,7 +341,6 @@ class Sampler:
 
     def _record_cost(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Account for the cost of a read."""
-        status.last_cost = outcome.cost
         status.cpu_ns += outcome.cost.total.cpu_ns
         if self.keeper is None:
             return

@@ -14,7 +14,7 @@ from railscope.catalog import agent as catalog, declare, entities
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import PRESENT, Absent
 from railscope.timestamps import SECOND_NS
-from railscope_agent.sampling import hang_guard, meter
+from railscope_agent.sampling import hang_guard
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import ReadOutcome
@@ -33,7 +33,7 @@ STARTING_NS = 60 * SECOND_NS
 
 @dataclass(slots=True)
 class SourceState:
-    """State of one source, for the self metrics and the landing page."""
+    """State of one source, for the self metrics."""
 
     source: Source
     state: int = STARTING
@@ -43,8 +43,6 @@ class SourceState:
     reads: int = 0
     missed_ticks: int = 0
     duration_ns: int = 0
-    last_cost: meter.ReadCost | None = None
-    """Cost of the last read, if there was one."""
     cpu_ns: int = 0
     """Processor time of all reads."""
     period_factor: int = 1
