@@ -5,8 +5,6 @@ from __future__ import annotations
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from railscope.catalog.agent import SOURCE_READ_AT
-
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -24,12 +22,6 @@ def samples(page: str) -> dict[Sample, float]:
             assert label not in found, f"{label} comes twice"
             found[label] = sample.value
     return found
-
-
-def exported_samples(page: str) -> dict[Sample, float]:
-    """Return the samples of a page that exports have as well: the points of an export have times of their own."""
-    found = samples(page)
-    return {key: value for key, value in found.items() if key[0] != SOURCE_READ_AT.name}
 
 
 def sample(name: str, **labels: str) -> Sample:
