@@ -163,9 +163,14 @@ async def test_the_agent_queries_its_collector_within_bounds(url: str) -> None:
 async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
     """Lines wait for the server's next response, or are dropped where it rejects them permanently."""
     cell = ViewCell(catalog.NODE_UP, ("n1",), 1.0)
+    views = CollectorViews(node=View("node", 7, (cell,)))
+
+    async def current_views() -> CollectorViews:
+        return views
+
     sink = InfluxSink(
         InfluxSettings(url=url, period_seconds=0.1),
-        lambda: CollectorViews(node=View("node", 7, (cell,))),
+        current_views,
         timeout_seconds=SECONDS,
     )
     with capture_logs() as logs:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp.web import Application
+from aiohttp.web import Application, Request, StreamResponse
 
 from railscope import listen_address, server_connections, tls_contexts
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
@@ -29,7 +29,7 @@ from railscope_collector import (
 from railscope_collector.access import trial_access
 from railscope_collector.access.access_trail import AccessTrail
 from railscope_collector.access.authentication import BrowserSessions
-from railscope_collector.access.credentials import Role
+from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.access.recorded_credentials import RecordedCredentials
 from railscope_collector.access.tokens_file import TokensFile
 from railscope_collector.account.live_account import LiveAccount
@@ -57,7 +57,7 @@ from railscope_collector.http import (
 )
 from railscope_collector.http.access_control import RequestAuthorizer, make_application
 from railscope_collector.http.read_pool import ReadPool
-from railscope_collector.http.route_table import Route
+from railscope_collector.http.route_table import Route, RouteHandler
 from railscope_collector.inventory.inventory_watch import InventoryWatch
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import SharedDatabase
@@ -67,6 +67,7 @@ from railscope_collector.sinks import incident_webhook, influx
 from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.state.state_reader import StateReader
 from railscope_collector.switches import all_switches, switch_polling
 from railscope_collector.workloads import measure_averages, pod_jobs
 
@@ -85,6 +86,7 @@ class StorageLayer:
     log: framelog.FrameLog
     checkpointer: StateCheckpointer
     checkpoints: CheckpointSchedule
+    reader: StateReader
     identity_conflicts: identity_conflicts.IdentityConflictDetector
     database: SharedDatabase
     quarantine: evidence_records.EvidenceQuarantine
@@ -133,6 +135,8 @@ def build_storage(
     )
     conflicts = identity_conflicts.IdentityConflictDetector(core.evidence.problems.report)
     core.on_envelope.append(conflicts.check)
+    checkpoints = CheckpointSchedule(checkpointer, log, (limits.max_frame_age_days + 1) * DAY_NS)
+    reader = StateReader(core, checkpointer, on_segment=[checkpoints.note_rotation])
     return StorageLayer(
         settings,
         directory,
@@ -143,7 +147,8 @@ def build_storage(
         state_store.StateStore(directory),
         log,
         checkpointer,
-        CheckpointSchedule(checkpointer, log, (limits.max_frame_age_days + 1) * DAY_NS),
+        checkpoints,
+        reader,
         conflicts,
         database,
         evidence_records.EvidenceQuarantine(),
@@ -245,6 +250,7 @@ def build_receiving(access: AccessLayer, read_only: str) -> ReceivingLayer:
     receiver = ingest.Ingest(
         core,
         storage.log,
+        storage.reader,
         limits,
         access.audit.trail.record_denial,
         clock.now_ns,
@@ -372,14 +378,19 @@ class SinksLayer:
     webhook: incident_webhook.IncidentWebhook
 
 
-def build_sinks(
-    access: AccessLayer, diagnosis: DiagnosisService, api: read_api.ViewApi
-) -> SinksLayer:
+def build_sinks(access: AccessLayer, views: ViewsLayer, api: read_api.ViewApi) -> SinksLayer:
     """Return the sinks, and add their metrics to those of the API. Raises SettingsError."""
     storage, settings = access.storage, access.storage.settings
+    diagnosis, refresher = views.diagnosis, views.refresher
+
+    async def fresh_views() -> view_refresh.CollectorViews:
+        """Return the views of the API, refreshed."""
+        await refresher.refresh_for_answer()
+        return api.views()
+
     sinks = SinksLayer(
         api,
-        influx.InfluxSink(settings.influx, api.views),
+        influx.InfluxSink(settings.influx, fresh_views),
         incident_webhook.IncidentWebhook(
             settings,
             # Once the lease has expired, another collector notifies.
@@ -404,6 +415,7 @@ class HttpLayer:
 def build_http(
     access: AccessLayer,
     receiving: ReceivingLayer,
+    refresher: view_refresh.ViewRefresher,
     sinks: SinksLayer,
     open_books: Callable[[], billing_reader.BillingReader] | None,
 ) -> HttpLayer:
@@ -425,6 +437,17 @@ def build_http(
         **api.handlers(),
         **access.audit.witness_api.handlers(),
     }
+
+    def with_fresh_views(handler: RouteHandler) -> RouteHandler:
+        """Return a handler of requests about nodes."""
+
+        async def answer(request: Request, credential: Credential) -> StreamResponse:
+            await refresher.refresh_for_answer()
+            return await handler(request, credential)
+
+        return answer
+
+    handlers |= {name: with_fresh_views(handlers[name]) for name in ("metrics", *CLUSTER_ROUTES)}
     routed = active_routing.route_to_active(storage.role, handlers, CLUSTER_ROUTES)
     application = make_application(authorizer, routed, settings.limits.body_bytes, console.routes)
     return HttpLayer(application, reading, context)

@@ -302,7 +302,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     stale_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
     """A node is stale if its newest frame is older than this."""
     view_refresh_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 2.0
-    """Seconds between two refreshes of the views."""
+    """Maximum age of the views in an answer, in seconds. Without requests, they are computed every 15 seconds."""
     max_jobs: Annotated[int, Meta(ge=0)] = 5000
     """Maximum jobs in the metrics and the API, at most 256 per node, selected round-robin per node. Other jobs are only counted.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,12 +50,13 @@ class Collector:
         receiving = composition.build_receiving(access, self.read_only)
         views = composition.build_views(access, metering, receiving.switches.polling)
         api = composition.build_api(access, metering, receiving, views)
-        sinks = composition.build_sinks(access, views.diagnosis, api)
-        http = composition.build_http(access, receiving, sinks, self.billing)
+        sinks = composition.build_sinks(access, views, api)
+        http = composition.build_http(access, receiving, views.refresher, sinks, self.billing)
         self.directory, self.state_files = storage.directory, storage.state_files
         self.store = storage.store
         self.core, self.clock, self.log = storage.core, storage.clock, storage.log
         self.checkpointer, self.checkpoints = storage.checkpointer, storage.checkpoints
+        self.reader = storage.reader
         self.identity_conflicts, self.database = storage.identity_conflicts, storage.database
         self.tokens, self.trial, self.files = access.tokens, access.trial, access.files
         self.access, self.clock_records = access.access, access.clock_records
@@ -159,6 +160,7 @@ class Collector:
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
+                group.create_task(self.reader.run())
                 active = [lambda: self.switches.watch_cabling(self.api.link_ends)]
                 if self.settings.diagnosis.enabled:
                     active += [self.diagnosis.run, self.webhook.run]
@@ -166,13 +168,20 @@ class Collector:
                 group.create_task(self.role.run(directory, self.diagnosis.take_over, active))
                 for work in (
                     self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
-                    self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(), self.finalizer.run(),
-                    self.clock_records.run(), self.refresher.run(), self.influx.run(), self.retention.run(), self.switches.run(),
+                    self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(),
+                    self.clock_records.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
+                for part in (self.refresher, self.finalizer, self.influx):
+                    group.create_task(self._run_restored(part.run))
         finally:
             await server.close()
             await asyncio.gather(*(probe.close() for probe in self.probes))
+
+    async def _run_restored(self, run: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run what needs the whole state."""
+        await self.reader.restored.wait()
+        await run()
 
     def _read_files(self) -> None:
         """Read the administrators' files, and the nodes of a trial. Blocking; raises SettingsError, OSError."""
@@ -201,13 +210,13 @@ class Collector:
         if not self.database.is_embedded:
             # The former reports of a node may be those of another collector, and are not merged yet.
             self.core.evidence.await_reports()
-        self.checkpointer.restore(self.log.stats, corrections)
-        newest_ns = max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
+        newest_ns = self.reader.restore(
+            self.log, corrections, is_shared=not self.database.is_embedded
+        )
         # After the restore: a clock that was set back is behind the newest frame.
         self.clock.open(newest_ns, damage.get(clock.FILE, "") if files.is_incomplete else "")
         if self.settings.diagnosis.enabled:
             self.diagnosis.open()
-        self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
         # Recorded before `begin` replaces the manifest, which alone shows the loss.

@@ -1,4 +1,4 @@
-"""Periodic refresh of all views, in slices, so that acknowledgements are not delayed for long."""
+"""Refresh of all views, for answers and periodically, in slices, so that acknowledgements are not delayed for long."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from railscope_collector.workloads.job_roster import fair_selection
 from railscope_collector.workloads.job_view import RunningJobs
 from railscope_collector.workloads.measure_averages import MeasureAverages
 
+PERIOD_SECONDS = 15.0
+"""Period of refreshes while nothing is asked: the period at which Prometheus usually scrapes."""
 NOT_COMPUTED = "the views have not been computed yet"
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
@@ -71,7 +73,8 @@ class ViewRefresher:
     core: CollectorState
     live: live_account.LiveAccount
     stale_seconds: float
-    period_seconds: float
+    max_age_seconds: float
+    """Age of the views up to which an answer uses them."""
     wall_ns: Callable[[], int] = time.time_ns
     views: CollectorViews = field(default_factory=CollectorViews)
     is_known: Callable[[], bool] = lambda: True
@@ -94,7 +97,17 @@ class ViewRefresher:
         """Refresh until cancelled."""
         while True:
             await self.refresh()
-            await asyncio.sleep(self.period_seconds)
+            await asyncio.sleep(max(PERIOD_SECONDS, self.max_age_seconds))
+
+    async def refresh_for_answer(self) -> CollectorViews:
+        """Return views that were not too old when this was called; those before the first refresh are empty."""
+        oldest_ns = self.wall_ns() - round(self.max_age_seconds * SECOND_NS)
+        if 0 < self.views.timestamp_ns < oldest_ns:
+            async with self._turn:
+                # Another answer may have refreshed them meanwhile.
+                if self.views.timestamp_ns < oldest_ns:
+                    await self._refresh()
+        return self.views
 
     async def refresh(self) -> CollectorViews:
         """Compute all views, after a refresh that has begun: the newest views are those of the newest state."""

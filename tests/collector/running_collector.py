@@ -60,7 +60,11 @@ class RunningCollector:
             aiohttp.ClientSession() as session,
             session.post(self.url + path, data=body, headers=given) as response,
         ):
-            return response.status, await response.json()
+            # An acknowledgement states that a record is durable; the state has it a moment later.
+            answer = response.status, await response.json()
+            if collector := getattr(self, "collector", None):  # not of another process
+                await collector.reader.wait_until_applied()
+            return answer
 
     async def get(
         self,
@@ -121,6 +125,8 @@ async def run_collector(
     if task.done():
         waiting.cancel()
         task.result()
+    elif not one.collector.read_only and one.collector.reader._is_behind:  # noqa: SLF001 - see `put`
+        await one.collector.reader.restored.wait()
     try:
         yield one
     finally:

@@ -46,7 +46,7 @@ async def written(directory: Path, count: int = 13) -> FrameLog:
     """A frame log of some segments, as a killed collector leaves it."""
     async with running(directory) as log:
         for number in range(count):
-            await log.append(record(number), lambda: None)
+            await log.append(record(number), lambda _end: None)
     return log
 
 
@@ -108,7 +108,7 @@ async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
             assert log.files is not None
             assert list(log.files.damage) == [f"frames/{number:010d}"]
             assert log.files.is_incomplete
-            await log.append(record(99), lambda: None)
+            await log.append(record(99), lambda _end: None)
         assert (path.read_bytes() if path.exists() else None) == left, "nothing is written over it"
     await put_back_and_accept(tmp_path, path, content, how)
     assert lost(tmp_path) == {}

@@ -37,7 +37,7 @@ async def running(log: FrameLog) -> AsyncIterator[FrameLog]:
         log.close()
 
 
-def taken() -> None:
+def taken(_end: object = None) -> None:
     """Action of these tests on a durable record: none."""
 
 

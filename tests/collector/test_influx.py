@@ -76,8 +76,12 @@ async def writing(server: InfluxServer, cells: int) -> AsyncIterator[InfluxSink]
     """A sink that writes one view of some cells, once."""
     full = CollectorViews(node=View("node", 7, tuple(up(f"n{i}") for i in range(cells))))
     views = iter([full])
+
+    async def next_views() -> CollectorViews:
+        return next(views, CollectorViews())
+
     settings = InfluxSettings(url=server.url, period_seconds=0.1)
-    sink = InfluxSink(settings, lambda: next(views, CollectorViews()))
+    sink = InfluxSink(settings, next_views)
     task = asyncio.create_task(sink.run())
     try:
         yield sink

@@ -23,7 +23,7 @@ async def append(directory: Path, *bodies: bytes) -> None:
     frames.open()
     writing = asyncio.create_task(frames.run())
     for body in bodies:
-        await frames.append(FrameRecord("n1", SENT.wall_ns, SENT, body), lambda: None)
+        await frames.append(FrameRecord("n1", SENT.wall_ns, SENT, body), lambda _end: None)
     writing.cancel()
     await asyncio.wait({writing})
     frames.close()

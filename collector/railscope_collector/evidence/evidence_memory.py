@@ -212,6 +212,8 @@ class UnstoredFacts:
     """Identity of the state directory; empty if evidence is as safe in the frame log as in the database."""
     position: int = 0
     """Position of the next acknowledgement."""
+    applied: int = 0
+    """Position of the acknowledgement whose facts are recorded now; 0: the next one."""
     _waiting: dict[str, dict[Hashable, int]] = field(default_factory=dict)
     """Positions by node and fact."""
     _writing: dict[str, dict[Hashable, int]] = field(default_factory=dict)
@@ -219,7 +221,9 @@ class UnstoredFacts:
     def add(self, node: str, fact: Hashable) -> None:
         """Record that a fact of a node was recorded or changed."""
         if self.log:
-            self._waiting.setdefault(node, {}).setdefault(fact, self.position)
+            # The earliest position: a fact that is added to is stored as a whole.
+            facts, position = self._waiting.setdefault(node, {}), self.applied or self.position
+            facts[fact] = min(position, facts.get(fact, position))
 
     def begin_write(self, node: str, fact: Hashable) -> None:
         """Record that a fact is as of now about to be written."""
@@ -262,11 +266,21 @@ class UnstoredFacts:
                 self._waiting[node].update(positions)  # these are earlier than those of additions
         self._writing.clear()
 
-    def acknowledge(self, node: str) -> dict[str, str | int]:
-        """Return the position of an acknowledgement, and that up to which all facts of the node are stored."""
+    def end_apply(self, node: str, position: int) -> None:
+        """Record that all facts of an acknowledgement were recorded."""
+        if position:
+            self._waiting.get(node, {}).pop(position, None)
+
+    def acknowledge(self, node: str, *, is_applied: bool = True) -> dict[str, str | int]:
+        """Return the position of an acknowledgement, and that up to which all facts of the node are stored.
+
+        Until `end_apply`, an acknowledgement that is not applied yet is a fact itself.
+        """
         if not self.log:
             return {}
         position, self.position = self.position, self.position + 1
+        if not is_applied:
+            self._waiting.setdefault(node, {})[position] = position
         facts = (by_node.get(node, {}).values() for by_node in (self._waiting, self._writing))
         # Facts being written count as missing: the transaction may fail.
         first = min(chain.from_iterable(facts), default=self.position)

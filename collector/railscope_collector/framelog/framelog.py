@@ -1,7 +1,7 @@
 """The frame log: accepted envelopes, append-only, durable before they are acknowledged.
 
-Records that arrive together are written and synchronized together, then applied to the state, then
-acknowledged. `segment_files` describes their format on disk.
+Records that arrive together are written and synchronized together, then acknowledged; readers apply them afterwards.
+`segment_files` describes their format on disk.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,15 +19,14 @@ import structlog
 
 from railscope.durable_files import append_durably, sync_directory, truncate_durably
 from railscope_collector.framelog import segment_files, state_manifest
+from railscope_collector.framelog.log_follower import LogPosition
 
 # Bounds the memory while a disk is slow: above it senders are rejected, and keep their envelopes in the spool.
 MAX_WAITING_BYTES = 64 << 20
 # Bounds one write with its fsync, for which every sender of the group waits.
 MAX_GROUP_BYTES = 16 << 20
-APPLY_SLICE_SECONDS = 0.005
-"""Work on durable records after which requests and other tasks get a turn."""
-AfterWrite: TypeAlias = Callable[[], Iterable[None] | None]
-"""Applies a record to the state; in steps if that is long."""
+OnDurable: TypeAlias = Callable[[LogPosition], object]
+"""Called when a record is durable, before its sender is answered, with the end of the record. It must be short."""
 
 
 class FrameLogError(OSError):
@@ -42,10 +41,11 @@ class _PendingAppend:
     """A record to be stored, and the future of its caller."""
 
     data: bytes
-    after_write: AfterWrite
+    on_durable: OnDurable
     future: asyncio.Future[None]
 
-    def succeed(self) -> None:
+    def succeed(self, end: LogPosition) -> None:
+        self.on_durable(end)
         # The caller may have been cancelled meanwhile; its record is stored all the same.
         if not self.future.done():
             self.future.set_result(None)
@@ -57,17 +57,12 @@ class _PendingAppend:
 
 @dataclass(slots=True)
 class FrameLog:
-    """Appends records in groups.
-
-    When a segment is full and all of it has been applied to the state, each function of `on_rotate`
-    is called with the number of the next segment.
-    """
+    """Appends records in groups."""
 
     directory: Path
     segment_bytes: int
     max_bytes: int
     stats: segment_files.FrameLogStats = field(default_factory=segment_files.FrameLogStats)
-    on_rotate: list[Callable[[int], None]] = field(default_factory=list)
     files: state_manifest.StateFiles | None = None
     """Records the segments, to detect later losses."""
     offset: int = field(default=0, init=False)
@@ -82,6 +77,10 @@ class FrameLog:
     _is_stopped: bool = False
     _bytes_written: int = 0
     _bytes_deleted: int = 0
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "frame-log"), init=False
+    )
+    """A thread of its own: in the shared pool, a group would wait for compression, checkpoints and queries."""
 
     def open(self) -> None:
         """Open the newest segment after its last whole record. Raises OSError."""
@@ -120,12 +119,10 @@ class FrameLog:
         """Bytes of all segments. One thread writes while another deletes: each has its own counter."""
         return self._bytes_written - self._bytes_deleted
 
-    async def append(self, record: segment_files.FrameRecord, after_write: AfterWrite) -> None:
-        """Store a record; call `after_write` once it is durable, and return after that.
+    async def append(self, record: segment_files.FrameRecord, on_durable: OnDurable) -> None:
+        """Store a record, durable on return. Raises FrameLogError if it cannot be stored.
 
-        `after_write` applies the record to the state. It runs before the segment can be closed, so that
-        the state in a checkpoint contains all records of the segments before it. Raises FrameLogError if
-        the record cannot be stored.
+        `on_durable` is called in the order of the log, also if the caller was cancelled meanwhile.
         """
         # No task is left that would store the record: the caller would wait forever.
         if self._is_stopped:
@@ -138,7 +135,7 @@ class FrameLog:
             )
             raise FrameLogError(message)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append(_PendingAppend(payload, after_write, future))
+        self._pending.append(_PendingAppend(payload, on_durable, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
         # If this is cancelled, the record is stored anyway; the sender's repetition is a duplicate.
@@ -166,34 +163,27 @@ class FrameLog:
             group.append(self._pending.pop(0))
             size += len(group[-1].data)
         self._waiting_bytes = sum(len(entry.data) for entry in self._pending)
-        number = self.number
-        problem, cancelled = await self._write_group(group)
+        ends, problem, cancelled = await self._write_group(group)
         if problem:
             reason = f"cannot write to {self.directory}: {problem.strerror or problem}"
             for entry in group:
                 entry.fail(FrameLogError(reason))
-        # In one step: at a second cancellation, an await would leave durable records out of the state.
-        elif cancelled:
-            for entry in group:
-                for _ in entry.after_write() or ():
-                    pass
-                entry.succeed()
         else:
-            await self._apply_group(group)
+            for entry, end in zip(group, ends, strict=True):
+                entry.succeed(end)
         if cancelled:
             raise asyncio.CancelledError
-        # After the group was applied: a checkpoint must contain every record of the full segment.
-        for listener in self.on_rotate if self.number != number else ():
-            listener(self.number)
 
-    async def _write_group(self, group: list[_PendingAppend]) -> tuple[OSError | None, bool]:
-        """Write a group off the loop. Return its error, and true if the task was cancelled.
+    async def _write_group(
+        self, group: list[_PendingAppend]
+    ) -> tuple[list[LogPosition], OSError | None, bool]:
+        """Write a group off the loop. Return the ends of its records, its error, and true if the task was cancelled.
 
-        Cancellation waits for a write in progress: its durable records are applied and
-        acknowledged, and no other collector may write the file before it has ended.
+        Cancellation waits for a write in progress: its durable records are acknowledged, and no other collector may
+        write the file before it has ended.
         """
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(None, self._write, [entry.data for entry in group])
+        writing = loop.run_in_executor(self._thread, self._write, [entry.data for entry in group])
         cancelled = False
         while not writing.done():
             try:
@@ -201,33 +191,21 @@ class FrameLog:
             except asyncio.CancelledError:
                 cancelled = True
         problem = writing.exception()
-        if problem is None or isinstance(problem, OSError):
-            return problem, cancelled
+        if problem is None:
+            return writing.result(), None, cancelled
+        if isinstance(problem, OSError):
+            return [], problem, cancelled
         raise problem
 
-    async def _apply_group(self, group: list[_PendingAppend]) -> None:
-        """Apply durable records to the state in slices, and acknowledge each of them."""
-        applied = 0
-        since = time.perf_counter()
-        try:
-            for entry in group:
-                # One more item, so that the time is also checked after a record that is applied in one step.
-                for _ in chain(entry.after_write() or (), (None,)):
-                    if time.perf_counter() - since >= APPLY_SLICE_SECONDS:
-                        await asyncio.sleep(0)
-                        since = time.perf_counter()
-                entry.succeed()
-                applied += 1
-        finally:
-            # These records are durable and a restart applies them; what their senders repeat counts as duplicate.
-            for entry in group[applied:]:
-                entry.fail(FrameLogError("the collector is stopping"))
-
-    def _write(self, payloads: list[bytes]) -> None:
-        """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
+    def _write(self, payloads: list[bytes]) -> list[LogPosition]:
+        """Write a group and make it durable, or leave the file unchanged. Runs off the loop. Return the ends of its records."""
         started = time.perf_counter_ns()
         data = b"".join(segment_files.frame_payload(self._marker, payload) for payload in payloads)
         append_durably(self._descriptor, data, self.offset)
+        ends, end = [], self.offset
+        for payload in payloads:
+            end += segment_files.HEAD.size + len(payload)
+            ends.append(LogPosition(self.number, end))
         self.offset += len(data)
         self._bytes_written += len(data)
         # After the write: the recorded size is never more than the segment has.
@@ -238,6 +216,7 @@ class FrameLog:
         # After the write: a record is never divided, so the last one may exceed the size.
         if self.offset >= self.segment_bytes:
             self._rotate()
+        return ends
 
     def _rotate(self) -> None:
         """Continue in a new segment; if none can be created, the old one grows further."""
@@ -274,6 +253,7 @@ class FrameLog:
 
     def close(self) -> None:
         """Close the file."""
+        self._thread.shutdown(wait=True)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

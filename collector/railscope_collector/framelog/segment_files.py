@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,15 @@ from railscope import durable_files, untrusted_text, wire
 
 MARKER_BYTES = 16
 HEAD = struct.Struct("<16sII")
+
+
+class AcceptedBatch(NamedTuple):
+    """Sequences of a batch."""
+
+    stream: str
+    first: int
+    rows: int
+    new: int
 
 
 class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +64,14 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
 
     corrected_ns: int = 0
     """Shift of the receipt to a later time by a decision; only of a record that is read again."""
+    run: str = ""
+    """Run of the agent."""
+    accepted: tuple[AcceptedBatch, ...] | None = None
+    """Sequences of its batches, in their order, with the number of those that no earlier record has: readers need no state to
+    recognize repetitions. None in records of release 0.4 and earlier.
+    """
+    has_statements: bool = False
+    """True if the envelope states ends or deliveries of frames: then a start opens the body."""
 
     @property
     def is_marked(self) -> bool:

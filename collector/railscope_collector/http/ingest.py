@@ -1,4 +1,4 @@
-"""Ingest: an envelope of an agent is checked, made durable, applied to the state, acknowledged.
+"""Ingest: an envelope of an agent is checked, made durable, and acknowledged; readers apply it afterwards.
 
 Responses, each with a JSON body:
 
@@ -36,7 +36,7 @@ from railscope_collector.framelog import framelog, segment_files
 from railscope_collector.http import envelope_senders
 from railscope_collector.http.envelope_senders import Delivery, NodeSender, NotAcknowledgedError
 from railscope_collector.http.json_responses import json_response
-from railscope_collector.state import collector_state, envelope_cost
+from railscope_collector.state import collector_state, envelope_cost, state_reader
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +57,7 @@ class Ingest:
 
     core: collector_state.CollectorState
     log: framelog.FrameLog
+    reader: state_reader.StateReader
     limits: config.IngestLimits
     on_denial: Callable[[audit_trail.DeniedRequest], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
@@ -124,8 +125,7 @@ class Ingest:
         async with sender.lock:
             body = await self._read_body(request)
             delivery = await self._decode(request, credential.name, body)
-            counts = await self._process(credential, sender, delivery)
-            return counts | self.core.evidence.intervals.unstored.acknowledge(credential.name)
+            return await self._process(credential, sender, delivery)
 
     async def _read_body(self, request: web.Request) -> bytes:
         max_bytes = self.limits.body_bytes
@@ -213,23 +213,33 @@ class Ingest:
             *(msgspec.structs.astuple(receipt) if receipt else ()),
         )
         self._check_times(record, envelope)
+        record = msgspec.structs.replace(
+            record,
+            run=envelope.run,
+            accepted=self.core.accepted_batches(envelope),
+            has_statements=bool(envelope.ended or envelope.delivered),
+        )
+        unstored = self.core.evidence.intervals.unstored
         # All frames are durable already, so nothing is written to the log again.
         if not (new_frames or envelope.delivered):
+            self.core.record_durable(record, envelope)
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
-            return {"accepted_frames": 0, "duplicate_frames": total}
+            counts: dict[str, int | str] = {"accepted_frames": 0, "duplicate_frames": total}
+            return counts | unstored.acknowledge(credential.name)
         self._check_evidence(credential.name)
         audited = self._count_audited(envelope, sender)
+        positions: dict[str, int | str] = {}
         try:
-            await self.log.append(record, lambda: self.core.steps(record, envelope))
+            await self.log.append(
+                record, lambda end: positions.update(self.reader.put(record, envelope, end))
+            )
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
         # Counted only when it is durable: a rejected attempt is sent again.
         sender.audited_events.count += audited
-        counts: dict[str, int | str] = {
-            "accepted_frames": new_frames,
-            "duplicate_frames": total - new_frames,
-        }
+        counts = {"accepted_frames": new_frames, "duplicate_frames": total - new_frames}
+        counts |= positions
         # Only for an envelope of new frames: parts of another one would have had another receipt.
         issued = self.core.receipts.issue(record) if 0 < new_frames == total else ""
         return counts | {"receipt": issued} if issued else counts

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,7 @@ class InfluxSink:
     """Writes all views periodically, as long as it runs."""
 
     settings: InfluxSettings
-    views: Callable[[], CollectorViews]
+    views: Callable[[], Awaitable[CollectorViews]]
     timeout_seconds: float = TIMEOUT_SECONDS
     writer: QueuedWriter = field(init=False)
     _token: str = ""
@@ -125,7 +125,7 @@ class InfluxSink:
                 tasks.create_task(self.writer.run(send))
                 while True:
                     await asyncio.sleep(self.settings.period_seconds)
-                    self.writer.add(self._batches(self.views()))
+                    self.writer.add(self._batches(await self.views()))
         finally:
             client.close()
 

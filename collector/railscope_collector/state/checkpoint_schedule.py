@@ -36,13 +36,9 @@ class CheckpointSchedule:
     _rests_until_ns: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __post_init__(self) -> None:
-        """Follow the frame log."""
-        self.frames.on_rotate.append(self.note_rotation)
-
     def note_rotation(self, number: int) -> None:
         """Record that all segments before this one are full, and in the state."""
-        self._number = self.checkpointer.core.schemas.segment = number
+        self._number = number
         # A rotation within the pause needs no later wake-up: the next one comes while frames arrive.
         if self.monotonic_ns() >= self._rests_until_ns:
             self._wake.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 
 import structlog
 
@@ -142,9 +143,8 @@ class CollectorState:
         self.counts.bytes += len(record.body)
         for listener in self.on_envelope:
             listener(record, envelope)
-        if envelope.ended:
-            self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
-        self.received.record_delivered(envelope.node, envelope.delivered)
+        if record.accepted is None:
+            self._record_statements(envelope)
         known_batches: list[tuple[Batch, KnownSchema]] = []
         for batch in envelope.batches:
             schema = self.schemas.get(batch.schema)
@@ -158,17 +158,28 @@ class CollectorState:
             # A checkpoint contains its sequence, but not its content for the current state.
             self._apply_last_frame(record, envelope, batch, schema)
             yield
-        streams = self.received.run_streams(envelope.node, envelope.run)
+        new_by_batch = self._count_new_by_batch(record, envelope)
         # Evidence is added before sequences are recorded: after a checkpoint between the two, a restart adds it again,
         # which changes nothing.
-        fresh_batches = [
-            pair for pair in known_batches if received_frames.count_new(streams, pair[0])
-        ]
+        fresh_batches = [pair for pair in known_batches if new_by_batch[id(pair[0])]]
         yield from self._record_evidence(record, envelope, fresh_batches)
+        yield from self._record_frames(record, envelope, known_batches, new_by_batch)
+        # The receipt counts also if all frames are duplicates: the node was in contact.
+        if envelope.node not in self.fleet.switches:
+            self.evidence.receive(record.as_first_received, envelope)
+        yield
+
+    def _record_frames(
+        self,
+        record: segment_files.FrameRecord,
+        envelope: Envelope,
+        known_batches: Sequence[tuple[Batch, KnownSchema]],
+        new_by_batch: Mapping[int, int],
+    ) -> Iterator[None]:
+        """Count the frames of an envelope, and record the events of new ones."""
         counts = self.counts
         for batch, schema in known_batches:
-            streams = self.received.run_streams(envelope.node, envelope.run)
-            new_frames, rows = received_frames.count_new(streams, batch), batch.rows
+            new_frames, rows = new_by_batch[id(batch)], batch.rows
             counts.duplicates += rows - new_frames
             if not new_frames:
                 continue
@@ -177,6 +188,8 @@ class CollectorState:
             counts.values += new_frames * schema.layout.columns
             if batch.events:
                 yield from self._record_events(record, envelope, batch)
+            if record.accepted is not None:
+                continue  # recorded when it became durable
             # Last: a checkpoint made between two steps must not record frames as received before
             # they are applied.
             self.received.add(
@@ -187,10 +200,49 @@ class CollectorState:
                 batch.first_sequence + rows - 1,
                 record.received_wall_ns,
             )
-        # The receipt counts also if all frames are duplicates: the node was in contact.
-        if envelope.node not in self.fleet.switches:
-            self.evidence.receive(record.as_first_received, envelope)
-        yield
+
+    def _count_new_by_batch(
+        self, record: segment_files.FrameRecord, envelope: Envelope
+    ) -> dict[int, int]:
+        """Return the number of new frames of each batch, by its identity in memory."""
+        if record.accepted is not None:
+            pairs = zip(envelope.batches, record.accepted, strict=True)
+            return {id(batch): accepted.new for batch, accepted in pairs}
+        streams = self.received.run_streams(envelope.node, envelope.run)
+        return {id(batch): received_frames.count_new(streams, batch) for batch in envelope.batches}
+
+    def accepted_batches(self, envelope: Envelope) -> tuple[segment_files.AcceptedBatch, ...]:
+        """Return the sequences of an envelope, with the number of new frames of each batch."""
+        streams = self.received.run_streams(envelope.node, envelope.run)
+        return tuple(
+            segment_files.AcceptedBatch(
+                batch.stream,
+                batch.first_sequence,
+                batch.rows,
+                received_frames.count_new(streams, batch),
+            )
+            for batch in envelope.batches
+        )
+
+    def record_durable(self, record: segment_files.FrameRecord, envelope: Envelope | None) -> None:
+        """Record the frames of a durable record as received; `envelope` is needed for its statements only."""
+        if envelope is not None:
+            self._record_statements(envelope)
+        for stream, first, rows, new in record.accepted or ():
+            if new:
+                self.received.add(
+                    record.node,
+                    record.run,
+                    intern(stream),
+                    first,
+                    first + rows - 1,
+                    record.received_wall_ns,
+                )
+
+    def _record_statements(self, envelope: Envelope) -> None:
+        if envelope.ended:
+            self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
+        self.received.record_delivered(envelope.node, envelope.delivered)
 
     def _record_evidence(
         self,

@@ -8,6 +8,7 @@ database has all of it. An incomplete state gets a new identity: then agents sen
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ class StateIdentity(Struct):
     starts: int = 0
 
 
-class _RecordSkippedError(StateError):
+class _RecordSkippedError(StateError, ValueError):
     """A record that a restart must skip; the message states the reason."""
 
 
@@ -89,6 +90,21 @@ class StateCheckpointer:
         self, stats: segment_files.FrameLogStats, corrections: Mapping[int, int] = NO_CORRECTIONS
     ) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
+        self.open(corrections)
+        self.replay(stats)
+
+    def replay(self, stats: segment_files.FrameLogStats) -> None:
+        """Apply the records of the later segments. Blocking; raises OSError."""
+        for number, record in self._records(stats):
+            self.core.schemas.segment = number
+            try:
+                self._replay(record, self.unpack(record))
+            except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
+                self.quarantine.put(number, record, str(error))
+                self.skipped += 1
+
+    def open(self, corrections: Mapping[int, int] = NO_CORRECTIONS) -> None:
+        """Read the checkpoint into the core, without the later segments. Blocking; raises OSError."""
         self.corrections = corrections
         # Of a collector that was killed: it would fill the disk.
         self._drop_partial()
@@ -96,13 +112,26 @@ class StateCheckpointer:
         # Before the replay, which would add the same intervals to memory.
         self.core.evidence.intervals.on_disk = self.waiting.open()
         self.first_segment = self._read_checkpoint()
-        for number, record in self._records(stats):
-            self.core.schemas.segment = number
-            try:
-                self._replay(record, self._unpack(record))
-            except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
-                self.quarantine.put(number, record, str(error))
-                self.skipped += 1
+
+    def is_stated(self) -> bool:
+        """True if the later records state which of their frames were new; those of earlier versions are the first ones."""
+        first = next(self._records(segment_files.FrameLogStats()), None)
+        return first is None or first[1].accepted is not None
+
+    def read_received(self, stats: segment_files.FrameLogStats) -> int:
+        """Record the frames of the later segments as received, without opening their bodies. Blocking; raises OSError.
+
+        Return the newest receipt.
+        """
+        newest_ns = 0
+        for _, record in self._records(stats):
+            newest_ns = max(newest_ns, record.received_wall_ns)
+            envelope = None
+            if record.has_statements:
+                with contextlib.suppress(wire.WireError):
+                    envelope = self.unpack(record)
+            self.core.record_durable(record, envelope)
+        return newest_ns
 
     def begin_positions(self, *, is_incomplete: bool) -> None:
         """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError.
@@ -137,8 +166,8 @@ class StateCheckpointer:
             unstored.add(node, evidence_memory.CONTACTS)
         unstored.position = identity.starts * _POSITIONS_OF_A_START
 
-    def _replay(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
-        """Apply a record to the core, if its cost is within the bounds of a restart."""
+    def check(self, envelope: wire.Envelope) -> None:
+        """Check that the cost of a record is within the bounds of a restart. Raises _RecordSkippedError."""
         schemas = self.core.schemas
         cost = envelope_cost.envelope_cost(
             envelope, (schemas.get(batch.schema) for batch in envelope.batches)
@@ -152,6 +181,13 @@ class StateCheckpointer:
         ]
         if problems:
             raise _RecordSkippedError("; ".join(problems))
+
+    def _replay(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
+        """Apply a record to the core, if its cost is within the bounds of a restart."""
+        self.check(envelope)
+        if record.accepted is not None:
+            statements = envelope if record.has_statements else None
+            self.core.record_durable(record, statements)
         # `accept` does not raise: it counts what it cannot process.
         faults = self.core.counts.rejected.get("fault", 0)
         self.core.accept(record, envelope)
@@ -159,7 +195,8 @@ class StateCheckpointer:
             message = "the state rejected it: see envelope_processing_failed"
             raise _RecordSkippedError(message)
 
-    def _unpack(self, record: segment_files.FrameRecord) -> wire.Envelope:
+    def unpack(self, record: segment_files.FrameRecord) -> wire.Envelope:
+        """Return the envelope of a record. Raises WireError."""
         max_bytes = max(
             envelope_cost.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
         )
@@ -169,7 +206,7 @@ class StateCheckpointer:
         """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
         for number, record in self._records(segment_files.FrameLogStats()):
             try:
-                envelope = self._unpack(record)
+                envelope = self.unpack(record)
             except wire.WireError as error:
                 log.error("record_skipped", segment=number, problem=str(error))
                 continue
@@ -185,14 +222,14 @@ class StateCheckpointer:
             try:
                 path = segment_files.segment_path(frames, number)
                 for _, record in segment_files.read_segment(path, stats):
-                    yield number, self._correct_receipt(record)
+                    yield number, self.correct_receipt(record)
             except FileNotFoundError:
                 # Unless a checkpoint has been made meanwhile: it and the `companion_files` contain all
                 # of this.
                 if number >= self.first_segment:
                     raise
 
-    def _correct_receipt(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
+    def correct_receipt(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
         """Return a record with its receipt corrected by later decisions about the clock."""
         delta_ns = self.corrections.get(record.doubted_since_ns, 0)
         if not delta_ns:
