@@ -55,7 +55,7 @@ class ReportingNodes:
                 self.core.evidence, lambda: files or AdministratorInputs(), pod_job_pattern=POD_JOBS
             ),
             stale_seconds=30,
-            period_seconds=1,
+            max_age_seconds=1,
             wall_ns=lambda: at(self.now),
             max_jobs=max_jobs,
         )
