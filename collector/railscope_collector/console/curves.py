@@ -93,7 +93,6 @@ class ThinnedCurve(msgspec.Struct, frozen=True):
     """Null is unknown."""
     gaps: tuple[CurveGap, ...]
     """The first ones."""
-    gap_count: int
 
 
 def thin_curve(curve: HistoryCurve, period: TimeRange, width: int) -> ThinnedCurve:
@@ -106,7 +105,6 @@ def thin_curve(curve: HistoryCurve, period: TimeRange, width: int) -> ThinnedCur
         (curve.times_ns[chosen] // _MILLISECOND_NS).tolist(),
         [value if np.isfinite(value) else None for value in curve.values[chosen].tolist()],
         tuple(curve.gaps[:MAX_GAPS]),
-        len(curve.gaps),
     )
 
 
