@@ -222,10 +222,9 @@ class BenchReport:
     _ratios: list[tuple[str, str, str, str]] = field(default_factory=list)
     _figures: list[tuple[str, str]] = field(default_factory=list)
 
-    def ratio(self, title: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
-        """Add a ratio; its unit is that of the aim if it has one."""
-        unit = aim.unit if aim else unit
-        verdict = ""
+    def ratio(self, title: str, value: float, aim: Aim | None = None) -> None:
+        """Add a ratio, in the unit of its aim."""
+        unit, verdict = aim.unit if aim else "", ""
         if aim:
             verdict = "met" if _COMPARE[aim.sign](value, aim.bound) else "MISSED"
         self._ratios.append((title, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))

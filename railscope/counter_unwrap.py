@@ -13,6 +13,7 @@ from railscope.reading import PRESENT, Absent
 
 CounterStates = Mapping[str, tuple[int, int]]
 """State by counter name: the last value read, and the amount added to it for the wraps so far."""
+_RANGE = 1 << 32
 
 
 class CounterUnwrapper:
@@ -40,9 +41,7 @@ class CounterUnwrapper:
         narrow: Mapping[str, int],
         wide: Sequence[int] = (),
         before: CounterStates | None = None,
-        bits: int = 32,
     ) -> None:
-        self._range = 1 << bits
         self._names = tuple(narrow)
         self._columns = tuple(narrow.values())
         self._wide = tuple(wide)
@@ -62,7 +61,7 @@ class CounterUnwrapper:
     @property
     def wraps(self) -> int:
         """Number of wraps in the present values."""
-        return sum(self._added) // self._range
+        return sum(self._added) // _RANGE
 
     def extend_values(self, values: list[int], reasons: bytearray) -> None:
         """Replace each narrow value of a row just read by its 64-bit value.
@@ -84,10 +83,10 @@ class CounterUnwrapper:
         self, now: Sequence[int], wide: Sequence[int], reasons: bytearray
     ) -> None:
         present = [i for i, column in enumerate(self._columns) if reasons[column] == PRESENT]
-        ahead = {i: now[i] - self._last[i] + self._range for i in present if now[i] < self._last[i]}
+        ahead = {i: now[i] - self._last[i] + _RANGE for i in present if now[i] < self._last[i]}
         counted = sum(self._last[i] > 0 for i in present)
         together = len(ahead) > 1 and 2 * len(ahead) > counted
-        half = self._range >> 1
+        half = _RANGE >> 1
         last_values = list(self._last)
         if (
             all(reasons[column] == Absent.GONE.value for column in self._columns)
@@ -98,7 +97,7 @@ class CounterUnwrapper:
             self._added = [0] * len(last_values)
         else:
             for i in ahead:
-                self._added[i] += self._range
+                self._added[i] += _RANGE
         for i in present:
             last_values[i] = now[i]
         self._last = last_values

@@ -48,13 +48,13 @@ class SettingsError(RailscopeError, ValueError):
     """A setting that is unknown, of the wrong type or out of bounds; the message names it."""
 
 
-def default_file(program: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+def default_file(program: str) -> Path | None:
     """Return the settings file that all commands of a program read by default; None if missing.
 
     `--config` overrides it. A file that exists but cannot be read is returned: reading it raises the
     reason.
     """
-    directory = Path(environment.get(CONFIGURATION_VARIABLE) or CONFIGURATION)
+    directory = Path(os.environ.get(CONFIGURATION_VARIABLE) or CONFIGURATION)
     file = directory / f"{program}.toml"
     try:
         file.stat()

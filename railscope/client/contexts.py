@@ -53,11 +53,11 @@ class ContextFile(msgspec.Struct, forbid_unknown_fields=True):
     contexts: dict[str, ServerContext] = {}
 
 
-def default_path(environment: Mapping[str, str] = os.environ) -> Path:
+def default_path() -> Path:
     """Return the path of the context file."""
-    if named := environment.get(VARIABLE):
+    if named := os.environ.get(VARIABLE):
         return Path(named)
-    configuration = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    configuration = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(configuration) / "railscope" / "context.toml"
 
 

@@ -44,6 +44,9 @@ class AccountedJob(NamedTuple):
     cluster: str = ""
 
 
+_SEPARATOR = "|"
+
+
 def _raise(error: AccountingError) -> None:
     raise error
 
@@ -51,7 +54,6 @@ def _raise(error: AccountingError) -> None:
 def parse_sacct(
     text: str,
     zone: tzinfo | None,
-    separator: str = "|",
     rejected: Callable[[AccountingError], None] = _raise,
 ) -> tuple[AccountedJob, ...]:
     """Return the jobs of a text, without their steps; `zone` is the time zone in which sacct ran.
@@ -61,10 +63,10 @@ def parse_sacct(
     """
     jobs: list[AccountedJob] = []
     header, *lines = text.split("\n")
-    names = _check_header(header.rstrip("\r").split(separator))
+    names = _check_header(header.rstrip("\r").split(_SEPARATOR))
     for place, line in enumerate(lines, start=2):
         try:
-            row = _row(place, line.rstrip("\r"), names, separator)
+            row = _row(place, line.rstrip("\r"), names)
             if row is not None:
                 jobs.append(_record(row, zone))
         except AccountingError as error:
@@ -90,11 +92,11 @@ class _SacctRow:
         return self["JobIDRaw"] if "JobIDRaw" in self.values else self["JobID"]
 
 
-def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow | None:
+def _row(place: int, line: str, names: list[str]) -> _SacctRow | None:
     """Return the job of a line; None for an empty line and for a job step."""
     if not line:
         return None
-    values = line.split(separator)
+    values = line.split(_SEPARATOR)
     if len(values) != len(names):
         reason = f"invalid line of {len(values)} columns: expected {len(names)}"
         raise AccountingError(place, "", reason)
