@@ -79,7 +79,7 @@ def _matrix() -> Iterator[panels.Panel]:
         span=12,
     )
     yield from (
-        panels.grid(201, "Health now, node by GPU", "An empty cell: no such GPU is reported.", "node", "index", by_gpu, texts=panels.HEALTH),
+        panels.grid(201, "Health now, node by GPU", "An empty cell: no such GPU is reported.", "index", by_gpu, texts=panels.HEALTH),
         panels.states(202, "Unhealthy nodes", "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
                       query.build_query(not_healthy, query.COUNT, "{{node}}"), panels.HEALTH, span=12),
         panels.in_colours(by_health, dict(panels.HEALTH.values())),

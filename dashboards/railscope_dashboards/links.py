@@ -84,7 +84,7 @@ def _pcie() -> Iterator[panels.Panel]:
         panels.bars(203, "Errors by severity", "Errors that the devices report (AER), by severity.", query.build_query(errors, query.EVENTS_PER_SECOND, "{{severity}}")),
         panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", query.highest_rates("gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
         panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", query.highest_rates("nic_pcie_receive_signal_errors")),
-        panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "node", "rail", query.build_query(f"max by (node, rail) ({stall})"), panels.STALL),
+        panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "rail", query.build_query(f"max by (node, rail) ({stall})"), panels.STALL),
         panels.rows(207, "GPU links", "The narrowest link of each node's GPUs, from the driver.", {"node": "Node"},
                     panels.Column("Generation", generation, worst="lowest"), panels.Column("Lanes", lanes, worst="lowest")),
     )  # fmt: skip

@@ -206,7 +206,6 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     ident: int,
     title: str,
     about: str,
-    row: str,
     column: str,
     query: Query,
     steps: Steps = GOOD,
@@ -214,12 +213,17 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     texts: Mapping[int, tuple[str, str]] | None = None,
     worst: Worst = "highest",
 ) -> table.Panel:
-    """Show one current value for each pair of two labels: rows by columns, in colours.
+    """Show one current value of each node for each value of a label: nodes by columns, in colours.
 
     `texts` maps values to texts and colours. A last column repeats the worst value of each row;
     rows with the worst come first.
     """
-    options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
+    options = {
+        "rowField": "node",
+        "columnField": column,
+        "valueField": "Value",
+        "emptyValue": "null",
+    }
     coloured = [
         DynamicConfigValue("thresholds", _thresholds(steps).build()),
         DynamicConfigValue("custom.cellOptions", {"type": "color-background"}),
@@ -228,7 +232,7 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
         coloured.append(DynamicConfigValue("mappings", [_text_map(texts)]))
     panel = (
         table.Panel()
-        .with_transformation(_in_order_of(row))
+        .with_transformation(_in_order_of("node"))
         .with_transformation(_in_order_of(column))
         .with_transformation(DataTransformerConfig("groupingToMatrix", options=options))
         .with_transformation(_worst_of_row(worst))
@@ -237,8 +241,7 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     )
     if query.unit == SHARE:
         panel = panel.decimals(1)
-    if row in DETAILS:
-        panel = panel.override_by_name(f"{row}\\{column}", [_link_of(row)])
+    panel = panel.override_by_name(f"node\\{column}", [_link_of("node")])
     panel = _finish(panel, _rows, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(9)
 

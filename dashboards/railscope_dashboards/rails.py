@@ -106,8 +106,8 @@ def _summary() -> Iterator[Panel]:
 
 def _pauses() -> Iterator[Panel]:
     yield from (
-        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "node", "rail", _pause("receive"), PAUSE),
-        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "node", "rail", _pause("transmit"), PAUSE),
+        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "rail", _pause("receive"), PAUSE),
+        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "rail", _pause("transmit"), PAUSE),
         lines(203, "Pause received by rail", "The worst port of each rail.", _by_rail("max", PAUSE_RECEIVED), steps=PAUSE, span=12),
         lines(204, "Pause sent by rail", "The worst port of each rail.", _by_rail("max", PAUSE_SENT), steps=PAUSE, span=12),
     )  # fmt: skip
@@ -126,8 +126,8 @@ def _marks() -> Iterator[Panel]:
         lines(301, "CNPs per gigabyte received", "Congestion of a rail relative to its traffic; absent without traffic.", per_gigabyte),
         lines(302, "ECN marks by rail", "Marks precede pauses.", _by_rail("sum", ECN_MARKED, EVENTS_PER_SECOND)),
         lines(303, "Congestion notifications by rail", "Sent and not handled: they are lost in transit, or the senders are elsewhere.", *notifications),
-        grid(304, "CNPs sent, node by rail", "Receivers of incasts stand out, per second.", "node", "rail", build_query(sent, EVENTS_PER_SECOND)),
-        grid(305, "Lost packets, node by rail", "Packets requested again, per second.", "node", "rail", build_query(lost, EVENTS_PER_SECOND), ANY_IS_BAD),
+        grid(304, "CNPs sent, node by rail", "Receivers of incasts stand out, per second.", "rail", build_query(sent, EVENTS_PER_SECOND)),
+        grid(305, "Lost packets, node by rail", "Packets requested again, per second.", "rail", build_query(lost, EVENTS_PER_SECOND), ANY_IS_BAD),
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def _shares() -> Iterator[Panel]:
     )
     about = "Deviation of each port from the median port of its rail: 0 % where all are equal."
     yield from (
-        grid(401, "Throughput against the median of the rail", about, "node", "rail", ports, BELOW_OTHERS, worst="lowest"),
+        grid(401, "Throughput against the median of the rail", about, "rail", ports, BELOW_OTHERS, worst="lowest"),
         lines(402, "Rail against the median of rails", "Jobs use all rails equally: a slow rail slows all of them.", rails, span=12).min(-1),
         lines(403, "Throughput by rail", "Sent and received by all ports of a rail.", out, into, span=12),
         lines(404, "Ports up by rail", "A step down indicates a cable, a transceiver, a port or a node.", _by_rail("sum", "sum_rdma_port_up"), span=12),
@@ -187,7 +187,7 @@ def _bursts() -> Iterator[Panel]:
     ):
         share = _share_above(pause, "0.5", direction, "node, rail")
         about = "Share of short windows paused for more than half of them."
-        yield grid(ident, title, about, "node", "rail", build_query(share, SHARE), PAUSE, span=8)
+        yield grid(ident, title, about, "rail", build_query(share, SHARE), PAUSE, span=8)
     unseen = (
         f"sum by (node) (rate(railscope_nic_burst_missed_windows_total{NODES}[$__rate_interval]))"
     )

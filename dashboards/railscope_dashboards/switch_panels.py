@@ -152,7 +152,7 @@ def _nodes() -> Iterator[panels.Panel]:
     ):  # fmt: skip
         found = query.build_query(f"max by (node, rail) ({expression})")
         text = f"Per second, node by rail. {about} {_ABOUT_LINKS}"
-        yield panels.grid(ident, title, text, "node", "rail", found)
+        yield panels.grid(ident, title, text, "rail", found)
 
 
 def counted_frames(
