@@ -9,7 +9,7 @@ import sys
 import pytest
 
 WATCHED = (
-    "aiohttp", "asyncio", "cryptography", "google.protobuf", "grpc", "h11", "h2", "http.client", "influxdb_client", "jinja2", "numpy", "obstore",
+    "aiohttp", "asyncio", "cryptography", "google.protobuf", "grpc", "h11", "h2", "http.client", "influxdb_client", "jinja2", "nacl", "numpy", "obstore",
     "opentelemetry", "prometheus_client", "psutil", "psycopg", "pyarrow", "pynvml", "sqlalchemy", "structlog", "xml.etree",
     "railscope.capture", "railscope.catalog", "railscope.service", "railscope_agent.host.netlink", "railscope_agent.service",
     "railscope_collector.service",
@@ -17,7 +17,7 @@ WATCHED = (
 CLIENT = {"http.client", "railscope.catalog"}
 SERVICE = {"asyncio", "railscope.catalog", "railscope.service", "structlog"}
 AGENT = SERVICE | {"h11", "psutil", "railscope.capture", "railscope_agent.service"}
-LEDGER = SERVICE | {"cryptography", "numpy", "sqlalchemy"}
+LEDGER = SERVICE | {"nacl", "numpy", "sqlalchemy"}
 IMPORTED = {
     ("--version",): set(),
     ("agent", "run", "--help"): AGENT,

@@ -40,7 +40,7 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Claims on GPUs and on parts of GPUs."""
     gpu_health: Annotated[float, Meta(ge=0.1)] = 10.0
     """ECC, remapped rows, PCIe, fabric and recovery state of GPUs."""
-    gpu_verdict: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    gpu_verdict: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
     """Health verdict of each GPU."""
     gpu_device: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
     """State of the GPUs on the PCI bus: driver, virtual machine, unbound, missing."""
@@ -110,7 +110,7 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """State of ranks as of the last answers of RAS."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
     """The kernel log."""
-    agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
+    agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
     """The agent's own state."""
     textfile: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 15.0
     """Files in textfile.directory."""

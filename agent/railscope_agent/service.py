@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,21 +34,15 @@ from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, source_reader
-from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.meter import ProcessMeter, create_meter
 from railscope_agent.sampling.source import Source
 from railscope_agent.shipping import EventNumbering, collector_link
 from railscope_agent.shipping.shipper import Shipper
 from railscope_agent.sources import (
-    flight_recorder as ranks,
-    nccl_inspector,
-    nccl_metrics,
-    nccl_ras,
     nic_counters,
     rdma,
     source_bases,
     tenancy,
-    worker_server,
 )
 from railscope_agent.sources.agent_metrics import SelfMetricsSource
 from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
@@ -58,21 +53,22 @@ from railscope_agent.streams.xid_matcher import XidMatcher
 
 log = structlog.get_logger(__name__)
 
+MAX_FRESH_FRAMES = 20_000
+"""Frames of some minutes during which the event loop does not run."""
+TAKE_SECONDS = 5.0
+"""Interval at which frames are passed on without a collector: for events and verdicts."""
 SECOND_READ_NS = 150_000_000
 """Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
 RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
 LOG_CLOCK_FILE = "kernel-log-clock.json"
 UNSHIPPED_SOURCES = {
-    GpuProcessSource.name, ranks.CollectiveRankSource.name, nccl_inspector.CommunicatorSource.name,
-    nccl_metrics.NcclMetricsSource.name, nccl_ras.NcclRankSource.name,
+    GpuProcessSource.name, "collective_rank", "communicator", "nccl_metrics", "nccl_rank",
 }  # fmt: skip
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
 DERIVED_SOURCES = (
-    tenancy.ClaimSource.name, worker_server.WorkerServerSource.name, ranks.FlightRecorderSource.name, ranks.CollectiveRankSource.name,
-    nccl_inspector.NcclInspectorSource.name, nccl_inspector.CommunicatorSource.name,
-    nccl_metrics.NcclMetricsSource.name,
-    nccl_ras.NcclRasSource.name, nccl_ras.NcclRankSource.name, GpuVerdictSource.name, SelfMetricsSource.name,
+    tenancy.ClaimSource.name, "worker_server", "flight_recorder", "collective_rank", "nccl_inspector", "communicator",
+    "nccl_metrics", "nccl_ras", "nccl_rank", GpuVerdictSource.name, SelfMetricsSource.name,
 )  # fmt: skip
 """Sources computed from the readings of the others, in the order in which they have to be read."""
 
@@ -107,8 +103,6 @@ class Agent:
     own_events: list[Event] = field(default_factory=list)
     meter: ProcessMeter | None = None
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
-    call_time: CallTime = field(default_factory=CallTime)
-    """Durations of calls and reads."""
     reprobe_ns: int = source_reader.REPROBE_NS
     """Interval at which sources search for devices again."""
     version: str = __version__
@@ -121,6 +115,9 @@ class Agent:
         self.origin = FrameOrigin(self.node, secrets.token_hex(8), self.host.boot_id)
         meter = self.meter or create_meter(self.host)
         self._numbering = EventNumbering()
+        self._fresh: deque[Frame] = deque()
+        """Frames of the lanes until the event loop takes them, at most `MAX_FRESH_FRAMES`."""
+        self._fresh_dropped = 0
         sources = self._sources()
         self.keeper = budget_keeper.BudgetKeeper(
             self.settings.budget, sources, meter, self._drop_caches
@@ -132,7 +129,6 @@ class Agent:
             self._publish,
             sampler.ReadLimits(shortest_seconds=self.settings.read_timeout_seconds),
             self.keeper,
-            call_time=self.call_time,
             reprobe_ns=self.reprobe_ns,
         )
         self.endpoint = MetricsEndpoint(
@@ -145,7 +141,7 @@ class Agent:
         self._tls = tls_contexts.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
-        self.health = NodeHealth(lambda: self.sampler.statuses)
+        self.health = NodeHealth(lambda: self.sampler.statuses, self._take_frames)
         self._shipper: Shipper | None = None
         self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
         self._claims = claims_endpoint.ClaimsEndpoint(
@@ -178,6 +174,21 @@ class Agent:
         return events
 
     def _publish(self, frame: Frame) -> None:
+        """Queue a frame, on the thread of a lane."""
+        if len(self._fresh) < MAX_FRESH_FRAMES:
+            self._fresh.append(frame)
+        else:
+            self._fresh_dropped += 1
+
+    def _take_frames(self) -> None:
+        """Pass on the frames that the lanes have published since the last call; on the event loop."""
+        while self._fresh:
+            self._pass_on(self._fresh.popleft())
+        if self._fresh_dropped and self._shipper:
+            dropped, self._fresh_dropped = self._fresh_dropped, 0
+            self._shipper.drop(dropped)
+
+    def _pass_on(self, frame: Frame) -> None:
         self.on_frame(frame)
         self.health.observe(frame)
         # Numbered here and not at the source: only what is shipped has numbers, so a missing one is a lost
@@ -253,11 +264,18 @@ class Agent:
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
+                else:
+                    group.create_task(self._take_regularly())
                 for witness in self._witnesses():
                     group.create_task(witness)
         finally:
             await self._claims.close()
             await server.close()
+
+    async def _take_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(TAKE_SECONDS)
+            self._take_frames()
 
     def _witnesses(self) -> Iterator[Coroutine[None, None, None]]:
         """Yield the witness of each collector's audit log."""
@@ -299,6 +317,7 @@ class Agent:
                 self.stats,
                 self.own_events,
                 self.version,
+                self._take_frames,
             )
         except OSError as error:
             message = f"cannot use state_directory {self._state}: {error.strerror}; fix: check its permissions and the disk"
@@ -324,6 +343,7 @@ class Agent:
     async def _read_once(self, sources: Sequence[Source]) -> None:
         self.sampler.sources = sources
         await self.sampler.once()
+        self._take_frames()
 
     def _waits(self, source: Source) -> bool:
         """True if a source has readings that need a second read."""

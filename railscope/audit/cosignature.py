@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from urllib.parse import quote
 
-from cryptography.exceptions import InvalidSignature
+from nacl.exceptions import BadSignatureError
 
 from railscope.audit.signed_note import (
     ForgedError,
@@ -47,7 +47,7 @@ def add_cosignature(note: str, signer: SecretKey, seconds: int) -> str:
     """
     key = witness_key(signer)
     text, _ = signatures_of(note, key)
-    signature = signer.key.sign(_message(text, seconds))
+    signature = signer.key.sign(_message(text, seconds)).signature
     return note + signature_line(key, _TIME.pack(seconds) + signature)
 
 
@@ -73,8 +73,8 @@ def _check_cosignature(text: str, signature: bytes, key: PublicKey) -> int:
         message = f"invalid cosignature of {key.name}: its time is out of range"
         raise ForgedError(message)
     try:
-        key.key.verify(signature[_TIME.size :], _message(text, seconds))
-    except InvalidSignature as error:
+        key.key.verify(_message(text, seconds), signature[_TIME.size :])
+    except (BadSignatureError, ValueError) as error:
         message = f"invalid cosignature of {key.name}: it does not match the text"
         raise ForgedError(message) from error
     return int(seconds)

@@ -19,8 +19,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
 
 from railscope import convert_errors
 from railscope.audit import AuditFormatError
@@ -52,14 +52,14 @@ class PublicKey:
     """Public key of a signer."""
 
     name: str
-    key: Ed25519PublicKey = field(repr=False)
+    key: VerifyKey = field(repr=False)
     kind: bytes = ED25519
     """The signature type of C2SP signed-note: determines the signed content."""
 
     @property
     def raw(self) -> bytes:
         """The key's 32 bytes."""
-        return self.key.public_bytes_raw()
+        return bytes(self.key)
 
     @property
     def key_id(self) -> bytes:
@@ -77,7 +77,7 @@ class PublicKey:
             message = "invalid public key: this is a secret key; fix: give the public key, and replace the secret one if others read it"
             raise NoteError(message)
         name, key_id, raw = _key_parts(text.strip(), "public key", kind)
-        key = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
+        key = cls(name, VerifyKey(raw), kind)
         if key.key_id != key_id:
             message = (
                 f"invalid ID of the key {name}: {key_id.hex()}: expected the ID computed from it"
@@ -91,7 +91,7 @@ class SecretKey:
     """Secret key of a signer."""
 
     name: str
-    key: Ed25519PrivateKey = field(repr=False)
+    key: SigningKey = field(repr=False)
 
     @classmethod
     def generate(cls, name: str) -> SecretKey:
@@ -99,7 +99,7 @@ class SecretKey:
         if not _NAME.fullmatch(name):
             message = f"invalid name of a key {name!r}: expected no spaces and no plus signs"
             raise NoteError(message)
-        return cls(name, Ed25519PrivateKey.generate())
+        return cls(name, SigningKey.generate())
 
     @classmethod
     def parse(cls, text: str) -> SecretKey:
@@ -109,7 +109,7 @@ class SecretKey:
             message = f"invalid secret key: expected {_SECRET} at its start"
             raise NoteError(message)
         name, key_id, seed = _key_parts(stripped.removeprefix(_SECRET), "secret key")
-        key = cls(name, Ed25519PrivateKey.from_private_bytes(seed))
+        key = cls(name, SigningKey(seed))
         if key.public.key_id != key_id:
             message = f"invalid ID of the secret key {name}: expected the ID computed from the key"
             raise NoteError(message)
@@ -118,18 +118,18 @@ class SecretKey:
     @property
     def public(self) -> PublicKey:
         """The public key for verifying signatures."""
-        return PublicKey(self.name, self.key.public_key())
+        return PublicKey(self.name, self.key.verify_key)
 
     def secret_text(self) -> str:
         """The key as text, for a file that only its owner can read."""
-        body = encode_base64(ED25519 + self.key.private_bytes_raw())
+        body = encode_base64(ED25519 + bytes(self.key))
         return f"{_SECRET}{self.name}+{self.public.key_id.hex()}+{body}"
 
 
 def sign(text: str, signer: SecretKey) -> str:
     """Return the text as a note with one signature. Raises NoteError if the text cannot be signed."""
     _check_text(text)
-    return f"{text}\n{signature_line(signer.public, signer.key.sign(text.encode()))}"
+    return f"{text}\n{signature_line(signer.public, signer.key.sign(text.encode()).signature)}"
 
 
 def verify_note(note: str, key: PublicKey) -> str:
@@ -144,8 +144,8 @@ def verify_note(note: str, key: PublicKey) -> str:
         raise UnsignedError(message)
     for signature in own_signatures:
         try:
-            key.key.verify(signature, text.encode())
-        except InvalidSignature as error:
+            key.key.verify(text.encode(), signature)
+        except (BadSignatureError, ValueError) as error:
             message = f"invalid signature of {key.name}: it does not match the text"
             raise ForgedError(message) from error
     return text

@@ -37,7 +37,10 @@ async def test_a_source_that_becomes_a_hundred_times_as_expensive_is_read_less_o
             assert page[sample("railscope_source_period_seconds", source="gpu")] == 1
 
             machine.gpu_cpu_ms *= 100
-            assert await budgeted.until(lambda: gpu.period_factor > 1, within=10) <= 4
+            # Two windows of ten seconds beyond the budget for each doubling.
+            assert await budgeted.until(lambda: gpu.period_factor > 1, within=40) >= 10
+            assert state_of(budgeted.page, "cpu") in {"within", "stretching"}
+            await budgeted.until(lambda: gpu.period_factor == 8, within=120)
             used_before = gpu.cpu_ns / NS
             rdma_reads, gpu_reads, frames = rdma.reads, gpu.reads, len(budgeted.run.of("gpu"))
             for _ in range(48):
@@ -51,23 +54,23 @@ async def test_a_source_that_becomes_a_hundred_times_as_expensive_is_read_less_o
             assert {instant % (8 * NS) for instant in instants} == {0}, (
                 "on the grid: no new wake-up"
             )
-            # The agent's own state may have been read before the GPU in the second of its last read.
-            await budgeted.second()
+            await budgeted.seconds(5)
             page = budgeted.page
             assert period_factor_by_source(page) == {"gpu": 8, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "stretching"
             assert page[sample("railscope_source_period_seconds", source="gpu")] == 8
             used = page[sample("railscope_source_cpu_seconds_total", source="gpu")] - used_before
-            assert used == pytest.approx(6 * 0.05)
+            assert used == pytest.approx(6 * 0.05, abs=0.051)
 
             machine.gpu_cpu_ms /= 100
             await budgeted.until(lambda: gpu.period_factor == 1, within=600)
-            await budgeted.seconds(2)
+            await budgeted.seconds(15)
             assert state_of(budgeted.page, "cpu") == "within"
     changes = of_gpu(logs)
-    assert changes[0] == (1, 8, "processor time")
-    assert {why for _, _, why in changes[1:]} == {"within budget"}
-    assert changes[-1][1] == 1
+    assert changes == [
+        *((period, 2 * period, "processor time") for period in (1, 2, 4)),
+        *((period, period / 2, "within budget") for period in (8, 4, 2)),
+    ]
 
 
 async def test_without_a_budget_every_source_keeps_its_period() -> None:

@@ -1,15 +1,12 @@
 """Hours of a simulated node in seconds: the metrics of a real agent at every scrape.
 
-Agent and node share a clock that a test moves; no task waits for it in real time. Timeouts of calls
-pass only while a call hangs, so that nothing depends on the speed of the machine.
+Agent and node share a clock that a test moves; no task waits for it in real time, except for a call that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import TypeVar
 
@@ -20,8 +17,7 @@ from support.sampling import families
 from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
 from railscope_agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
-from railscope_agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost, ReplayCost
-from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.host.recorded_host import RecordedHost, ReplayCost
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
 
@@ -29,7 +25,6 @@ SCRAPE_SECONDS = 30
 """Twice the interval of deploy/prometheus: rules hold for it as well, with half the reads."""
 UP_SECONDS = 1200
 """Uptime of nodes at the start: no rule treats them as just booted."""
-STEP_SECONDS = 0.5
 RARELY_NS = 600 * NS
 """Interval between probes where no device appears or leaves: they take half of the CPU time."""
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?")
@@ -66,51 +61,7 @@ def _settings() -> AgentSettings:
         ),
         bursts=BurstSettings(enabled=False),
         budget=BudgetSettings(cpu_ratio=0, memory_bytes=0),
-        read_timeout_seconds=5,
     )
-
-
-class SteppedCallTime(CallTime):
-    """A stopwatch that advances only while nothing runs except hung calls."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-        self._now = 0.0
-        self._hanging: set[int] = set()
-        """Threads in a call without an answer yet, including those that the agent has abandoned."""
-        self._waits = 0
-        """Reads that the agent waits for; families waiting for their turn are not among them."""
-        self._stepped = asyncio.Event()
-
-    def seconds(self) -> float:
-        return self._now
-
-    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
-        until = self._now + seconds
-        self._waits += 1
-        try:
-            while not future.done() and self._now < until:
-                step = asyncio.ensure_future(self._stepped.wait())
-                await asyncio.wait({future, step}, return_when=asyncio.FIRST_COMPLETED)
-                step.cancel()
-        finally:
-            self._waits -= 1
-
-    def pause(self, seconds: float) -> None:
-        """Wait, on the thread of a call without an answer yet."""
-        self._hanging.add(threading.get_ident())
-        time.sleep(seconds)
-
-    async def wait_until_idle(self, agent: Agent, clock: ManualClock) -> None:
-        """Wait until all families sleep; those that wait for a hung call have their timeouts."""
-        count = families(agent.sampler.sources)
-        while clock.sleepers < count:
-            hanging = len(self._hanging) - len(agent.sampler.hung.by_device)
-            if 0 < self._waits <= hanging:
-                self._now += STEP_SECONDS
-                self._stepped.set()
-                self._stepped = asyncio.Event()
-            await asyncio.sleep(REPLAY_POLL_SECONDS)
 
 
 async def pages(
@@ -123,21 +74,20 @@ async def pages(
         NodeTimestamp(spec.started_wall_ns + skipped * NS, spec.started_boot_ns + skipped * NS)
     )
     over = asyncio.Event()
-    call_time = SteppedCallTime()
 
     def offset_ns() -> int:
         # At last the recording starts again: reads of the hung driver return.
         return 0 if over.is_set() else clock.now().boot_ns - spec.started_boot_ns
 
-    host = RecordedHost(capture, clock, offset_ns, pause=call_time.pause)
+    host = RecordedHost(capture, clock, offset_ns)
     host.cost = UnmeteredReplay()
-    agent = Agent(_settings(), host, spec.node, call_time=call_time, reprobe_ns=reprobe_ns)
+    agent = Agent(_settings(), host, spec.node, reprobe_ns=reprobe_ns)
     task = asyncio.create_task(agent.sampler.run())
     try:
         for scrape in range((seconds - skipped) // SCRAPE_SECONDS + 1):
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
-            await call_time.wait_until_idle(agent, clock)
+            await clock.asleep(families(agent.sampler.sources))
             yield agent.endpoint.text(TextFormat.PROMETHEUS)
     finally:
         over.set()

@@ -16,7 +16,7 @@ from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings, SourcePeriods
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.sampler import ReadLimits, Sampler
-from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.source import Source, lane_of
 from railscope_agent.service import Agent
 
 COLLECTIVE_SOURCES = frozenset(
@@ -64,8 +64,8 @@ class RunningSampler:
 
 
 def families(sources: Iterable[Source]) -> int:
-    """Return the number of device families: each sleeps until its next read."""
-    return len({source.family for source in sources})
+    """Return the number of lanes: each sleeps until its next read."""
+    return len({lane_of(source) for source in sources})
 
 
 @asynccontextmanager

@@ -11,10 +11,10 @@ import hashlib
 import re
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import click
 import msgspec
@@ -30,7 +30,7 @@ from railscope.untrusted_text import printable
 from railscope_agent.config import PREFIX, AgentSettings, BurstSettings
 from railscope_agent.host import stepped_host
 from railscope_agent.machine_sources import assign_periods, machine_sources
-from railscope_agent.sampling import call_devices, call_time, hang_guard
+from railscope_agent.sampling import guard as guards
 from railscope_agent.sampling.source import PeriodicSource, Source
 from railscope_agent.sampling.source_reader import REPROBE_NS, SourceReader
 from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
@@ -62,22 +62,9 @@ GC_ALLOCATIONS = 100_000
 """Each moment replaces thousands of answers, without reference cycles: searches for cycles can be rare."""
 BEGIN_NS = 10 * SECOND_NS
 """Time in which a recording agent finds its devices."""
-_Answer = TypeVar("_Answer")
 _LENGTH = struct.Struct("<I")
 _CALL = re.compile(r"(\w+)\.(\w+)\(([^,)]*)")
 """Host interface, function and first argument in the key of a call."""
-
-
-class _ReplayGuard(hang_guard.GuardedHost):
-    """Checks answers as in a live agent; calls return at once, so that none is measured."""
-
-    def make_call(
-        self, device: str, name: str, call: Callable[..., _Answer], *arguments: int | str
-    ) -> _Answer:
-        """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
-        if device in self._hung.by_device:
-            return super().make_call(device, name, call, *arguments)
-        return call(*arguments)
 
 
 @dataclass(slots=True)
@@ -137,7 +124,7 @@ class ReplayedNode:
         """Raises SettingsError for an unknown source or metric."""
         self.origin = _origin(about)
         self.host = stepped_host.SteppedHost(about)
-        self._hung = hang_guard.HungCalls()
+        self._hung = guards.HungCalls()
         self._pending: dict[str, str] = {}
         """Device of each call without a result, by the key of the call."""
         self._grader = SourceGrader()
@@ -148,7 +135,7 @@ class ReplayedNode:
             settings, node=about.node, bursts=BurstSettings(enabled=False)
         )
         # One guard for all sources: those of a sample share the scan of the network devices.
-        guard = _ReplayGuard(self.host, self._hung, call_time.CallTime(lambda: 0.0))
+        guard = guards.GuardedHost(self.host, self._hung)
         self._sources: list[_ReplayedSource] = []
         xids = XidMatcher()
         verdicts = GpuVerdictSource(lambda: self.statuses, xids)
@@ -195,8 +182,7 @@ class ReplayedNode:
             return False
         hung, now_ns = self._hung.by_device, self.host.clock.now().boot_ns
         calls = {
-            device: hang_guard.HungCall(device, key, now_ns)
-            for key, device in self._pending.items()
+            device: guards.HungCall(device, key, now_ns) for key, device in self._pending.items()
         }
         # The time since when a call is hung remains that of its first moment.
         self._hung.by_device = {device: hung.get(device, call) for device, call in calls.items()}
@@ -307,9 +293,9 @@ def _device(section: str, key: str) -> str:
     """Return the device of a query, as that of a hung call."""
     match = _CALL.match(key) if section == "calls" else None
     if match is None:
-        return call_devices.device_of(key)
+        return guards.device_of(key)
     interface, function, argument = match.groups()
-    return call_devices.device_of_call(interface, function, (argument,) if argument else ())
+    return guards.device_of_call(interface, function, *([argument] if argument else ()))[0]
 
 
 def replay_captures(

@@ -32,8 +32,13 @@ _UNREADABLE = ("unbound", "other_driver")
 class NodeHealth:
     """Follows the frames of an agent, and judges its devices on request."""
 
-    def __init__(self, statuses: Callable[[], Mapping[str, SourceState]]) -> None:
+    def __init__(
+        self,
+        statuses: Callable[[], Mapping[str, SourceState]],
+        take_frames: Callable[[], None] = lambda: None,
+    ) -> None:
         self._statuses = statuses
+        self._take_frames = take_frames
         self._facts = node_facts.NodeHealthFacts(NIC_RULES)
         self._added: dict[str, Frame] = {}
 
@@ -49,6 +54,7 @@ class NodeHealth:
 
     def judge(self, now_ns: int, gpus: Collection[str] | None, job: str) -> verdicts.NodeVerdict:
         """Return the verdict on all devices, or on GPUs of a job by UUID with the NICs of their rails."""
+        self._take_frames()
         statuses = self._statuses()
         frame = latest_frame(statuses.get(GPU_SOURCE), now_ns)
         if isinstance(frame, Frame):

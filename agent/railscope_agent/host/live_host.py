@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from railscope.capture import Json
 from railscope_agent.host import (
@@ -16,23 +17,21 @@ from railscope_agent.host import (
     NvmlError,
     file_groups,
     files,
-    job_files,
-    nccl_ras,
     network_calls,
     nvml,
     owners,
-    tcp_sockets,
     textfiles,
-    worker_servers,
 )
 from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.host.live_kernel_log import KMSG_PATH, LiveKernelLog
 from railscope_agent.host.nvme_health_log import call_nvme
 from railscope_agent.host.psutil_calls import PsutilCalls
 
+if TYPE_CHECKING:
+    from railscope_agent.host import nccl_ras
+
+_COLLECTIVE_CALLS = {"job_files", "nccl_ras", "worker_server"}
 _LIBRARY_NOT_FOUND = 12  # nvml.h: as on a node without the driver
-
-
 MIN_CALLED_COUNTERS = 16
 """Reading fewer files costs less than a call, which decodes the names of all counters of the port."""
 _PORT_COUNTER = re.compile(r"/sys/class/infiniband/([^/]+)/ports/(\d+)/hw_counters/[^/]+")
@@ -61,15 +60,27 @@ class LiveHost(files.RootedFiles):
         self._machine = PsutilCalls(self.real("/proc"))
         self._nvml = nvml.Nvml()
         self._network = network_calls.NetworkCalls(self.clock)
-        self._ras = nccl_ras.RasCalls(self, live=self._live)
+        self._ras: nccl_ras.RasCalls | None = None
         owner = owners.OwnerCalls(self, live=self._live)
-        jobs = job_files.JobFileCalls(self)
-        sockets = tcp_sockets.TcpSockets(self)
         self._file_calls: dict[str, Callable[..., Json]] = {
             **{name: partial(owner.call, name) for name in owners.HOST_INTERFACES},
             textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
+        }
+
+    def _collective_calls(self) -> dict[str, Callable[..., Json]]:
+        from railscope_agent.host import (  # noqa: PLC0415 - 1 MiB
+            job_files,
+            nccl_ras,
+            tcp_sockets,
+            worker_servers,
+        )
+
+        ras = self._ras = nccl_ras.RasCalls(self, live=self._live)
+        jobs = job_files.JobFileCalls(self)
+        sockets = tcp_sockets.TcpSockets(self)
+        return {
             job_files.JOB_FILES: jobs.call,
-            nccl_ras.NCCL_RAS: self._ras.call,
+            nccl_ras.NCCL_RAS: ras.call,
             worker_servers.WORKER_SERVERS: worker_servers.WorkerServerCalls(
                 jobs, sockets, live=self._live
             ).call,
@@ -116,6 +127,8 @@ class LiveHost(files.RootedFiles):
             if not self._live:
                 raise OSError(errno.EOPNOTSUPP, "drives are not available in a copied tree")
             return call_nvme(function, str(arguments[0]))
+        if host_interface in _COLLECTIVE_CALLS and host_interface not in self._file_calls:
+            self._file_calls |= self._collective_calls()
         if host_interface in self._file_calls:
             return self._file_calls[host_interface](function, *arguments)
         message = f"unknown host interface {host_interface!r}"
@@ -128,5 +141,6 @@ class LiveHost(files.RootedFiles):
     def close(self) -> None:
         """Release the node's resources."""
         self._network.close()
-        self._ras.close()
+        if self._ras:
+            self._ras.close()
         self._nvml.close()

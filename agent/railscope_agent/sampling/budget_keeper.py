@@ -13,9 +13,9 @@ import structlog
 
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import BudgetSettings
-from railscope_agent.sampling.governor import AT_LIMIT, WITHIN, GovernedSource, Governor
+from railscope_agent.sampling.governor import AT_LIMIT, WITHIN, GovernedLoad, Governor
 from railscope_agent.sampling.meter import ProcessMeter
-from railscope_agent.sampling.source import Source, longest_period_seconds
+from railscope_agent.sampling.source import Source, lane_of, longest_period_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -26,16 +26,18 @@ RELEASE_EVERY_NS = 600 * SECOND_NS
 
 def create_governor(budget: BudgetSettings, sources: Iterable[Source]) -> Governor:
     """Return a governor of these sources at their configured periods."""
-    governed = [
-        GovernedSource(
-            source.name,
-            source.family,
-            round(source.period_seconds * SECOND_NS),
-            round(longest_period_seconds(source) * SECOND_NS),
-        )
-        for source in sources
-    ]
-    return Governor(budget.cpu_ratio, governed)
+    return Governor.of(
+        budget.cpu_ratio,
+        (
+            GovernedLoad(
+                source.name,
+                lane_of(source),
+                round(source.period_seconds * SECOND_NS),
+                round(longest_period_seconds(source) * SECOND_NS),
+            )
+            for source in sources
+        ),
+    )
 
 
 @dataclass(slots=True)

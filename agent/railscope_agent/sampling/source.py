@@ -2,7 +2,7 @@
 
 A source has no timer, no logger and no configuration beyond its constructor. `probe` determines the
 columns and may be called again at any time; `read` fills the columns of the last probe; `close`
-releases what they opened. All run on the thread of the source's device family, never two at once.
+releases what they opened. All run on the thread of the source's lane, never two at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class Source(Protocol):
     `LONGEST_PERIOD_SECONDS`. It never lowers a configured period.
 
     A source that computes its readings from the results of others defines `stage`: it is read after the
-    sources of lower stages that are due at the same time. The default is 0. One that only reads the memory of
-    the agent defines `is_in_memory` as True: it is read on the event loop, without waking a thread.
+    sources of lower stages of its lane that are due at the same time. The default is 0.
     """
 
     name: str
@@ -48,6 +47,22 @@ class Source(Protocol):
         ...
 
 
+SYSTEM, SLOW = "system", "slow"
+_LANES = {
+    "nvml": "nvml",
+    "gpu_verdict": "nvml",  # after the readings that it judges
+    "nic_burst": "bursts",
+    **dict.fromkeys(
+        ("network", "host", "kernel", "pcie", "neighbour", "agent", "nic_settings"), SYSTEM
+    ),
+}
+
+
+def lane_of(source: Source) -> str:
+    """Return the name of the lane of a source."""
+    return _LANES.get(source.family, SLOW)
+
+
 def longest_period_seconds(source: Source) -> float:
     """Return the longest period at which a source may be read."""
     longest: float = getattr(source, "longest_period_seconds", LONGEST_PERIOD_SECONDS)
@@ -64,11 +79,6 @@ def source_stage(source: Source) -> int:
     """Return the stage of a source."""
     stage: int = getattr(source, "stage", 0)
     return stage
-
-
-def is_in_memory(source: Source) -> bool:
-    """True if a source may be read on the event loop."""
-    return getattr(source, "is_in_memory", False)
 
 
 _DEFAULT_PERIODS = SourcePeriods()

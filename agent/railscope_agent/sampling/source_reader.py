@@ -15,28 +15,24 @@ from operator import gt, lt
 
 from railscope import counter_unwrap
 from railscope.catalog.declare import MARKS, MetricKind
-from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.frame import Column, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 from railscope_agent.host import Host, NvmlError
 from railscope_agent.sampling import (
     answer_readings,
     counter_checks,
-    known_devices,
-    probe_host,
+    guard,
+    known_columns,
     probe_result,
     row_builder,
     source,
 )
-from railscope_agent.sampling.hang_guard import GuardedHost
 from railscope_agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
-from railscope_agent.sampling.read_times import ReadTimes
 
 # New devices appear within a minute; a probe costs as much as many reads.
 REPROBE_NS = 60_000_000_000
 # A device in reset takes seconds to answer: a probe in every period would only add load to a sick driver.
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
-REPEAT_FAILED_NS = 900_000_000
-"""Interval for repeating calls that hide known columns: nearly every period of one second."""
 _TRANSIENT_REASONS = {
     reason.value for reason in (Absent.GONE, Absent.TIMEOUT, Absent.ERROR, Absent.RESET_REQUIRED)
 }
@@ -72,8 +68,7 @@ class SourceReader:
     ) -> None:
         self.source = sampled_source
         self.reprobe_ns = reprobe_ns
-        self._host = host
-        self._read_times = host.read_times if isinstance(host, GuardedHost) else ReadTimes()
+        self._host = host if isinstance(host, guard.GuardedHost) else guard.GuardedHost(host)
         self._origin = origin
         self._meter = meter or ProcessMeter()
         self._inventory: probe_result.ProbeResult | None = None
@@ -81,16 +76,14 @@ class SourceReader:
         self._limits: tuple[list[int], list[int]] = [], []
         """Lowest and highest plausible value of each column."""
         self._checks = counter_checks.CounterChecks()
-        self._devices = known_devices.KnownDevices()
+        self._known = known_columns.KnownColumns(())
+        self._frames: tuple[Frame, ...] = ()
+        """First and last frame with the present columns."""
         self._width = 0
-        """Number of the source's own columns; those hidden by failed calls follow them."""
-        self._hidden_reasons = b""
-        self._failed_calls: tuple[probe_host.FailedCall, ...] = ()
-        self._repeat_due_ns = 0
+        """Number of the source's own columns; those that the probe did not find follow them."""
         self._pick_ordered = counter_unwrap.column_picker([])
         self._sequence = 0
         self._probe_due_ns = 0
-        self._kept_events: tuple[Event, ...] = ()
 
     def run(self) -> ReadOutcome:
         """Probe if due, read, and make a frame."""
@@ -102,7 +95,7 @@ class SourceReader:
                 probe = watch.lap()
             # Taken after the probe, which can take long, and before the read: a value is never older than its
             # timestamp.
-            self._read_times.by_device.clear()
+            self._host.read_times.by_device.clear()
             timestamp = self._host.clock.now()
             check = partial(self._checks.read, timestamp.boot_ns)
             table = row_builder.RowBuilder(self._width, check)
@@ -143,14 +136,6 @@ class SourceReader:
     def _inventory_findings(self) -> tuple[probe_result.ProbeFinding, ...]:
         return self._inventory.findings if self._inventory else ()
 
-    def undo(self, outcome: ReadOutcome) -> None:
-        """Undo a read that was too late to be used: its sequence is free, its events are kept."""
-        if outcome.frame is not None:
-            # The number is used again: a gap would count as a lost frame at the collector.
-            self._sequence -= 1
-            # Events exist once: the driver's queue no longer contains them.
-            self._kept_events += outcome.frame.events
-
     def repeat(self, frame: Frame) -> Frame:
         """Return the frame of a read whose answers are all those of an earlier one."""
         self._sequence += 1
@@ -183,27 +168,18 @@ class SourceReader:
         return ReadOutcome(frame, (finding,), cost, finding.detail, count)
 
     def _is_probe_due(self, now_ns: int) -> bool:
-        if self._inventory is None or now_ns >= self._probe_due_ns:
-            return True
-        if not self._failed_calls or now_ns < self._repeat_due_ns:
-            return False
-        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
-        # Repeating a few calls is cheaper than a whole probe, and finds a recovery within a period.
-        return any(call.has_changed() for call in self._failed_calls)
+        return self._inventory is None or now_ns >= self._probe_due_ns
 
     def _probe(self, now_ns: int) -> None:
-        host = self._devices.probing(self._host)
-        try:
-            inventory = self.source.probe(host)
-        finally:
-            # Also after a failed probe: the source may have kept this host.
-            host.stop()
+        self._host.failures = {}
+        inventory = self.source.probe(self._host)
         self._probe_due_ns = now_ns + self.reprobe_ns
-        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
-        completed = self._devices.complete(inventory, host)
-        self._inventory, self._failed_calls = inventory, completed.failed_calls
+        completed = self._known = self._known.complete(
+            inventory, self._host.failures, self._host, self._frames, now_ns
+        )
+        self._inventory = inventory
         self._checks.find_columns(inventory.columns, completed.columns)
-        self._width, self._hidden_reasons = len(inventory.columns), completed.hidden_reasons
+        self._width = len(inventory.columns)
         selection = source.selected_metrics(self.source)
         all_columns, described = completed.columns, completed.columnless_entities
         order = Schema.ordered(all_columns)
@@ -212,9 +188,7 @@ class SourceReader:
             order = selected or order[:1]  # a source without any column would count as unsupported
             described = tuple(dict.fromkeys([*described, *(about for _, about in all_columns)]))
         columns = tuple(all_columns[position] for position in order)
-        self._pick_ordered = counter_unwrap.column_picker(
-            [completed.positions[position] for position in order]
-        )
+        self._pick_ordered = counter_unwrap.column_picker(order)
         # The same object is kept, so that receivers compare schemas by identity, and none is sent again.
         if columns != self._schema.columns or described != self._schema.columnless_entities:
             self._schema = Schema(self.source.name, columns, described)
@@ -222,19 +196,19 @@ class SourceReader:
             self._limits = [each[0] for each in steps], [each[-1] for each in steps]
 
     def _frame(self, table: row_builder.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
-        events, self._kept_events = (*self._kept_events, *table.events), ()
+        events = tuple(table.events)
         if not self._schema.columns and not events:
             return None
-        if self._hidden_reasons:
-            table.values += [0] * len(self._hidden_reasons)
-            table.reasons += self._hidden_reasons
+        if hidden := self._known.hidden_reasons:
+            table.values += [0] * len(hidden)
+            table.reasons += hidden
         self._sequence += 1
         has_absent = table.reasons.count(PRESENT) < len(table.reasons)
         width = len(self._schema.columns)  # less than that of the row if metrics are selected
         reasons = bytearray(self._pick_ordered(table.reasons) if has_absent else width)
         values = self._pick_ordered(table.values)
         values = _stored_values(values, reasons, self._schema.columns, self._limits)
-        return Frame(
+        frame = Frame(
             self._origin,
             self._schema,
             self._sequence,
@@ -244,8 +218,11 @@ class SourceReader:
             # wire.
             b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons),
             events,
-            self._read_times.delays(self._schema, timestamp.boot_ns),
+            self._host.read_times.delays(self._schema, timestamp.boot_ns),
         )
+        is_first = not self._frames or self._frames[0].schema is not self._schema
+        self._frames = (frame if is_first else self._frames[0], frame)
+        return frame
 
 
 def _stored_values(

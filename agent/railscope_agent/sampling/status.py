@@ -14,7 +14,7 @@ from railscope.catalog import agent as catalog, declare, entities
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import PRESENT, Absent
 from railscope.timestamps import SECOND_NS
-from railscope_agent.sampling import hang_guard
+from railscope_agent.sampling import guard
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import ReadOutcome
@@ -143,13 +143,6 @@ class SourceGrader:
         status.is_overdue = True
         self._grade(status, FAILED, f"timeout: no response within {deadline_seconds:g} s", now)
 
-    def record_wait(self, status: SourceState, now: NodeTimestamp) -> None:
-        """Grade a read that is due while an earlier call of the same driver has not returned."""
-        # Once per wait: the reason is that of the first missed read.
-        if not status.is_overdue:
-            status.is_overdue = True
-            self._grade(status, FAILED, "an earlier call of the driver has not returned", now)
-
     def _grade(self, status: SourceState, state: int, problem: str, now: NodeTimestamp) -> None:
         before, status.problem = status.state, problem
         if state == before:
@@ -172,7 +165,7 @@ class SourceGrader:
         }
         self._queue_event(catalog.SOURCE_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
-    def record_hang(self, call: hang_guard.HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
+    def record_hang(self, call: guard.HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
         hung_ns = max(now.boot_ns - call.since_ns, 0)
         hung_seconds = round(hung_ns / SECOND_NS, 1)

@@ -1,4 +1,4 @@
-"""Thread that runs functions one after the other, for calls that may block the event loop."""
+"""Thread that runs functions one after the other, for work that may block the event loop."""
 
 from __future__ import annotations
 
@@ -6,57 +6,46 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-
-
-class CallAbandonedError(BaseException):
-    """Raised in a thread if its call returns after the thread was replaced.
-
-    A BaseException, because it is not a failure of the call: no source may catch it.
-    """
 
 
 class WorkerThread:
     """Runs functions sequentially on its own thread."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting = 0
         # A daemon: a call that never returns must not keep the process from ending.
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
         """Queue a function and return a future of its result, on the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
+        self._waiting += 1
 
         def job() -> None:
             try:
                 result = function()
-            except CallAbandonedError:
-                return  # the result is not awaited: the family has another thread
             except Exception as error:  # noqa: BLE001 - passed to the future
-                _report_result(loop, _fail, future, error)
+                _report(loop, self._end, future, future.set_exception, error)
             else:
-                _report_result(loop, resolve_future, future, result)
+                _report(loop, self._end, future, future.set_result, result)
 
         self._jobs.put(job)
         return future
 
-    def run(self, function: Callable[[], None], end: Callable[[], None]) -> None:
-        """Queue a function that raises nothing, and afterwards another one on the running loop."""
-        loop = asyncio.get_running_loop()
+    @property
+    def is_idle(self) -> bool:
+        """True if no function waits or runs; on the event loop."""
+        return not self._waiting
 
-        def job() -> None:
-            with suppress(CallAbandonedError):  # the family has another thread
-                function()
-                _report_result(loop, end)
-
-        self._jobs.put(job)
+    def _end(self, future: asyncio.Future[Any], set_it: Callable[[Any], None], result: Any) -> None:
+        self._waiting -= 1
+        if not future.done():
+            set_it(result)
 
     def stop(self) -> None:
         """Let the thread end after the queued functions; a stuck one is left behind."""
@@ -67,18 +56,7 @@ class WorkerThread:
             job()
 
 
-def _report_result(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+def _report(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
     # The loop may have ended while the thread was stuck; then the result is not awaited.
     if not loop.is_closed():
         loop.call_soon_threadsafe(*call)
-
-
-def resolve_future(future: asyncio.Future[Result], result: Result) -> None:
-    """Set the result of a future, unless it is done or was cancelled."""
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,9 +42,8 @@ MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
 # Frames that are not sent by then are in the spool: a longer wait would only delay the stop of the service.
 SHUTDOWN_SECONDS = 3.0
-MAX_FLUSH_DELAY_SECONDS = 0.2
-ROUND_SECONDS = 0.01
-"""Maximum duration from the first frame of a round of reads to the last one, usually."""
+FLUSH_DELAY_SECONDS = 0.2
+"""Time after the reads that are due at a flush."""
 UNSPOOLED_SECONDS = 1.0
 """Maximum time that an envelope is only in memory while the collector has not acknowledged it."""
 
@@ -62,13 +61,12 @@ class Shipper:
     """Events of the agent, which its own source reports."""
     version: str = __version__
     """Version of the agent."""
+    take_frames: Callable[[], None] = lambda: None
+    """Publishes what was read since the last flush."""
     _pending: list[Frame] = field(default_factory=list)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_flush_due: asyncio.Event = field(default_factory=asyncio.Event)
     _is_all_sent: asyncio.Event = field(default_factory=asyncio.Event)
-    _flush_ns: int = 0
-    """Time of the next flush."""
     _sent_body: bytes = b""
     """The envelope in memory that is being sent, or was sent last."""
     _spooled_body: spool.SpooledEnvelope | None = None
@@ -101,12 +99,13 @@ class Shipper:
     def publish(self, frame: Frame) -> None:
         """Queue a frame for the next envelope."""
         if len(self._pending) >= MAX_FRAMES_PENDING:
-            self._record_loss(spool.FrameLoss("disk", 0, 1))
+            self.drop(1)
             return
         self._pending.append(frame)
-        # The first frame of the reads that are due at the flush: the flush waits for the rest of their round.
-        if frame.timestamp.boot_ns >= self._flush_ns:
-            self._is_flush_due.set()
+
+    def drop(self, frames: int) -> None:
+        """Count frames that find no place in memory: the disk or the event loop does not keep up."""
+        self._record_loss(spool.FrameLoss("disk", 0, frames))
 
     async def run(self) -> None:
         """Ship until cancelled; then spool the pending frames and try to send them once more."""
@@ -163,29 +162,18 @@ class Shipper:
         period_ns = round(self.link.push_seconds * timestamps.SECOND_NS)
         while True:
             now_ns = self.clock.now().boot_ns
-            # A multiple of the period, as the reads: an envelope has all frames of a tick.
-            self._flush_ns = (now_ns // period_ns + 1) * period_ns
+            # A multiple of the period, as the reads, and after them: an envelope has all frames of a tick.
+            flush_ns = (now_ns // period_ns + 1) * period_ns
             if self.clock.is_running:
-                seconds = (self._flush_ns - now_ns) / timestamps.SECOND_NS
-                await self._wait_for_reads(
-                    seconds + min(self.link.push_seconds, MAX_FLUSH_DELAY_SECONDS)
+                flush_ns += round(
+                    min(self.link.push_seconds / 2, FLUSH_DELAY_SECONDS) * timestamps.SECOND_NS
                 )
-            await self.clock.sleep_until(self._flush_ns)
+            await self.clock.sleep_until(flush_ns)
             await self.flush()
-
-    async def _wait_for_reads(self, seconds: float) -> None:
-        """Wait for the frames that are read when a flush is due.
-
-        Packing at the same time would contend with the reads, and with the event loop that publishes frames.
-        """
-        self._is_flush_due.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._is_flush_due.wait()
-                await asyncio.sleep(ROUND_SECONDS)
 
     async def flush(self) -> None:
         """Pack the pending frames into envelopes, to be sent from memory or spooled."""
+        self.take_frames()
         frames, self._pending = self._pending, []
         if frames:
             await self._disk.submit(lambda: self._pack_frames(frames))

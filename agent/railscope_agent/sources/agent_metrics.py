@@ -11,7 +11,7 @@ from railscope.reading import REASONS, Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import (
     budget_keeper,
-    hang_guard,
+    guard,
     probe_result,
     row_builder,
     shipping_stats,
@@ -39,7 +39,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
     name = "agent"
     family = "agent"
     stage = 2
-    is_in_memory = True
     longest_period_seconds = 5.0
     """The metrics that report faults must not be the first to become stale."""
 
@@ -49,7 +48,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
         shipping: shipping_stats.ShippingStats,
         take_events: Callable[[], list[Event]],
         keeper: Callable[[], budget_keeper.BudgetKeeper | None] = lambda: None,
-        hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
+        hung: Callable[[], Mapping[str, guard.HungCall]] = dict,
     ) -> None:
         self._hung = hung
         self._devices: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ client's locks: the source runs on its own thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 
 from railscope.catalog import declare, entities, storage as c
@@ -17,7 +17,13 @@ from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.sources.debugfs import denied_finding
-from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
+from railscope_agent.sources.scan_source import (
+    Found,
+    ScanSource,
+    matching,
+    parse_natural,
+    whole_lines,
+)
 
 CEPH_ROOT = "/sys/kernel/debug/ceph"
 _CEPH_CLIENT = re.compile(r"(?P<cluster>[0-9a-f-]{36})\.(?P<client>client\d+)")
@@ -85,24 +91,23 @@ _FILES: tuple[tuple[str, Callable[[bytes], Mapping[Hashable, Reading]]], ...] = 
 )
 
 
-class CephSource(KeyedFileSource):
+class CephSource(ScanSource):
     """Requests in flight, latencies and bytes of every client."""
 
     name = "ceph"
     family = "ceph"
 
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the clients and the metrics that their kernel reports."""
-        columns = probe_result.ColumnBuilder()
-        self._files = []
-        matches = map(_CEPH_CLIENT.fullmatch, fact_readers.list_names(host, CEPH_ROOT))
-        clients = [match for match in matches if match]
-        for match in clients:
+    def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
+        """Yield the metrics of each client that its kernel reports."""
+        clients = 0
+        for match in matching(host, CEPH_ROOT, _CEPH_CLIENT):
+            clients += 1
             about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
             for name, parse in _FILES:
-                path = f"{CEPH_ROOT}/{match[0]}/{name}"
-                self._add_file(host, columns, path, parse, partial(_column, about))
-        return columns.result(_finding(host, len(clients)))
+                yield from self.keyed(
+                    host, f"{CEPH_ROOT}/{match[0]}/{name}", parse, partial(_column, about)
+                )
+        yield _finding(host, clients)
 
 
 def _column(about: Entity, key: Hashable) -> Column | None:

@@ -8,11 +8,13 @@ the same files. A module without a counter file is omitted.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from railscope.catalog import declare, entities, sensors as catalog
+from railscope.catalog import entities, sensors as catalog
 from railscope.frame import Entity
 from railscope_agent.host import Host
-from railscope_agent.sampling import fact_readers, probe_result, source
+from railscope_agent.sampling.probe_result import ProbeFinding, format_count
+from railscope_agent.sources.scan_source import Found, ScanSource, counters, facts, matching
 
 EDAC_ROOT = "/sys/devices/system/edac"
 _CONTROLLER = re.compile(r"mc\d+")
@@ -27,66 +29,47 @@ _OF_MODULE = (
     ("dimm_ce_count", catalog.DIMM_CORRECTED),
     ("dimm_ue_count", catalog.DIMM_UNCORRECTED),
 )
+_FACTS = {
+    "slot": "dimm_label",
+    "location": "dimm_location",
+    "memory_type": "dimm_mem_type",
+    "device_width": "dimm_dev_type",
+    "edac_mode": "dimm_edac_mode",
+}
 _OF_PCI = (("pci_parity_count", catalog.PCI_PARITY), ("pci_nonparity_count", catalog.PCI_OTHER))
 
 
-class EdacSource(source.CounterFileSource):
+class EdacSource(ScanSource):
     """Corrected and uncorrected errors of every memory controller and module."""
 
     name = "edac"
     family = "host"
 
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the controllers, their modules and the counters of the PCI buses."""
-        columns = probe_result.ColumnBuilder()
-        paths: list[str] = []
-
-        def add(
-            directory: str, files: tuple[tuple[str, declare.Metric], ...], about: Entity
-        ) -> None:
-            present = set(fact_readers.list_names(host, directory))
-            for file, metric in files:
-                if file in present:
-                    columns.add(metric, about)
-                    paths.append(f"{directory}/{file}")
-
-        listed = fact_readers.list_names(host, f"{EDAC_ROOT}/mc")
-        controllers = [name for name in listed if _CONTROLLER.fullmatch(name)]
-        modules = 0
-        for controller in controllers:
-            directory = f"{EDAC_ROOT}/mc/{controller}"
-            facts = fact_readers.nonempty_facts(
-                model=fact_readers.read_text(host, f"{directory}/mc_name")
-            )
-            add(directory, _OF_CONTROLLER, Entity(entities.MEMORY_CONTROLLER, (controller,), facts))
-            for module in fact_readers.list_names(host, directory):
-                if _MODULE.fullmatch(module):
-                    modules += 1
-                    about = _memory_module(host, controller, module)
-                    add(f"{directory}/{module}", _OF_MODULE, about)
-        add(f"{EDAC_ROOT}/pci", _OF_PCI, Entity(entities.NODE))
-        self._keep(host, paths)
-        return columns.result(_finding(len(controllers), modules))
+    def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
+        """Yield the counters of the controllers, of their modules, and of the PCI buses."""
+        controllers = modules = 0
+        for controller in matching(host, f"{EDAC_ROOT}/mc", _CONTROLLER):
+            controllers += 1
+            directory = f"{EDAC_ROOT}/mc/{controller[0]}"
+            about = facts(host, directory, model="mc_name")
+            whole = Entity(entities.MEMORY_CONTROLLER, (controller[0],), about)
+            yield from counters(host, directory, _OF_CONTROLLER, whole)
+            for module in matching(host, directory, _MODULE):
+                modules += 1
+                place = f"{directory}/{module[0]}"
+                about = facts(host, place, **_FACTS)
+                part = Entity(entities.DIMM, (controller[0], module[0]), about)
+                yield from counters(host, place, _OF_MODULE, part)
+        yield from counters(host, f"{EDAC_ROOT}/pci", _OF_PCI, Entity(entities.NODE))
+        yield _finding(controllers, modules)
 
 
-def _memory_module(host: Host, controller: str, module: str) -> Entity:
-    directory = f"{EDAC_ROOT}/mc/{controller}/{module}"
-    facts = fact_readers.nonempty_facts(
-        slot=fact_readers.read_text(host, f"{directory}/dimm_label"),
-        location=fact_readers.read_text(host, f"{directory}/dimm_location"),
-        memory_type=fact_readers.read_text(host, f"{directory}/dimm_mem_type"),
-        device_width=fact_readers.read_text(host, f"{directory}/dimm_dev_type"),
-        edac_mode=fact_readers.read_text(host, f"{directory}/dimm_edac_mode"),
-    )
-    return Entity(entities.DIMM, (controller, module), facts)
-
-
-def _finding(controllers: int, modules: int) -> probe_result.ProbeFinding:
+def _finding(controllers: int, modules: int) -> ProbeFinding:
     if not controllers:
         detail = f"{EDAC_ROOT}/mc contains no memory controller (no ECC, no driver for it, or a VM)"
-        return probe_result.ProbeFinding.absent("memory errors", detail)
+        return ProbeFinding.absent("memory errors", detail)
     counts = (
-        probe_result.format_count(controllers, "memory controller"),
-        probe_result.format_count(modules, "module"),
+        format_count(controllers, "memory controller"),
+        format_count(modules, "module"),
     )
-    return probe_result.ProbeFinding.supported("memory errors", ", ".join(counts))
+    return ProbeFinding.supported("memory errors", ", ".join(counts))

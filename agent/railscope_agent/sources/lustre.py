@@ -7,7 +7,7 @@ Formats: lustre/lustre-release lustre/obdclass/lprocfs_status.c and lprocfs_coun
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 
 from railscope.catalog import declare, entities, storage as c
@@ -16,7 +16,12 @@ from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.sources.debugfs import denied_finding
-from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
+from railscope_agent.sources.scan_source import (
+    Found,
+    ScanSource,
+    parse_natural,
+    whole_lines,
+)
 
 LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
 LUSTRE_ROOTS = (LUSTRE_DEBUG_ROOT, "/proc/fs/lustre")
@@ -97,36 +102,29 @@ def parse_health(content: bytes) -> dict[Hashable, Reading]:
     return {_HEALTH_KEY: 0 if "NOT HEALTHY" in state or "LBUG" in state else Absent.ERROR}
 
 
-class LustreSource(KeyedFileSource):
+class LustreSource(ScanSource):
     """File operations of each client, requests and connection of each of its targets."""
 
     name = "lustre"
     family = "lustre"
 
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the clients, their targets, and the counters that exist so far."""
-        columns = probe_result.ColumnBuilder()
-        self._files = []
+    def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
+        """Yield the health, and the counters of clients and targets that exist so far."""
         health = _first_readable(host, LUSTRE_HEALTH_FILES)
         if health:
             healthy = c.LUSTRE_HEALTHY, Entity(entities.NODE)
-            self._add_file(host, columns, health, parse_health, lambda _: healthy)
+            yield from self.keyed(host, health, parse_health, lambda _: healthy)
         clients = _directories(host, "llite", _LUSTRE_CLIENT)
         # Metadata targets first: they are few, and within the limit in any case.
         targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
-        for directory, about in clients:
-            path = _first_readable(host, [f"{root}/{directory}/stats" for root in LUSTRE_ROOTS])
-            self._add_file(host, columns, path, parse_statistics, partial(_client_column, about))
-        for directory, about in targets[:MAX_TARGETS]:
-            for file, parse, column_of in (
-                ("stats", parse_statistics, _target_column),
-                ("import", parse_import, _import_column),
-            ):
-                path = _first_readable(
-                    host, [f"{root}/{directory}/{file}" for root in LUSTRE_ROOTS]
-                )
-                self._add_file(host, columns, path, parse, partial(column_of, about))
-        return columns.result(_finding(host, health, len(clients), len(targets)))
+        for directory, about, file, parse, column_of in (
+            *((*each, "stats", parse_statistics, _client_column) for each in clients),
+            *((*each, "stats", parse_statistics, _target_column) for each in targets[:MAX_TARGETS]),
+            *((*each, "import", parse_import, _import_column) for each in targets[:MAX_TARGETS]),
+        ):
+            path = _first_readable(host, [f"{root}/{directory}/{file}" for root in LUSTRE_ROOTS])
+            yield from self.keyed(host, path, parse, partial(column_of, about))
+        yield _finding(host, health, len(clients), len(targets))
 
 
 def _first_readable(host: Host, paths: Sequence[str]) -> str:

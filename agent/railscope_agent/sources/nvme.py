@@ -8,19 +8,17 @@ PCI address, a drive behind a network by the kernel's name for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import itemgetter, methodcaller
 
 from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import Absent, Reading
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import (
-    answer_readings,
-    fact_readers,
-    probe_result,
-    row_builder,
-    source,
-)
+from railscope_agent.sampling.answer_readings import parsed_reading, pick_reading
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
+from railscope_agent.sources.scan_source import Found, ScanSource, called, facts, matching
 from railscope_agent.topology.pci import pci_path
 
 ROOT = "/sys/class/nvme"
@@ -48,56 +46,32 @@ _NUMBERS: dict[str, declare.Metric] = {
     "hot_minutes": c.NVME_HOT_TIME,
 }
 _FREEZING_KELVINS = 273
-_HEALTH_COLUMNS = 1 + len(_NUMBERS) + len(_DIRECTIONS) + len(_WARNINGS)
 _REMEDY = "run the agent as root, or grant it CAP_SYS_ADMIN and access to /dev/nvme*"
 
 
-class NvmeSource(source.SourceWithoutResources):
+class NvmeSource(ScanSource):
     """State and health of every NVMe drive."""
 
     name = "nvme"
     family = "nvme"
 
-    def __init__(self) -> None:
-        self._controllers: list[str] = []
-
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the drives. Support of the health log is determined at each read."""
-        columns = probe_result.ColumnBuilder()
-        self._controllers = list(filter(_CONTROLLER.fullmatch, fact_readers.list_names(host, ROOT)))
-        findings = []
-        for controller in self._controllers:
+    def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
+        """Yield the state and the health log of each drive."""
+        is_any = False
+        for match in matching(host, ROOT, _CONTROLLER):
+            is_any, controller = True, match[0]
             drive = _entity(host, controller)
-            columns.add_each((c.NVME_STATE, c.NVME_TEMPERATURE, *_NUMBERS.values()), drive)
-            for direction in _DIRECTIONS.values():
-                columns.add(c.NVME_DATA, drive.child(entities.NVME_DIRECTION, direction))
-            for warning in _WARNINGS:
-                columns.add(c.NVME_CRITICAL_WARNING, drive.child(entities.NVME_WARNING, warning))
-            findings.append(_finding(host, controller, drive))
-        if not findings:
-            findings.append(
-                probe_result.ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive")
+            yield (
+                c.NVME_STATE,
+                drive,
+                parsed_reading(host.read, f"{ROOT}/{controller}/state", _parse_state),
             )
-        return columns.result(*findings)
-
-    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
-        """Read the state and the health log of each drive."""
-        for position, controller in enumerate(self._controllers):
-            start = position * (1 + _HEALTH_COLUMNS)
-            state = answer_readings.parsed_reading(
-                host.read, f"{ROOT}/{controller}/state", _parse_state
-            )
-            into.put(start, state)
-            try:
-                log = host.call("nvme", "smart", controller)
-            except OSError as error:
-                into.put_none(start + 1, _HEALTH_COLUMNS, reason_of(error))
-            else:
-                temperature = answer_readings.pick_reading(_temperature, log)
-                numbers = (log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS))
-                picks = map(_warning, range(len(_WARNINGS)))
-                warnings = (answer_readings.pick_reading(pick, log) for pick in picks)
-                into.put_readings(start + 1, (temperature, *numbers, *warnings))
+            log, reason = called(host, "nvme", "smart", controller)
+            for metric, about, pick in _PICKS:
+                yield metric, about(drive), reason or pick_reading(pick, log)
+            yield _finding(controller, drive, reason)
+        if not is_any:
+            yield ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive")
 
 
 def _temperature(log: Json) -> Reading:
@@ -106,8 +80,27 @@ def _temperature(log: Json) -> Reading:
     return kelvins - _FREEZING_KELVINS if kelvins else Absent.UNSUPPORTED
 
 
-def _warning(bit: int) -> Callable[[Json], Reading]:
-    return lambda log: log["critical_warning"] >> bit & 1
+def _warning(bit: int, log: Json) -> Reading:
+    return int(log["critical_warning"]) >> bit & 1
+
+
+_PICKS: tuple[tuple[declare.Metric, Callable[[Entity], Entity], Callable[[Json], Reading]], ...] = (
+    (c.NVME_TEMPERATURE, lambda drive: drive, _temperature),
+    *((metric, lambda drive: drive, itemgetter(name)) for name, metric in _NUMBERS.items()),
+    *(
+        (c.NVME_DATA, methodcaller("child", entities.NVME_DIRECTION, direction), itemgetter(name))
+        for name, direction in _DIRECTIONS.items()
+    ),
+    *(
+        (
+            c.NVME_CRITICAL_WARNING,
+            methodcaller("child", entities.NVME_WARNING, warning),
+            partial(_warning, bit),
+        )
+        for bit, warning in enumerate(_WARNINGS)
+    ),
+)
+"""Metric, entity and reading in the health log of a drive."""
 
 
 def _parse_state(content: bytes) -> Reading:
@@ -116,16 +109,18 @@ def _parse_state(content: bytes) -> Reading:
 
 def _entity(host: Host, controller: str) -> Entity:
     directory = f"{ROOT}/{controller}"
-    matches = map(_DISK.fullmatch, fact_readers.list_names(host, directory))
-    facts = fact_readers.nonempty_facts(
-        controller=controller,
-        disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
-        model=fact_readers.read_text(host, f"{directory}/model"),
-        serial=fact_readers.read_text(host, f"{directory}/serial"),
-        firmware=fact_readers.read_text(host, f"{directory}/firmware_rev"),
-        transport=fact_readers.read_text(host, f"{directory}/transport"),
+    about = facts(
+        host,
+        directory,
+        model="model",
+        serial="serial",
+        firmware="firmware_rev",
+        transport="transport",
     )
-    return Entity(entities.NVME_DRIVE, (_address(host, directory) or controller,), facts)
+    about["controller"] = controller
+    if disks := sorted({match[1] + match[2] for match in matching(host, directory, _DISK)}):
+        about["disks"] = ",".join(disks)
+    return Entity(entities.NVME_DRIVE, (_address(host, directory) or controller,), about)
 
 
 def _address(host: Host, directory: str) -> str:
@@ -137,18 +132,12 @@ def _address(host: Host, directory: str) -> str:
     return addresses[-1] if addresses else ""
 
 
-def _finding(host: Host, controller: str, drive: Entity) -> probe_result.ProbeFinding:
+def _finding(controller: str, drive: Entity, reason: Absent | None) -> ProbeFinding:
     subject = f"drive {controller}"
-    facts = [drive.facts.get(fact, "") for fact in ("model", "transport")]
-    detail = ", ".join(filter(None, facts)) or "unknown model"
-    try:
-        host.call("nvme", "smart", controller)
-    except OSError as error:
-        if reason_of(error) is Absent.DENIED:
-            detail += "; permission denied for its health log"
-            return probe_result.ProbeFinding(
-                subject, probe_result.ProbeVerdict.DENIED, detail, _REMEDY
-            )
-        detail += f"; without a health log: {error.strerror}"
-        return probe_result.ProbeFinding.supported(subject, detail)
-    return probe_result.ProbeFinding.supported(subject, f"{detail}, with a health log")
+    named = [drive.facts.get(fact, "") for fact in ("model", "transport")]
+    detail = ", ".join(filter(None, named)) or "unknown model"
+    if reason is Absent.DENIED:
+        detail += "; permission denied for its health log"
+        return ProbeFinding(subject, ProbeVerdict.DENIED, detail, _REMEDY)
+    log = "with a health log" if reason is None else f"without a health log: {reason.label}"
+    return ProbeFinding.supported(subject, f"{detail}, {log}")

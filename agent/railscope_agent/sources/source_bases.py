@@ -24,7 +24,7 @@ from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.host.boot_state import BootState, BootStateFile
-from railscope_agent.sampling import probe_host, probe_result, row_builder, source as base
+from railscope_agent.sampling import guard, probe_result, row_builder, source as base
 
 MAX_EVENTS = 100
 """Maximum of changes that one read reports individually; the count of the rest is one event."""
@@ -155,10 +155,9 @@ class ScanningSource(base.SourceWithoutResources, ABC):
             scan.columns[part] = self._part_columns.get(part, scan.columns[part])
             for column in scan.columns[part]:
                 scan.readings.setdefault(column, reason)
-        failed = probe_host.failed_calls(host)
-        incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
+        failures = guard.failures_of(host)
         for part, columns in self._part_columns.items():
-            if part[0] in incomplete or (part not in scan.columns and failed):
+            if part not in scan.columns and failures:
                 continue  # hidden by a failed call, and absent for its reason
             reason = Absent.UNSUPPORTED if part in scan.columns else Absent.GONE
             for column in columns:
@@ -191,7 +190,6 @@ class ReportingSource(base.SourceWithoutResources):
 
     family = "collectives"
     stage = 2
-    is_in_memory = True
     metrics: Mapping[EntityKind, tuple[Metric, ...]]
 
     def __init__(self, results: ReportedReadings) -> None:
@@ -352,7 +350,8 @@ class UnwrappingSource:
     ) -> None:
         """Use the unwrappers of a new probe, which started with the state in `_before`."""
         self._unwraps = unwraps
-        self._before = probe_host.find_hidden(host, self._before, self._counter_states)
+        # States that this probe did not find are kept if a failed call has hidden them.
+        self._before = self._before if guard.failures_of(host) else {}
 
     def _save_unwraps(self, host: Host) -> None:
         if self._memory:

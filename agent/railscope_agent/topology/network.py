@@ -7,16 +7,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from railscope.frame import Entity
+from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.sampling.answer_readings import parsed_reading
 from railscope_agent.sampling.fact_readers import list_names, read_link_name, read_text
-from railscope_agent.sampling.probe_host import (
-    FailedCall,
-    failed_calls,
-    repeat_failures,
-    unwrap_host,
-)
+from railscope_agent.sampling.guard import GuardedHost, failures_of
 from railscope_agent.topology import pci, rail_rules, rails as rail_map
 from railscope_agent.topology.default_routes import default_interfaces
 from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork, nic_entity
@@ -55,12 +51,17 @@ class _NetworkScan:
     device_names: tuple[tuple[str, ...], ...]
     polled_ns: int
     network: NodeNetwork
-    failed: Mapping[str, FailedCall]
+    failures: Mapping[str, Absent]
 
     def is_valid(self, host: Host, device_names: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
         """True if it is still valid."""
         fresh = 0 <= now_ns - self.polled_ns < SCAN_VALID_NS
-        return fresh and unwrap_host(host) is self.host and device_names == self.device_names
+        return fresh and _machine(host) is self.host and device_names == self.device_names
+
+
+def _machine(host: Host) -> Host:
+    """Return the host that the lanes share."""
+    return host.machine if isinstance(host, GuardedHost) else host
 
 
 class _RailDevices(NamedTuple):
@@ -97,17 +98,15 @@ class NetworkScanner:
         )
         now_ns, last = host.clock.now().boot_ns, self._last
         if last and last.is_valid(host, device_names, now_ns):
-            # The failures belong to each source that uses the result, and not only to the one whose scan it
-            # was.
-            repeat_failures(host, last.failed)
+            # The failures belong to each source that uses the result, and not only to the one whose scan it was.
+            failures_of(host).update(last.failures)
             return last.network
-        # The failures before the scan are of its caller, and are not part of the result.
-        tree, before = self.rules.tree, failed_calls(host)
+        tree, before = self.rules.tree, set(failures_of(host))
         network = self.assign_roles(
             host, pci.read_pci_devices(host, tree.places if tree else None).values()
         )
-        failed = {key: call for key, call in failed_calls(host).items() if key not in before}
-        self._last = _NetworkScan(unwrap_host(host), device_names, now_ns, network, failed)
+        failures = {d: reason for d, reason in failures_of(host).items() if d not in before}
+        self._last = _NetworkScan(_machine(host), device_names, now_ns, network, failures)
         return network
 
     def find_nics(self, host: Host) -> tuple[Entity, ...]:
