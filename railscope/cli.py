@@ -50,7 +50,7 @@ _SECTIONS = {
 }  # fmt: skip
 """Commands by section of the help."""
 COLLECTOR_MODULES = frozenset(
-    ("aiohttp", "influxdb_client", "jinja2", "markdown_it", "numpy", "sqlalchemy")
+    ("aiohttp", "cryptography", "influxdb_client", "jinja2", "markdown_it", "numpy", "sqlalchemy")
 )
 """Modules of the extra `collector`, which commands load without a check of their own."""
 COMPLETION_VARIABLE = "_RAILSCOPE_COMPLETE"

@@ -19,7 +19,6 @@ from railscope.catalog import collector as catalog
 from railscope_agent.commands.agent_client import AgentClient
 from railscope_agent.host.kubelet import call_kubelet
 from railscope_agent.host.kubelet_pods import read_pod_list
-from railscope_agent.host.live_host import LiveHost
 from railscope_agent.shipping.http_client import HttpClient
 from railscope_collector.config import InfluxSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
@@ -138,13 +137,6 @@ def test_the_agent_reads_pods_from_the_kubelet_within_bounds(url: str) -> None:
 def test_the_agent_reads_devices_from_the_kubelet_within_bounds(unix: Path) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
         call_kubelet(str(unix), "List", b"", SECONDS, MAX_BYTES)
-
-
-def test_the_agent_queries_worker_servers_within_bounds(unix: Path, tmp_path: Path) -> None:
-    unix.rename(tmp_path / "rank_0.sock")
-    arguments = round(SECONDS * 1000), str(tmp_path), "", "rank_0.sock"
-    with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
-        LiveHost().call("worker_server", "dump", *arguments)
 
 
 def test_the_claim_command_queries_the_agent_within_bounds(unix: Path) -> None:

@@ -18,16 +18,6 @@ class CollectiveSettings(Struct, frozen=True, kw_only=True):
     """Seconds for which other ranks must have waited before a rank counts as late, or a collective as stuck."""
     max_age_seconds: Annotated[float, Meta(gt=0, le=86_400.0)] = 3600.0
     """Maximum age of a dump; older ones are ignored."""
-    worker_servers: bool = False
-    """True: flight recorders are also requested from PyTorch's worker servers, over Unix sockets with names such as
-    rank_0.sock in flight_recorder_directory or its directories, and over worker_ports.
-    """
-    worker_ports: str = ""
-    """Space-separated TCP ports, or ranges such as 26000-26007, at which worker servers listen on loopback (worker_port of
-    start_debug_server). A port is connected to only if a process on a GPU of this node listens there.
-    """
-    worker_timeout_seconds: Annotated[float, Meta(ge=0.5, le=5)] = 2.0
-    """Timeout of a request to a worker server, from the connection to the end of the answer."""
     nccl_inspector_directory: str = ""
     """Directory of the files of NCCL Inspector (NCCL_INSPECTOR_DUMP_DIR), in it or in one directory per job. Empty:
     switched off.

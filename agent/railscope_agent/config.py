@@ -94,16 +94,10 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Dumps of PyTorch's flight recorders."""
     collective_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
     """State of each rank that has such a dump."""
-    worker_server: Annotated[float, Meta(ge=15, le=MAX_SECONDS)] = 60.0
-    """Worker servers of PyTorch, if collectives.worker_servers is on: one request per server, and one for its dump if the
-    job stands still.
-    """
     nccl_inspector: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
     """Logs of NCCL Inspector."""
     communicator: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
     """Totals of each communicator in such logs."""
-    nccl_metrics: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
-    """Metrics files of NCCL Inspector."""
     nccl_ras: Annotated[float, Meta(ge=15, le=MAX_SECONDS)] = 60.0
     """NCCL's RAS subsystem, if collectives.ras is on: one query per job."""
     nccl_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0

@@ -20,6 +20,7 @@ from railscope_agent.sources import (
 )
 from railscope_agent.sources.bonds import BondSource
 from railscope_agent.sources.ceph import CephSource
+from railscope_agent.sources.collective_sources import CollectiveSources
 from railscope_agent.sources.edac import EdacSource
 from railscope_agent.sources.link_errors import LinkErrorSource
 from railscope_agent.sources.lustre import LustreSource
@@ -55,6 +56,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     )
     gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()
     claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
+    collectives = CollectiveSources(settings.collectives, gpus, lists, claims)
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -94,47 +96,12 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         EdacSource(),
         KernelLogStream(matcher),
         claims,
-        *_collective_sources(settings, gpus, lists, claims),
+        *collectives.on_demand(),
         *(burst_sampling if bursts.enabled else ()),
         *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
     ]
     enabled = _exclude_disabled(all_sources, settings.metrics.disabled_sources.split())
     return assign_periods(enabled, settings.period_seconds)
-
-
-def _collective_sources(
-    settings: AgentSettings,
-    gpus: inventory.GpuInventory,
-    lists: process_lists.ProcessLists,
-    claims: ClaimSource,
-) -> list[Source]:
-    """Return the sources of collectives; without any of them, their modules are not loaded (1.4 MiB)."""
-    c = settings.collectives
-    from railscope_agent.sources import (  # noqa: PLC0415
-        flight_recorder,
-        nccl_inspector,
-        nccl_metrics,
-        nccl_ras,
-        rank_places,
-        source_bases,
-        worker_server,
-    )  # fmt: skip
-
-    places, ras_places, server_places = (
-        rank_places.RankPlaces(gpus, lists, claims.claims_of_process) for _ in range(3)
-    )
-    ranks, communicators, nccl_ranks = (source_bases.ReportedReadings() for _ in range(3))
-    served = flight_recorder.ServedDumps()
-    return [
-        worker_server.WorkerServerSource(c, server_places, served),
-        flight_recorder.FlightRecorderSource(c, places, ranks, served),
-        flight_recorder.CollectiveRankSource(ranks),
-        nccl_inspector.NcclInspectorSource(c, places, communicators),
-        nccl_inspector.CommunicatorSource(communicators),
-        nccl_metrics.NcclMetricsSource(c, places),
-        nccl_ras.NcclRasSource(c, ras_places, nccl_ranks),
-        nccl_ras.NcclRankSource(nccl_ranks),
-    ]
 
 
 def assign_periods(sources: list[Source], periods: SourcePeriods) -> list[Source]:

@@ -63,12 +63,12 @@ RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
 LOG_CLOCK_FILE = "kernel-log-clock.json"
 UNSHIPPED_SOURCES = {
-    GpuProcessSource.name, "collective_rank", "communicator", "nccl_metrics", "nccl_rank",
+    GpuProcessSource.name, "collective_rank", "communicator", "nccl_rank",
 }  # fmt: skip
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
 DERIVED_SOURCES = (
-    tenancy.ClaimSource.name, "worker_server", "flight_recorder", "collective_rank", "nccl_inspector", "communicator",
-    "nccl_metrics", "nccl_ras", "nccl_rank", GpuVerdictSource.name, SelfMetricsSource.name,
+    tenancy.ClaimSource.name, "flight_recorder", "collective_rank", "nccl_inspector", "communicator",
+    "nccl_ras", "nccl_rank", GpuVerdictSource.name, SelfMetricsSource.name,
 )  # fmt: skip
 """Sources computed from the readings of the others, in the order in which they have to be read."""
 

@@ -8,11 +8,8 @@ _RANK = declare.MetricTable(entities.COLLECTIVE_RANK, _DUMPS, detail=declare.BAS
 RANK_STATES = {0: "unknown", 1: "running", 2: "waiting", 3: "late", 4: "mismatched", 5: "stuck"}
 FILE_STATES = ("read", "waiting", "owner", "outdated", "malformed", "too_large", "irregular", "unreadable", "excess")
 """`waiting` is read later; `owner`: no process of the owner is on a GPU of this node."""
-SERVER_STATES = ("answered", "young", "owner", "irregular", "denied", "unreachable", "status", "timeout", "too_large", "malformed", "excess")
-"""`young` is queried later; `owner`: the job of its process is not known, or another user or process answered."""
 
 FLIGHT_RECORDER_FILES = _RANK.gauge("railscope_flight_recorder_files", "Dumps of flight recorders in the configured directory, by what the agent did with them.", about=entities.FLIGHT_RECORDER_FILE)
-FLIGHT_RECORDER_SERVERS = _RANK.gauge("railscope_flight_recorder_servers", "Worker servers of PyTorch that the agent found, by result of the last request; absent without collectives.worker_servers.", about=entities.FLIGHT_RECORDER_SERVER)
 COLLECTIVE_RANKS = _RANK.gauge("railscope_collective_ranks", "Ranks of process groups by state; a rank of several groups counts in each. A rank without a usable dump is unknown.", about=entities.COLLECTIVE_STATE)
 RANK_INFO = _RANK.info("railscope_collective_rank_info", "Identity of this rank: process, GPU, NIC, rail, holder of the GPU, and the collective that it has not entered or not completed.")
 RANK_STATE = _RANK.state("railscope_collective_rank_state", "State of the rank in its process group as of its dump: late if other ranks wait in a collective that it has not entered, mismatched if it entered another one, stuck if all ranks entered and none completed it.", states=RANK_STATES)
@@ -55,18 +52,6 @@ RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by 
 STRAGGLER_EVENT = declare.EventClass("collective_straggler", entities.COMMUNICATOR_RANK, "warning", "A rank arrives last at nearly all collectives of its communicator on this node, late by a large part of their duration.", _LOGS, ("communicator_name", "compared", "last_arrivals", "late_milliseconds", "late_percent", *_PLACE), judged_by="gpu_straggler")
 SLOW_PATH_EVENT = declare.EventClass("collective_slow_path", entities.COMMUNICATOR_CALL, "warning", "The bus bandwidth of a communicator, for one kind and size class, is far below its usual one or that of the other communicators of its job with as many ranks; no rank of this node is late.", _LOGS, ("communicator_name", "bytes_per_second", "expected_bytes_per_second", "percent", "rails", "gpus", *HOLDER), judged_by="job_slowdown")
 
-_METRICS = "metrics files of NCCL Inspector"
-_GPU_CALL = declare.MetricTable(entities.NCCL_GPU_CALL, f"{_METRICS}, ", detail=declare.BASIC)
-_NCCL_GPU = declare.MetricTable(entities.NCCL_GPU, f"{_METRICS}, ", "Counts from the start of the process.", detail=declare.BASIC)
-METRICS_FILE_STATES = ("read", "waiting", "owner", "outdated", "incomplete", "too_large", "irregular", "unreadable", "excess")
-"""`waiting` is being written; `owner`: no process of the owner and of its job is on the GPU in the name."""
-METRICS_LINE_STATES = ("read", "malformed", "excess")
-METRICS_FILES = _GPU_CALL.gauge("railscope_nccl_metrics_files", "Metrics files of NCCL Inspector in the configured directory, by what the agent did with them.", about=entities.INSPECTOR_METRICS_FILE)
-METRICS_LINES = _GPU_CALL.gauge("railscope_nccl_metrics_lines", "Lines of these files as last read, by what the agent did with them; a combination beyond the bounds counts once.", about=entities.INSPECTOR_METRICS_LINE)
-REPORTED_BANDWIDTH = _GPU_CALL.gauge("railscope_nccl_reported_bus_bandwidth_bytes_per_second", "Geometric mean of the bus bandwidths of the calls of the last dump of the GPU's process.", "nccl_bus_bandwidth_gbs, nccl_p2p_bus_bandwidth_gbs")
-REPORTED_DURATION = _GPU_CALL.gauge("railscope_nccl_reported_call_seconds", "Mean duration of these calls.", "nccl_collective_exec_time_microseconds, nccl_p2p_exec_time_microseconds", scale=declare.NANO)
-REPORTED_CALLS = _NCCL_GPU.counter("railscope_nccl_reported_calls_total", "Calls that the GPU's process recorded.", "nccl_collectives_total + nccl_p2p_total")
-REPORTED_DROPPED = _NCCL_GPU.counter("railscope_nccl_reported_dropped_calls_total", "Calls that the plugin did not record because its buffer was full.", "nccl_collectives_dropped_total + nccl_p2p_dropped_total")
 _RAS = "NCCL's RAS subsystem"
 _NCCL = declare.MetricTable(entities.NCCL_RANK, _RAS, detail=declare.BASIC)
 NCCL_RANK_STATES = {0: "unknown", 1: "running", 2: "waiting", 3: "late", 4: "mismatched", 5: "missing", 6: "dead", 7: "failed"}

@@ -110,7 +110,6 @@ PORT_MODULE = EntityKind("port_module", ("pci_address", "module"))
 AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 
 FLIGHT_RECORDER_FILE = EntityKind("flight_recorder_file", ("state",), part_of=NODE)
-FLIGHT_RECORDER_SERVER = EntityKind("flight_recorder_server", ("state",), part_of=NODE)
 COLLECTIVE_STATE = EntityKind("collective_state", ("state",), part_of=NODE)
 COLLECTIVE_GROUP = EntityKind("collective_group", ("job_directory", "user", "group"))
 """Process group of a job: `job_directory` has its dumps, `user` the number of their owner."""
@@ -122,10 +121,6 @@ COMMUNICATOR = EntityKind("communicator", ("job_directory", "user", "communicato
 COMMUNICATOR_CALL = EntityKind("communicator_call", ("job_directory", "user", "communicator", "collective", "size"), part_of=COMMUNICATOR)
 """Calls of a communicator by kind and by size class: the largest message of the class."""
 COMMUNICATOR_RANK = EntityKind("communicator_rank", ("job_directory", "user", "communicator", "rank"), ("communicator_name", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant"), part_of=COMMUNICATOR)
-INSPECTOR_METRICS_FILE = EntityKind("nccl_metrics_file", ("state",), part_of=NODE)
-INSPECTOR_METRICS_LINE = EntityKind("nccl_metrics_line", ("state",), part_of=NODE)
-NCCL_GPU = EntityKind("nccl_gpu", ("gpu", "job_directory", "user"), part_of=GPU)
-NCCL_GPU_CALL = EntityKind("nccl_gpu_call", ("gpu", "job_directory", "user", "communicator_name", "ranks", "nodes", "collective", "message_size", "algorithm"), part_of=NCCL_GPU)
 NCCL_PROCESS_STATE = EntityKind("nccl_process_state", ("state",), part_of=NODE)
 NCCL_RANK_STATE = EntityKind("nccl_rank_state", ("state",), part_of=NODE)
 NCCL_JOB = EntityKind("nccl_job", ("nccl_job", "user"))

@@ -46,10 +46,10 @@ WITHOUT_COLUMNS = {
     (name, mode)
     for names, modes in (
         (
-            "nvlink_signal kernel tenancy worker_server flight_recorder collective_rank nccl_inspector",
+            "nvlink_signal kernel tenancy flight_recorder collective_rank nccl_inspector",
             ("whole", "mig"),
         ),
-        ("communicator nccl_metrics nccl_ras nccl_rank", ("whole", "mig")),
+        ("communicator nccl_ras nccl_rank", ("whole", "mig")),
         (
             "link_errors nvlink",
             ("mig",),

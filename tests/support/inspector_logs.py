@@ -18,13 +18,11 @@ from railscope.catalog import collectives as c
 from railscope.frame import Event
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives.inspector import parse_part
-from railscope_agent.collectives.inspector_metrics import parse_metrics
 from railscope_agent.gpus import inventory, process_lists
 from railscope_agent.host.job_files import (
     JobFile,
     JobFileListing,
     OpenedLog,
-    OpenedMetrics,
     RankProcess,
 )
 from railscope_agent.host.live_host import LiveHost
@@ -139,21 +137,6 @@ def gpu_uuid(number: int) -> str:
     return f"GPU-5ea1ed00-0000-4000-8000-{number:012x}"
 
 
-def metrics(name: str = "DP Group 0", kind: str = "AllReduce", **values: float) -> bytes:
-    """Return the lines of one combination in a metrics file: bandwidth in GB/s, time in microseconds."""
-    labels = (
-        'version="v5.1",slurm_job_id="60937",node="gpu-node-1",gpu="GPU0",'
-        f'comm_name="{name}",n_nodes="1",nranks="4",collective="{kind}",message_size="4-5MB",algo_proto="Ring_ll"'
-    )
-    names = {
-        "bandwidth": "nccl_bus_bandwidth_gbs",
-        "time": "nccl_collective_exec_time_microseconds",
-    }
-    return "".join(
-        f"{names[key]}{{{labels}}} {value:.6g}\n" for key, value in values.items()
-    ).encode()
-
-
 def straggling(
     rank: int, calls: int, late: int = 2, first: int = 1, late_us: int = 300
 ) -> list[dict[str, Any]]:
@@ -185,13 +168,13 @@ def case_logs() -> Iterator[tuple[str, int, bytes]]:
 
 
 def inspected_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]:
-    """Return calls of a node whose Slurm job wrote logs and metrics files: the last but one rank arrives last.
+    """Return calls of a node whose Slurm job wrote logs: the last but one rank arrives last.
 
     The ranks are the processes on the GPUs in their order.
     """
     job, pids = job_of(first)
     ranks, calls = len(pids), {}
-    logs, files = [], []
+    logs = []
     for rank, pid in enumerate(pids):
         made = straggling(rank, 20, late=ranks - 2)
         log = marked_lines(rank, made, ranks=ranks)
@@ -205,16 +188,9 @@ def inspected_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]
         logs.append(JobFile(name=name, subject=str(pid), bytes=len(log), inode=rank, **facts))
         opened = OpenedLog(USER, rank, parse_part(log, 0))
         calls[call_key("job_files", "inspector_log", (DIRECTORY, job, name, 0))] = opened
-        uuid = first.calls[f"nvml.nvmlDeviceGetUUID({rank})"]
-        name = f"nccl_inspector_metrics_{uuid}.prom"
-        text_ = metrics("default_pg", bandwidth=30.5 + rank, time=550)
-        files.append(JobFile(name=name, subject=uuid, bytes=len(text_), inode=9 + rank, **facts))
-        opened = OpenedMetrics(USER, parse_metrics(text_))
-        calls[call_key("job_files", "inspector_metrics", (DIRECTORY, job, name))] = opened
         process = RankProcess(USER, rank, [job], pid)
         calls[call_key("job_files", "process", (pid,))] = process
     calls[call_key("job_files", "list_inspector", (DIRECTORY,))] = JobFileListing(logs)
-    calls[call_key("job_files", "list_inspector_metrics", (DIRECTORY,))] = JobFileListing(files)
     return {key: msgspec.to_builtins(answer) for key, answer in calls.items()}
 
 

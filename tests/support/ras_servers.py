@@ -102,37 +102,6 @@ def event(name: str, pid: int, host: str = HOST) -> bytes:
     return f"{_format(content, 0)}\n".encode()
 
 
-TEXT_HEAD = """NCCL version 2.27.9 compiled with CUDA 12.8
-CUDA runtime version 12080, driver version 13000
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      2          4            1          8        8
-
-Communicators... (0.00s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-    0         1         2         4         8         8   RUNNING  {state}
-
-Errors
-======
-{errors}
-Warnings
-========
-{warnings}
-"""
-
-
-def text_report(state: str = "OK", errors: str = "", warnings: str = "") -> bytes:
-    """Return a report as text, of one communicator with eight ranks."""
-    return TEXT_HEAD.format(state=state, errors=errors, warnings=warnings).encode()
-
-
 Talk: TypeAlias = Callable[[socket.socket], None]
 
 

@@ -27,7 +27,6 @@ COLLECTIVE_SOURCES = frozenset(
         "nccl_rank",
         "nccl_ras",
         "tenancy",
-        "worker_server",
     ]
 )
 """Sources of collectives, and of the GPUs and claims that they name."""

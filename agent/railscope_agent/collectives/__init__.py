@@ -7,9 +7,8 @@ form. None reads files.
     flight_recorder   dumps of PyTorch's flight recorder, as pickle or JSON
     rank_verdicts     ranks of a process group that are late, mismatched or stuck
     inspector         logs of NCCL Inspector
-    inspector_metrics  its metrics files
     communicator_totals  calls of a communicator by kind and size, and the order in which its ranks arrive
-    ras_answers       answers of NCCL's RAS subsystem, as JSON or text
+    ras_answers       answers of NCCL's RAS subsystem
     ras_verdicts      ranks of a communicator that are late, mismatched, missing or dead
 """
 

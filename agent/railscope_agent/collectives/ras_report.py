@@ -1,4 +1,4 @@
-"""Report of NCCL's RAS subsystem: communicators, their ranks, and dead processes; in one form for JSON and text."""
+"""Report of NCCL's RAS subsystem: communicators, their ranks, and dead processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ MAX_COMMUNICATORS, MAX_KINDS, MAX_TEXT = 4096, 16, 64
 MAX_EVENTS = 256
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-ANY_KIND = "collective"
-"""Kind of a count in the text of NCCL before 2.26, which has one count for all kinds."""
 
 
 class ReportedRank(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,12 +30,11 @@ class ReportedRank(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReportedCommunicator(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Communicator; `unlisted` are the counts of the ranks that a text does not name."""
+    """Communicator with its listed ranks, of `size`."""
 
     name: str
     size: int
     ranks: list[ReportedRank] = []
-    unlisted: dict[str, int] = {}
 
 
 class ReportedPeer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,7 +46,7 @@ class ReportedPeer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RasReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to one query: version of NCCL, communicators, and dead processes (text only).
+    """Answer to one query: version of NCCL, and communicators.
 
     `damaged` counts the communicators that were left out because they are not valid: NCCL 2.28 to 2.29.1 reports
     memory that is not initialized, and null while a communicator starts.
@@ -57,5 +54,4 @@ class RasReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     version: str = ""
     communicators: list[ReportedCommunicator] = []
-    dead: list[ReportedPeer] = []
     damaged: int = 0

@@ -92,32 +92,14 @@ class CommunicatorHistory:
         """Return the verdict about each rank of the last report, in the order of ranks."""
         unchanged_ns = now_ns - self.since_ns
         is_frozen = self.reports >= MIN_REPORTS and unchanged_ns >= min_wait_ns
-        return list(_judge(complete_ranks(self.report), unchanged_ns, is_frozen=is_frozen))
+        return list(_judge(self.report.ranks, unchanged_ns, is_frozen=is_frozen))
 
 
 def _progress(report: ReportedCommunicator) -> object:
     """Return what changes when any rank makes progress."""
     # Not the problem itself: a rank that goes from missing to dead has not made progress.
     ranks = [(rank.rank, rank.problem in {"", "starting"}, rank.counts) for rank in report.ranks]
-    return report.size, report.unlisted, ranks
-
-
-def complete_ranks(report: ReportedCommunicator) -> list[ReportedRank]:
-    """Return all ranks; those that a text does not name have the counts of its largest group."""
-    if not report.unlisted:
-        return report.ranks
-    listed = {
-        rank.rank: rank
-        if rank.problem
-        else ReportedRank(
-            rank.rank, rank.host, rank.pid, rank.device, counts=report.unlisted | rank.counts
-        )
-        for rank in report.ranks
-    }
-    return [
-        listed.get(number) or ReportedRank(number, counts=report.unlisted)
-        for number in range(report.size)
-    ]
+    return report.size, ranks
 
 
 def _judge(

@@ -17,6 +17,7 @@ from railscope import frame, reading
 from railscope.capture import Json, NvmlError
 
 __all__ = [
+    "JOB_FILES",
     "MAX_GPUS",
     "MAX_LOG_RECORDS_PER_POLL",
     "Clock",
@@ -65,6 +66,8 @@ class FileGroup(Protocol):
         ...
 
 
+JOB_FILES = "job_files"
+"""Host interface of agent/railscope_agent/host/job_files.py, which is loaded when it is used."""
 MAX_GPUS = 64
 """Bounds what a faulty driver can add. More than a node has: the driver supports 32 (open-gpu-kernel-modules, nvlimits.h,
 NV_MAX_DEVICES).
@@ -125,8 +128,7 @@ class Host(Protocol):
         ("lldp"). Owners of devices are read from the "kubelet", and users, containers and virtual
         machines from "owner" (agent/railscope_agent/host/owners.py). Files of other programs, which may be hostile, are
         "textfile" (agent/railscope_agent/host/textfiles.py) and "job_files" (agent/railscope_agent/host/job_files.py); processes that answer
-        about their collectives are "nccl_ras" (agent/railscope_agent/host/nccl_ras.py) and "worker_server"
-        (agent/railscope_agent/host/worker_servers.py).
+        about their collectives are "nccl_ras" (agent/railscope_agent/host/nccl_ras.py).
         """
         ...
 

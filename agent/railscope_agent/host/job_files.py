@@ -21,24 +21,16 @@ import msgspec
 
 from railscope.capture import Json
 from railscope.timestamps import SECOND_NS
-from railscope_agent.collectives import (
-    CollectiveFormatError,
-    flight_recorder,
-    inspector,
-    inspector_metrics,
-)
+from railscope_agent.collectives import CollectiveFormatError, flight_recorder, inspector
 from railscope_agent.host.files import RootedFiles
 
-JOB_FILES = "job_files"
 MAX_ENTRIES = 16_384
 """Maximum number of directory entries of one listing; users share what their jobs have, and the jobs of a user its share."""
 MAX_JOB_ENTRIES = 2048
 """Maximum number of entries of one job in it, so that a job cannot hide the files of others."""
 MAX_DUMP_BYTES = 8 << 20
 _RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
-_SOCKET_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})\.sock", re.DOTALL)
 _INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
-_METRICS_FILE = re.compile(r"nccl_inspector_metrics_([A-Za-z0-9-]{1,64})\.prom", re.DOTALL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 # O_NONBLOCK: opening a pipe without a writer would never return; O_NOCTTY: a terminal must not become the
 # agent's.
@@ -105,7 +97,7 @@ def is_rank(text: str) -> bool:
 class JobFile(msgspec.Struct, frozen=True):
     """File of a job; `job` is the name of its directory, empty for one directly in the configured directory.
 
-    `subject` is the rank in its name, the number of the process in its own namespace, or the UUID of the GPU.
+    `subject` is the rank in its name, or the number of the process in its own namespace.
     """
 
     job: str
@@ -141,13 +133,6 @@ class OpenedLog(msgspec.Struct, frozen=True):
     part: inspector.InspectorPart
 
 
-class OpenedMetrics(msgspec.Struct, frozen=True):
-    """Metrics file of NCCL Inspector with the owner of the opened file."""
-
-    user: int
-    metrics: inspector_metrics.InspectorMetrics
-
-
 class JobFileCalls:
     """The host interface "job_files"."""
 
@@ -156,11 +141,8 @@ class JobFileCalls:
         self._max_entries = max_entries
         self._functions: dict[str, Callable[..., object]] = {
             "list": partial(self._list, pattern=_RANK_FILE),
-            "list_sockets": partial(self._list, pattern=_SOCKET_FILE),
             "list_inspector": partial(self._list, pattern=_INSPECTOR_FILE),
-            "list_inspector_metrics": partial(self._list, pattern=_METRICS_FILE),
             "flight_recorder": self._flight_recorder,
-            "inspector_metrics": self._inspector_metrics,
             "inspector_log": self._inspector_log,
             "process": self._process,
         }
@@ -169,12 +151,9 @@ class JobFileCalls:
         """Return the answer of a call. Raises OSError.
 
         job_files.list(directory)                              dumps of ranks in it and in its directories
-        job_files.list_sockets(directory)                      sockets of worker servers, likewise
         job_files.list_inspector(directory)                    logs of NCCL Inspector, likewise
-        job_files.list_inspector_metrics(directory)            metrics files of NCCL Inspector, likewise
         job_files.flight_recorder(directory, job, name)        a dump; EBADMSG if malformed, EFBIG if too large
         job_files.inspector_log(directory, job, name, offset)  part of a log from an offset
-        job_files.inspector_metrics(directory, job, name)      metrics; EBADMSG if incomplete, EFBIG if too large
         job_files.process(pid)                                 user, rank, names of the job, and start of a process
         """
         return msgspec.to_builtins(self._functions[function](*arguments))
@@ -223,20 +202,12 @@ class JobFileCalls:
             content = os.pread(opened, inspector.MAX_PART_BYTES, max(offset - 1, 0))
         return OpenedLog(status.st_uid, status.st_ino, inspector.parse_part(content, offset))
 
-    def _inspector_metrics(self, directory: str, job: str, name: str) -> OpenedMetrics:
-        with self._opened_file(directory, job, name) as (opened, status):
-            content = _read_bounded(opened, inspector_metrics.MAX_METRICS_BYTES)
-        try:
-            return OpenedMetrics(status.st_uid, inspector_metrics.parse_metrics(content))
-        except CollectiveFormatError as error:
-            raise OSError(errno.EBADMSG, str(error)) from error
-
     @contextmanager
     def _opened_file(
         self, directory: str, job: str, name: str
     ) -> Iterator[tuple[int, os.stat_result]]:
         """Open a regular file of a job. Raises OSError; with EINVAL for anything else."""
-        with self.opened_parent(directory, job, name) as parent:
+        with self._opened_parent(directory, job, name) as parent:
             # A device that a job placed there may react to being opened.
             if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
@@ -250,7 +221,7 @@ class JobFileCalls:
             yield opened, status
 
     @contextmanager
-    def opened_parent(self, directory: str, job: str, name: str) -> Iterator[int]:
+    def _opened_parent(self, directory: str, job: str, name: str) -> Iterator[int]:
         """Open the directory of a file of a job, following no link of the job. Raises OSError."""
         if "/" in job + name or job in {".", ".."}:
             raise OSError(errno.EINVAL, "expected names without a slash")
@@ -261,13 +232,13 @@ class JobFileCalls:
         with _opened(descriptor) as parent:
             yield parent
 
-    def started_ns(self, pid: int) -> int:
+    def _started_ns(self, pid: int) -> int:
         """Return the start of a process on the boot clock (proc_pid_stat(5)). Raises OSError."""
         fields = self._files.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         return int(fields[_START_FIELD]) * (SECOND_NS // os.sysconf("SC_CLK_TCK"))
 
     def _process(self, pid: int) -> RankProcess | None:
-        started_ns = self.started_ns(pid)
+        started_ns = self._started_ns(pid)
         status = self._files.read(f"/proc/{pid}/status")
         try:
             environment = self._files.read(f"/proc/{pid}/environ")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from railscope.capture import Json
 from railscope_agent.host import (
+    JOB_FILES,
     Clock,
     FileGroup,
     NvmlError,
@@ -30,7 +31,7 @@ from railscope_agent.host.psutil_calls import PsutilCalls
 if TYPE_CHECKING:
     from railscope_agent.host import nccl_ras
 
-_COLLECTIVE_CALLS = {"job_files", "nccl_ras", "worker_server"}
+_COLLECTIVE_CALLS = {JOB_FILES, "nccl_ras"}
 _LIBRARY_NOT_FOUND = 12  # nvml.h: as on a node without the driver
 MIN_CALLED_COUNTERS = 16
 """Reading fewer files costs less than a call, which decodes the names of all counters of the port."""
@@ -67,23 +68,21 @@ class LiveHost(files.RootedFiles):
             textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
         }
 
-    def _collective_calls(self) -> dict[str, Callable[..., Json]]:
+    def _collective_calls(
+        self, function: str, *arguments: int | str
+    ) -> dict[str, Callable[..., Json]]:
+        """Load the calls about collectives. Raises OSError for a listing of a directory that does not exist."""
+        if function.startswith("list"):
+            Path(self.real(str(arguments[0]))).stat()
         from railscope_agent.host import (  # noqa: PLC0415 - 1 MiB
             job_files,
             nccl_ras,
-            tcp_sockets,
-            worker_servers,
         )
 
         ras = self._ras = nccl_ras.RasCalls(self, live=self._live)
-        jobs = job_files.JobFileCalls(self)
-        sockets = tcp_sockets.TcpSockets(self)
         return {
-            job_files.JOB_FILES: jobs.call,
+            JOB_FILES: job_files.JobFileCalls(self).call,
             nccl_ras.NCCL_RAS: ras.call,
-            worker_servers.WORKER_SERVERS: worker_servers.WorkerServerCalls(
-                jobs, sockets, live=self._live
-            ).call,
         }
 
     @cached_property
@@ -128,7 +127,7 @@ class LiveHost(files.RootedFiles):
                 raise OSError(errno.EOPNOTSUPP, "drives are not available in a copied tree")
             return call_nvme(function, str(arguments[0]))
         if host_interface in _COLLECTIVE_CALLS and host_interface not in self._file_calls:
-            self._file_calls |= self._collective_calls()
+            self._file_calls |= self._collective_calls(function, *arguments)
         if host_interface in self._file_calls:
             return self._file_calls[host_interface](function, *arguments)
         message = f"unknown host interface {host_interface!r}"

@@ -237,10 +237,11 @@ class RasCalls:
         def request(connection: _RasConnection, pid: int) -> RasAnswer:
             # The server collects for a shorter time than this client waits.
             connection.request(f"TIMEOUT {max(timeout_ms // 1000 - 1, 1)}")
-            is_json = connection.request("SET FORMAT json") == b"OK"
+            if connection.request("SET FORMAT json") != b"OK":
+                return RasAnswer(PROTOCOL, pid)  # NCCL before 2.28.7
             connection.send("VERBOSE STATUS")
             try:
-                report = ras_answers.parse_report(connection.read_all(), is_json=is_json)
+                report = ras_answers.parse_report(connection.read_all())
             except CollectiveFormatError:
                 return RasAnswer(MALFORMED, pid)
             return RasAnswer(ANSWERED, pid, report)

@@ -24,8 +24,8 @@ MAX_CACHED_KEYS = 1 << 14
 """More than the calls of a node in one sample."""
 
 _SETTINGS = ("netlink.dcb(", "netlink.fec(", "netlink.pause(")
-_JOB_FILES = ("job_files.", "worker_server.")
-"""Calls about jobs: each part of a log and each server has a key of its own, and none is a device."""
+_JOB_FILES = ("job_files.",)
+"""Calls about jobs: each part of a log has a key of its own, and none is a device."""
 _COUNTS = {"statistics", "requests", "indications"}
 """Members of these answers about settings that are counters."""
 

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from railscope_agent.host.files import RootedFiles
@@ -30,34 +30,15 @@ class TcpSockets:
     def __init__(self, files: RootedFiles) -> None:
         self._files = files
 
-    def listening_users(self, family: int, address: str, port: int) -> Iterable[int]:
-        """Return the users of the sockets that listen on an address, or on all addresses."""
-        return (int(fields[7]) for fields in self._listening(family, address, {port}))
-
-    def listening_processes(self, ports: Collection[int], pids: Iterable[int]) -> dict[int, int]:
-        """Return which of these processes listens on 127.0.0.1 or on all addresses, by port."""
-        found: dict[int, int] = {}
-        by_inode = {
-            int(fields[9]): int(fields[1].rpartition(b":")[2], 16)
-            for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::"))
-            for fields in self._listening(family, address, ports)
-        }
-        for pid in pids:
-            for inode in by_inode.keys() & set(self._inodes(pid)):
-                found.setdefault(by_inode[inode], pid)
-        return found
-
-    def _listening(
-        self, family: int, address: str, ports: Collection[int]
-    ) -> Iterator[list[bytes]]:
+    def listening_users(self, family: int, address: str, port: int) -> Iterator[int]:
+        """Yield the users of the sockets that listen on an address, or on all addresses."""
         accepted = {
             _endpoint(family, host, port)
             for host in (address, "::" if family == socket.AF_INET6 else "0.0.0.0")  # noqa: S104 - searched, not bound
-            for port in ports
         }
         for fields in self._connections(family):
             if fields[3] == _LISTENING and fields[1] in accepted:
-                yield fields
+                yield int(fields[7])
 
     def find_socket(self, local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int]:
         """Return user and inode of a connected socket; the inode is 0 if no process has it.

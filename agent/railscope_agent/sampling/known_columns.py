@@ -28,7 +28,6 @@ KEPT_NS = 600_000_000_000
 MAX_HIDDEN_COLUMNS = 1 << 14
 _TRANSIENT = {
     entities.GPU_PROCESS, entities.CLAIM, entities.MIG, entities.MIG_PIPE, entities.VGPU,
-    entities.NCCL_GPU, entities.NCCL_GPU_CALL,
 }  # fmt: skip
 """Parts of a device that come and go: they are kept only while listed."""
 _DIRECTORIES: Mapping[EntityKind, str] = {

@@ -29,8 +29,8 @@ from railscope_agent.collectives import (
     rank_verdicts,
 )
 from railscope_agent.collectives.rank_verdicts import RankRecord, RankState, RankVerdict
-from railscope_agent.host import Host
-from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
+from railscope_agent.host import JOB_FILES, Host
+from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedDump
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import source_bases
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
@@ -38,7 +38,7 @@ from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_
 MAX_DUMPS = 1024
 """Maximum number of dumps that are kept and compared: eight jobs of 128 ranks on a node."""
 MAX_KEPT_BYTES = 32 << 20
-"""Memory of the dumps that are kept, of files and of worker servers each."""
+"""Memory of the dumps that are kept."""
 MAX_READ_BYTES = 8 << 20
 """Bytes of dumps read at one time, twice those of eight ranks; the others are read next time."""
 MAX_REPORTED = 1024
@@ -57,8 +57,7 @@ _EVENTS = {
     RankState.WAITING: c.WAIT_EVENT,
 }
 DumpKey = tuple[int | str, ...]
-"""Directory and name of a file, or endpoint of a worker server."""
-ServedDump = tuple[JobFile, recorder.FlightRecorderDump]
+"""Directory and name of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,6 @@ class RankReport:
     entity: frame.Entity
     verdict: RankVerdict
     record: RankRecord | None
-
-
-@dataclass(slots=True)
-class ServedDumps:
-    """Dumps of the worker servers of jobs that stand still, each as if it were a file that was written when it was requested."""
-
-    dumps: tuple[ServedDump, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,18 +89,6 @@ class DumpMemory:
             yield dropped
 
 
-def list_files(host: Host, function: str, settings: CollectiveSettings) -> JobFileListing:
-    """Return the files of jobs; none without their directory if worker servers may have ports instead. Raises OSError."""
-    directory = settings.flight_recorder_directory
-    try:
-        answer = host.call(JOB_FILES, function, directory) if directory else {}
-    except FileNotFoundError:
-        if not settings.worker_servers:
-            raise
-        answer = {}
-    return msgspec.convert(answer, JobFileListing)
-
-
 class FlightRecorderSource(source.SourceWithoutResources):
     """Dumps by state, ranks by state, and events about ranks."""
 
@@ -122,12 +102,10 @@ class FlightRecorderSource(source.SourceWithoutResources):
         settings: CollectiveSettings,
         places: RankPlaces,
         results: source_bases.ReportedReadings,
-        served: ServedDumps,
     ) -> None:
         self._settings = settings
         self._places = places
         self._results = results
-        self._served = served
         self._reports: tuple[RankReport, ...] = ()
         self._dumps: dict[DumpKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
         """Each file as read, with its content or the reason why that is not usable."""
@@ -136,21 +114,8 @@ class FlightRecorderSource(source.SourceWithoutResources):
         self._reported: set[tuple[str, ...]] = set()
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Create columns if the directory of dumps exists, or worker servers are requested."""
-        directory = self._settings.flight_recorder_directory
-        subject = "flight recorder"
-        if not directory and not self._settings.worker_servers:
-            return probe_result.ProbeResult(
-                findings=(probe_result.ProbeFinding.absent(subject, "switched off"),)
-            )
-        try:
-            count = len(self._list(host).files)
-        except OSError as error:
-            if reading.reason_of(error) is reading.Absent.GONE:
-                finding = probe_result.ProbeFinding.absent(subject, f"{directory} does not exist")
-            else:
-                finding = probe_result.ProbeFinding.failed(subject, error, "run the agent as root")
-            return probe_result.ProbeResult(findings=(finding,))
+        """Create the columns. Raises OSError if the directory of dumps cannot be read."""
+        count = len(self._list(host).files)
         columns = probe_result.ColumnBuilder()
         for state in c.FILE_STATES:
             columns.add(
@@ -158,17 +123,16 @@ class FlightRecorderSource(source.SourceWithoutResources):
             )
         for state in c.RANK_STATES.values():
             columns.add(c.COLLECTIVE_RANKS, frame.Entity(entities.COLLECTIVE_STATE, (state,)))
+        directory = self._settings.flight_recorder_directory
         detail = f"{probe_result.format_count(count, 'dump')} in {directory}"
-        return columns.result(probe_result.ProbeFinding.supported(subject, detail))
+        return columns.result(probe_result.ProbeFinding.supported("flight recorder", detail))
 
     def _list(self, host: Host) -> JobFileListing:
-        return list_files(host, "list", self._settings)
+        answer = host.call(JOB_FILES, "list", self._settings.flight_recorder_directory)
+        return msgspec.convert(answer, JobFileListing)
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read new dumps, compare the ranks of each process group, and report what is new."""
-        # The source was switched off, or its directory did not exist, at the last probe.
-        if not into.reasons:
-            return
         listing = self._list(host)
         self._places.update(host)
         states = self._read_dumps(host, listing.files)
@@ -246,9 +210,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
     def _compare(self) -> Iterator[RankReport]:
         """Yield the states of ranks in turns of users and jobs."""
         jobs: dict[JobKey, dict[str, dict[int, RankRecord]]] = {}
-        found = sorted(
-            (*self._dumps.values(), *self._served.dumps), key=lambda dump: dump[0].modified_ns
-        )
+        found = sorted(self._dumps.values(), key=lambda dump: dump[0].modified_ns)
         for file, dump in found:  # of several dumps of a rank, the newest counts
             if not isinstance(dump, str):
                 of_job = jobs.setdefault((file.job, file.user), {})

@@ -25,8 +25,8 @@ from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives import inspector
-from railscope_agent.host import Host
-from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
+from railscope_agent.host import JOB_FILES, Host
+from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import followed_communicators, source_bases
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
@@ -81,7 +81,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         places: RankPlaces,
         results: source_bases.ReportedReadings,
     ) -> None:
-        self._directory, self._listed = settings.nccl_inspector_directory, ""
+        self._directory = settings.nccl_inspector_directory
         self._places = places
         self._results = results
         self._logs: dict[tuple[str, str], FollowedLog] = {}
@@ -94,23 +94,10 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._slow_paths = followed_communicators.SlowPaths()
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Create columns if the directory exists."""
-        subject, self._listed = "NCCL Inspector", ""
-        if not self._directory:
-            finding = probe_result.ProbeFinding.absent(subject, "switched off")
-            return probe_result.ProbeResult(findings=(finding,))
-        try:
-            count = len(self._list(host).files)
-        except OSError as error:
-            if reading.reason_of(error) is reading.Absent.GONE:
-                detail = f"{self._directory} does not exist"
-                finding = probe_result.ProbeFinding.absent(subject, detail)
-            else:
-                finding = probe_result.ProbeFinding.failed(subject, error, "run the agent as root")
-            return probe_result.ProbeResult(findings=(finding,))
-        self._listed = self._directory
+        """Create the columns. Raises OSError if the directory cannot be read."""
+        count = len(self._list(host).files)
         detail = f"{probe_result.format_count(count, 'log')} in {self._directory}"
-        return self._columns().result(probe_result.ProbeFinding.supported(subject, detail))
+        return self._columns().result(probe_result.ProbeFinding.supported("NCCL Inspector", detail))
 
     def _columns(self) -> probe_result.ColumnBuilder:
         columns = probe_result.ColumnBuilder()
@@ -135,7 +122,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         """Read new lines, and report the totals."""
         if not into.reasons:
             return
-        listing = self._list(host) if self._listed else JobFileListing()
+        listing = self._list(host)
         self._places.update(host)
         self._reads += 1
         self._states = Counter(excess=not listing.is_complete)

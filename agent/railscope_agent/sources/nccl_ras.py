@@ -150,8 +150,7 @@ class NcclRasSource(source.SourceWithoutResources):
     """Processes by what is known of them, ranks by state, and events about ranks."""
 
     name = "nccl_ras"
-    family = "nccl_ras"
-    """Its own thread: a job that answers slowly delays no other source."""
+    family = "collectives"
     stage = 1
 
     def __init__(
@@ -166,11 +165,7 @@ class NcclRasSource(source.SourceWithoutResources):
         self._jobs: dict[JobKey, RasJob] = {}
 
     def probe(self, host: Host) -> probe_result.ProbeResult:  # noqa: ARG002 - it connects to nothing
-        """Create columns if queries are switched on."""
-        subject = "NCCL RAS"
-        if self._settings.ras == "off":
-            finding = probe_result.ProbeFinding.absent(subject, "switched off")
-            return probe_result.ProbeResult(findings=(finding,))
+        """Create the columns."""
         columns = probe_result.ColumnBuilder()
         for state in c.NCCL_PROCESS_STATES:
             columns.add(c.NCCL_PROCESSES, frame.Entity(entities.NCCL_PROCESS_STATE, (state,)))
@@ -178,12 +173,10 @@ class NcclRasSource(source.SourceWithoutResources):
             columns.add(c.NCCL_RANKS, frame.Entity(entities.NCCL_RANK_STATE, (state,)))
         columns.add(c.NCCL_DAMAGED, frame.Entity(entities.NODE))
         detail = f"{self._settings.ras}, versions {self._settings.ras_versions}"
-        return columns.result(probe_result.ProbeFinding.supported(subject, detail))
+        return columns.result(probe_result.ProbeFinding.supported("NCCL RAS", detail))
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Query each job that is due, compare its ranks, and report what is new."""
-        if not into.reasons:
-            return
         began_ns = host.clock.now().boot_ns
         self._places.update(host)
         states = self._find_jobs(host, began_ns)
@@ -336,8 +329,7 @@ class NcclRasSource(source.SourceWithoutResources):
                     entities.NCCL_RANK, (*job.entity_key, name, str(rank.rank)), facts
                 )
                 job.reports.append(NcclRankReport(entity, verdict))
-        dead = self._dead_processes(host, job, report.dead, own_host)
-        return dead + list(_new_events(job, now))
+        return list(_new_events(job, now))
 
     def _dead_processes(
         self, host: Host, job: RasJob, dead: Iterable[ras_report.ReportedPeer], own_host: str

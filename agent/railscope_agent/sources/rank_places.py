@@ -17,8 +17,8 @@ import msgspec
 
 from railscope.timestamps import SECOND_NS
 from railscope_agent.gpus import inventory, process_lists
-from railscope_agent.host import Host
-from railscope_agent.host.job_files import JOB_FILES, RankProcess
+from railscope_agent.host import JOB_FILES, Host
+from railscope_agent.host.job_files import RankProcess
 from railscope_agent.sampling.fact_readers import nonempty_facts
 from railscope_agent.tenancy.claims import NodeClaim
 

@@ -64,7 +64,7 @@ _PREFIX = re.compile(r"^(?:Error|Warning|railscope): ")
 REPLAYED_SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
     "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
-    "kernel", "tenancy", "worker_server", "flight_recorder", "nccl_inspector", "nccl_ras",
+    "kernel", "tenancy", "flight_recorder", "nccl_inspector", "nccl_ras",
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
 REPLAYED_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})

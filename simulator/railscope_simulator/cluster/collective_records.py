@@ -17,7 +17,7 @@ import msgspec
 from railscope.capture import CaptureMoment
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.collectives import flight_recorder, inspector, ras_answers
-from railscope_agent.host import job_files, nccl_ras, recorded_calls
+from railscope_agent.host import JOB_FILES, job_files, nccl_ras, recorded_calls
 from railscope_simulator import gpu_tenants, node_model, owners
 from railscope_simulator.cluster.collectives import JobCollectives, TimedCall
 
@@ -287,7 +287,7 @@ class NodeCollectives:
         if self._place:
             return calls
         arguments = _RAS_PORT, _RAS_TIMEOUT_MS, self._job.user, *sorted(pids)
-        report = ras_answers.parse_report(ras_answer(self._job, offset_ns), is_json=True)
+        report = ras_answers.parse_report(ras_answer(self._job, offset_ns))
         for function, answer in (
             ("events", nccl_ras.RasAnswer(nccl_ras.ANSWERED, min(pids))),
             ("query", nccl_ras.RasAnswer(nccl_ras.ANSWERED, min(pids), report)),
@@ -297,7 +297,7 @@ class NodeCollectives:
 
 
 def _key(function: str, *arguments: int | str) -> str:
-    return recorded_calls.call_key(job_files.JOB_FILES, function, arguments)
+    return recorded_calls.call_key(JOB_FILES, function, arguments)
 
 
 def _listing(function: str, directory: str, files: list[job_files.JobFile]) -> _Calls:

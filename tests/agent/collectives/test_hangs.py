@@ -1,4 +1,4 @@
-"""A Slurm job of four ranks on a node: which of them is late, by its dumps, its worker servers, or NCCL's RAS subsystem.
+"""A Slurm job of four ranks on a node: which of them is late, by its dumps, or NCCL's RAS subsystem.
 
 A moment is a time at which the agent reads the host. A story begins at the first moment, with the recorded answers of a hang; at each
 moment answers of the host may change, and those that do not remain as they were.
@@ -8,15 +8,14 @@ step SECONDS                  time between moments
 dumps E0 E1 E2 E3 [K=V]       dumps of the ranks, each with its last collective (`-` is none): completed=4999, age=10 in
                               seconds; kind=nccl:all_gather of those that are not completed, odd=kind or size of rank 3
 recorded CASE                 dumps of a job that PyTorch has written, one second after each other
-servers E0 E1 E2 E3 [K=V]     the same by worker servers
 ras R0 R1 ... [name=0xb2]     a communicator in the report of RAS: all-reduces of each rank, `missing` or `dead`, or
-                              AllReduce:4999,Broadcast:1; `ras none` removes all; `text LINES` is a report as text
+                              AllReduce:4999,Broadcast:1; `ras none` removes all
 file RANK K=V                 a file of the list: user, bytes, is_regular, modified_ns, job
 process RANK K=V              a process: user, rank, jobs, own_pid, started_ns
 nccl K=V                      all processes as the RAS client finds them: version, has_same_network, started_ns
 fail KEY ERRNO, call KEY JSON an answer of the host; `gone` removes the processes from the GPUs
 next [N]                      adds N moments; the commands that follow change the answers at the last one
-report                        files, servers, processes and ranks by state; events with `show FACTS`
+report                        files, processes and ranks by state; events with `show FACTS`
 states                        state of each rank on the metrics endpoint; `asked`: requests to the job
 """
 
@@ -56,10 +55,9 @@ HANG = capture_of("nccl-hang")
 CALLS = HANG.moments[0].calls
 PIDS = [int(key[18:-1]) for key in CALLS if key.startswith("job_files.process(")]
 JOB = "60937"
-LIST, SOCKETS = f"job_files.list({DIRECTORY})", f"job_files.list_sockets({DIRECTORY})"
+LIST = f"job_files.list({DIRECTORY})"
 STATES = {
     "files": ("flight_recorder", c.FLIGHT_RECORDER_FILES),
-    "servers": ("worker_server", c.FLIGHT_RECORDER_SERVERS),
     "processes": ("nccl_ras", c.NCCL_PROCESSES),
     "ranks": ("flight_recorder", c.COLLECTIVE_RANKS),
     "ras ranks": ("nccl_ras", c.NCCL_RANKS),
@@ -78,10 +76,6 @@ SHOWN = [
 
 def ras_key(function: str, pids: list[int], user: int = USER) -> str:
     return call_key("nccl_ras", function, (28028, 5000, user, *pids))
-
-
-def server_key(function: str, rank: int | str) -> str:
-    return call_key("worker_server", function, (2000, DIRECTORY, JOB, f"rank_{rank}.sock"))
 
 
 def changed(value: Any, words: dict[str, str]) -> Any:
@@ -123,10 +117,8 @@ class Job:
 
     def run(self, line: str) -> list[str]:
         word, *words = line.split(" ")
-        given = dict(
-            each.split("=", 1) for each in words if "=" in each and word not in {"call", "text"}
-        )
-        plain = words if word in {"call", "text"} else [each for each in words if "=" not in each]
+        given = dict(each.split("=", 1) for each in words if "=" in each and word != "call")
+        plain = words if word == "call" else [each for each in words if "=" not in each]
         if not hasattr(self, word):
             pytest.fail(f"unknown command: {line}")
         return getattr(self, word)(*plain, **given) or []
@@ -194,21 +186,6 @@ class Job:
         contents = {rank: parse_dump(pickled(content)) for rank, content in enumerate(found)}
         self._store(contents, [HANG.about.started_wall_ns] * 4)
 
-    def servers(self, *entered: str, **given: str) -> None:
-        self.settings["worker_servers"] = True
-        users = [USER, USER, USER, int(given.get("user", USER))]
-        sockets = [
-            JobFile(
-                JOB, f"rank_{rank}.sock", str(rank), users[rank], 0, 0, 100 + rank, is_regular=False
-            )
-            for rank in range(4)
-        ]
-        self.calls[SOCKETS] = msgspec.to_builtins(JobFileListing(sockets))
-        for rank, content in self._contents(entered, given).items():
-            numbers = {"0": [int(entered[rank]), int(given.get("completed", "4999"))]}
-            self.calls[server_key("progress", rank)] = {"progress": numbers}
-            self.calls[server_key("dump", rank)] = {"dump": msgspec.to_builtins(content)}
-
     def ras(self, *ranks: str, name: str = "0xa1") -> None:
         self.settings.setdefault("ras", "query")
         listed, absent = [], []
@@ -236,15 +213,10 @@ class Job:
             if ranks == ("none",)
             else [*self._communicators, ras.communicator(listed, absent, name)]
         )
-        self._answer(ras.report(*self._communicators), is_json=True)
+        self._answer(ras.report(*self._communicators))
 
-    def text(self, *words: str) -> None:
-        self.settings["ras"] = "query"
-        lines = " ".join(words).replace("\\n", "\n")
-        self._answer(ras.text_report("MISMATCH", warnings=lines), is_json=False)
-
-    def _answer(self, content: bytes, *, is_json: bool) -> None:
-        answer = RasAnswer("answered", PIDS[0], parse_report(content, is_json=is_json))
+    def _answer(self, content: bytes) -> None:
+        answer = RasAnswer("answered", PIDS[0], parse_report(content))
         self.calls[ras_key("query", PIDS)] = msgspec.to_builtins(answer)
 
     def file(self, rank: str, **given: str) -> None:
@@ -268,7 +240,7 @@ class Job:
         kind, _, rank = key.partition("/")
         keys = {
             "dump": call_key("job_files", "flight_recorder", (DIRECTORY, JOB, f"nccl_trace_rank_{rank}")),
-            "server": server_key("progress", rank), "list": LIST, "nccl": f"nccl_ras.process({PIDS[int(rank or 0)]})",
+            "list": LIST, "nccl": f"nccl_ras.process({PIDS[int(rank or 0)]})",
         }  # fmt: skip
         self.calls[keys[kind]] = {"error": ["os", getattr(errno, name)]}
 

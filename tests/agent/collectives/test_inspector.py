@@ -1,4 +1,4 @@
-"""Logs and metrics files of NCCL Inspector that jobs write on a node with four ranks, and what the agent makes of them.
+"""Logs of NCCL Inspector that jobs write on a node with four ranks, and what the agent makes of them.
 
 job NAME                     a directory of a job, as a job of which the directory has the name
 log RANK CALLS [K=V]         calls that a rank appends to its log: late=2 (the rank that arrives last), late_us=300, first=1,
@@ -6,10 +6,8 @@ log RANK CALLS [K=V]         calls that a rank appends to its log: late=2 (the r
 raw RANK TEXT                text that a rank appends; \\n begins a line
 replace RANK, rotate RANK, remove RANK, link RANK, pipe RANK
 process PID RANK [K=V]       a process on a GPU: user=, workload=, owner=; `forget PID`
-metrics GPU [K=V]            the metrics file of a GPU: bandwidth=, time=, age=, name=; `metrics GPU raw TEXT`
 read [N]                     files and lines by state, in total; `close` reads until all is compared
 totals                       calls, bytes, ns and bytes on the bus; of ranks: compared, last, ns and ns late
-reports                      series of metrics files
 minute [K=V]                 calls of all ranks for more than a minute, as `log`; `window C=US ...` of communicators
 wait SECONDS
 """
@@ -26,25 +24,20 @@ from support.inspector_logs import (
     InspectorDirectory,
     case_logs,
     collective,
-    gpu_uuid,
     header,
     marked_lines,
     metadata,
-    metrics,
     own_pid,
     straggling,
     text,
     whole_lines,
 )
-from support.reading import ORIGIN
 from support.stories import Story
 
 from railscope.catalog import collectives as c
-from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources import nccl_metrics
 
 COUNTED = {
-    "files": c.INSPECTOR_FILES, "lines": c.INSPECTOR_LINES, "metrics files": c.METRICS_FILES, "metrics lines": c.METRICS_LINES,
+    "files": c.INSPECTOR_FILES, "lines": c.INSPECTOR_LINES,
 }  # fmt: skip
 NUMBERS = {
     "dropped": c.INSPECTOR_DROPPED, "waiting": c.INSPECTOR_WAITING, "replaced": c.INSPECTOR_REPLACED, "skipped": c.INSPECTOR_SKIPPED,
@@ -60,8 +53,6 @@ class Node:
 
     def job(self, name: str = "") -> None:
         self.node = InspectorDirectory(self.directory, name)
-        source = nccl_metrics.NcclMetricsSource(self.node.settings, self.node.places)
-        self.metrics_reader = SourceReader(source, self.node.host, ORIGIN)
 
     def run(self, line: str) -> list[str]:
         word, *words = line.split(" ")
@@ -119,25 +110,9 @@ class Node:
     def forget(self, pid: str) -> None:
         del self.node.places.processes[int(pid)]
 
-    def metrics(
-        self, gpu: str, *words: str, age: str = "5", name: str = "DP Group 0", **given: str
-    ) -> None:
-        content = metrics(name, **{key: float(value) for key, value in given.items()})
-        if words:
-            content = " ".join(words[1:]).replace("\\n", "\n").encode()
-        path = self.node.directory / f"nccl_inspector_metrics_{gpu_uuid(int(gpu))}.prom"
-        path.write_bytes(content)
-        wall_ns = self.node.clock.now().wall_ns + (5 - int(age)) * 10**9
-        os.utime(path, ns=(wall_ns, wall_ns))
-
     def read(self, times: str = "1") -> list[str]:
         self.node.read(int(times))
-        outcome = self.metrics_reader.run()
-        self.reported = outcome.frame
-        readings = [
-            *self.node.frame.readings(),
-            *(self.reported.readings() if self.reported else ()),
-        ]
+        readings = [*self.node.frame.readings()]
         lines = []
         for name, metric in COUNTED.items():
             counts = [f"{int(n)} {e.key[0]}" for m, e, n in readings if m is metric and n]  # type: ignore[arg-type]
@@ -160,11 +135,6 @@ class Node:
             f"{name}: {' '.join(map(str, numbers))}".replace(COMMUNICATOR, "C")
             for name, numbers in found
         ]
-
-    def reports(self) -> list[str]:
-        readings = self.reported.readings() if self.reported else ()
-        shown = {c.REPORTED_BANDWIDTH: "B/s", c.REPORTED_DURATION: "ns"}
-        return [f"{' '.join(e.key[3:])}: {int(n)} {shown[m]}" for m, e, n in readings if m in shown]  # type: ignore[arg-type]
 
     def minute(self, calls: str = "120", **given: str) -> list[str]:
         part = int(calls) // 12

@@ -1,4 +1,4 @@
-"""Logs of NCCL Inspector that jobs write: owners, links, floods, truncated and replaced files, and their metrics."""
+"""Logs of NCCL Inspector that jobs write: owners, links, floods, truncated and replaced files."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ def test_a_report_has_the_process_that_answered() -> None:
     assert server.lines == REQUESTS
 
 
-def test_text_is_read_where_the_server_has_no_json() -> None:
-    server = ras.RasServer(ras.text_report(), has_json=False)
-    assert query(server)["report"]["version"] == "2.27.9"
-    assert server.lines == REQUESTS
+def test_a_server_without_json_is_not_queried() -> None:
+    server = ras.RasServer(REPORT, has_json=False)
+    assert query(server)["state"] == "protocol"
+    assert server.lines == REQUESTS[:-1]
 
 
 def test_a_port_of_another_user_is_not_connected_to() -> None:
