@@ -1,4 +1,4 @@
-"""Claims files: CSV of the administrators' dated claims, read by the collector and by agents.
+"""Claims files: CSV of the administrators' dated claims, read by the collector.
 
     tenant,gpu,from,to,share
     team-red,GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05,2026-01-01T00:00:00Z,2026-02-01T00:00:00Z,3/8
@@ -43,18 +43,18 @@ class ClaimsFileLine(msgspec.Struct, frozen=True):
     system: bool = False
 
 
-def parse_claims_file(text: str, *, dated: bool = False) -> tuple[ClaimsFileLine, ...]:
-    """Parse a file. With `dated`, every claim must have a start. Raises ClaimsFileError."""
+def parse_claims_file(text: str) -> tuple[ClaimsFileLine, ...]:
+    """Parse a file. Raises ClaimsFileError."""
     with convert_errors(untrusted_text.CsvError, ClaimsFileError):
-        return tuple(_parse_lines(text, dated=dated))
+        return tuple(_parse_lines(text))
 
 
-def _parse_lines(text: str, *, dated: bool) -> Iterator[ClaimsFileLine]:
+def _parse_lines(text: str) -> Iterator[ClaimsFileLine]:
     rows = untrusted_text.parse_csv(text)
     number, first = next(rows, (1, []))
     header = ["gpu" if name == "holds" else name for name in first]
     unknown = sorted(set(header) - set(_COLUMNS))
-    missing = sorted(set(DATED_COLUMNS) - set(header)) if dated else []
+    missing = sorted(set(DATED_COLUMNS) - set(header))
     repeated = sorted(name for name, count in Counter(header).items() if count > 1)
     for problem, names in (("unknown", unknown), ("repeated", repeated), ("missing", missing)):
         if names:
@@ -64,7 +64,7 @@ def _parse_lines(text: str, *, dated: bool) -> Iterator[ClaimsFileLine]:
             raise ClaimsFileError(message)
     for number, row in rows:
         try:
-            yield _parse_line(dict(zip(header, row, strict=True)), dated=dated)
+            yield _parse_line(dict(zip(header, row, strict=True)))
         except ValueError as error:
             problem = str(error) if len(row) == len(header) else _wrong_length(row, header)
             message = f"line {number}: {problem}"
@@ -75,8 +75,8 @@ def _wrong_length(row: list[str], header: list[str]) -> str:
     return f"{','.join(row)[:_MAX_QUOTED]}: {len(row)} values: expected {len(header)}"
 
 
-def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
-    for name in ("gpu", "tenant", "from") if dated else ("gpu", "tenant"):
+def _parse_line(row: dict[str, str]) -> ClaimsFileLine:
+    for name in ("gpu", "tenant", "from"):
         if not row.get(name):
             message = f"missing {name}: expected a value"
             raise ClaimsFileError(message)

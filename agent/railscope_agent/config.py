@@ -266,14 +266,6 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     """CA certificate that kubelet_url is verified with. Empty: those of the system."""
     slurm_gpu_directory: str = ""
     """Directory in which a Slurm prolog writes a file of job IDs for each GPU."""
-    slurm_job_directory: str = ""
-    """Directory in which a Slurm prolog writes the output of `scontrol show job -d` for each
-    job.
-    """
-    gres_conf: str = "/etc/slurm/gres.conf"
-    """The Slurm file gres.conf, which maps GPU indices to devices."""
-    claims_file: str = ""
-    """CSV file of dated claims on GPUs of this node, with the authority of a scheduler."""
     trusted_owners: str = ""
     """Space-separated owners whose processes count as claims where no scheduler assigns GPUs:
     docker, containerd, cri-o, podman, lxc, systemd, libvirt, slurm, kubernetes.

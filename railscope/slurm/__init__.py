@@ -4,7 +4,6 @@ Every module here is a parser: text in, frozen values out. Input that is not in 
 `SlurmFormatError`; parsers never guess.
 
   notation    lists of nodes, generic resources, job IDs and times in Slurm's notation
-  scontrol    jobs in the output of `scontrol show job` and `squeue`
   sacct       jobs in the accounting output
 """
 

@@ -6,13 +6,10 @@ Source: SchedMD/slurm:src/common/slurm_protocol_defs.c.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
-from typing import Any
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.resources import Gres
 from railscope.timestamps import SECOND_NS, from_datetime, parse_local_time, to_datetime
 
 _ENDED = frozenset([
@@ -32,20 +29,11 @@ _UNIX = re.compile("[0-9]{1,11}")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAllocation:
-    """Resources that a job holds on one node."""
-
-    node: str
-    gres: tuple[Gres, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SlurmJob:
     """Slurm job at one time. Times are Unix seconds.
 
     `id` is unique, also among the elements of an array. A pending job has no start and a running one has no
-    end: for these Slurm prints plans. `allocations` is None if the allocation is not reported per node;
-    `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
+    end: for these Slurm prints plans. `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
     """
 
     id: int
@@ -55,7 +43,6 @@ class SlurmJob:
     start_seconds: int | None
     end_seconds: int | None
     nodes: tuple[str, ...]
-    allocations: tuple[NodeAllocation, ...] | None = None
     gres_counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -64,15 +51,6 @@ def times(state: str, start: int | None, end: int | None) -> tuple[int | None, i
     if state in _NOT_STARTED:
         return None, None
     return start, end if state in _ENDED else None
-
-
-def seconds(text: str, zone: tzinfo) -> int | None:
-    """Parse a printed time: local time of the cluster, or Unix seconds (SLURM_TIME_FORMAT=%s).
-
-    A local time that occurs twice at the end of summer time means the first. Raises SlurmFormatError.
-    """
-    printed = _parse_time(text)
-    return None if printed is None else _in_seconds(printed, zone)
 
 
 def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
@@ -125,23 +103,3 @@ def job_number(text: str) -> int:
         message = f"invalid job ID {text[:200]!r}: expected 1 to 10 digits"
         raise SlurmFormatError(message)
     return int(text)
-
-
-def json_number(value: Any) -> int | None:
-    """Return a number of Slurm's JSON, plain or with a `set` flag. Raises TypeError, LookupError."""
-    if isinstance(value, Mapping):
-        value = value["number"] if value["set"] and not value.get("infinite") else None
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        message = f"invalid value {value!r}: expected a number"
-        raise TypeError(message)
-    return value
-
-
-def json_text(value: Any) -> str:
-    """Return a text of Slurm's JSON, empty if it is null. Raises TypeError."""
-    if value is not None and not isinstance(value, str):
-        message = f"invalid value {value!r}: expected a string"
-        raise TypeError(message)
-    return value or ""

@@ -39,11 +39,6 @@ def is_same_node(name: str, other: str) -> bool:
     return name == other or (short[0] == short[1] and short[0] in (name, other))
 
 
-def expand_numbers(text: str, max_count: int = MAX_NODES) -> tuple[int, ...]:
-    """Return the numbers of `0,2-3`. Raises SlurmFormatError."""
-    return tuple(number for number, _ in printed_numbers(text, max_count))
-
-
 def _names(part: str, max_count: int) -> list[str]:
     """Return the names of `rack[0-1]n[00-31]-ib`: the last bracket varies fastest."""
     literal, *rest = _BRACKET.split(part)

@@ -39,7 +39,6 @@ class OwnerCalls:
             "domain": lambda path: _as_json(parse_domain(files.read(path))),
             "machine": lambda pid: _as_json(parse_qemu_command(files.read(f"/proc/{pid}/cmdline"))),
             "user": self._user,
-            "modified": lambda path: Path(files.real(path)).stat().st_mtime_ns,
         }
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
@@ -50,7 +49,6 @@ class OwnerCalls:
         owner.domain(path)          a libvirt virtual machine by its file
         owner.machine(pid)          the virtual machine that a process runs; None if it runs none
         owner.user(number)          the name of a user
-        owner.modified(path)        time at which a file was written, in nanoseconds since the epoch
         kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
         kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
         """

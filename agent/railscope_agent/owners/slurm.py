@@ -1,102 +1,12 @@
-"""Formats of Slurm on a node: gres.conf, job environments, SLUIDs and process titles of slurmstepd."""
+"""Formats of Slurm on a node: job environments, SLUIDs and process titles of slurmstepd."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.node_lists import expand_nodes
 
-_DEVICE_FILE = re.compile(r"/dev/nvidia([0-9]{1,4})")
-_CAPABILITY_FILE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]{1,9})")
-_PAIR = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|(\S*))')
-_OFF = {"", "off"}
-
-
-@dataclass(frozen=True, slots=True)
-class GresDevice:
-    """A device with its index and the minor number of its /dev/nvidiaN; None without one.
-
-    The minor number of a MIG device is that of its GPU; its `capabilities` are the minor numbers of the files
-    /dev/nvidia-caps/nvidia-capN of its instances.
-    """
-
-    index: int
-    minor: int | None
-    capabilities: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class GresConf:
-    """Devices that the file names for one node, and the AutoDetect method (`nvml`); empty if off.
-
-    With AutoDetect, slurmd orders the devices, and the indices may be others.
-
-    Indices (IDX) count the devices of a generic resource in the order of gres.conf and are not NVML indices.
-    Only `slurmd -G` shows the order of AutoDetect. Sources: SchedMD/slurm:doc/man/man5/gres.conf.5,
-    src/interfaces/gres.c.
-    """
-
-    devices: tuple[GresDevice, ...]
-    auto_detect: str
-
-
-def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
-    """Return the devices of one resource that gres.conf assigns to a node. Raises SlurmFormatError."""
-    everywhere, here = "", None
-    devices: list[GresDevice] = []
-    for fields in _setting_lines(text):
-        if "nodename" in fields and node not in expand_nodes(fields["nodename"]):
-            continue
-        if "autodetect" in fields:
-            if "nodename" in fields:
-                here = fields["autodetect"]
-            else:
-                everywhere = fields["autodetect"]
-        if fields.get("name") == name:
-            # Indices continue over the lines, as slurmd counts them.
-            devices += _devices(fields, len(devices))
-    detects = (everywhere if here is None else here).lower()
-    return GresConf(tuple(devices), "" if detects in _OFF else detects)
-
-
-def _setting_lines(text: str) -> Iterator[dict[str, str]]:
-    """Yield the settings of each line, without comments and with continued lines joined."""
-    joined = re.sub(r"\\\r?\n", " ", text)
-    for whole in joined.split("\n"):
-        line = whole.partition("#")[0].strip()
-        if not line:
-            continue
-        if line.lower().startswith("include "):
-            # The devices of an included file would be missing, and the indices behind them wrong.
-            message = f"unsupported Include in {line[:200]!r}"
-            raise SlurmFormatError(message)
-        fields = {key.lower(): quoted or plain for key, quoted, plain in _PAIR.findall(line)}
-        if not fields:
-            message = f"invalid line of gres.conf: {line[:200]!r}"
-            raise SlurmFormatError(message)
-        yield fields
-
-
-def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:
-    """Return the devices of a line: one per file, or one with several files."""
-    if "multiplefiles" in fields:
-        files = expand_nodes(fields["multiplefiles"])
-        capabilities = map(_CAPABILITY_FILE.fullmatch, files)
-        numbers = frozenset(int(match[1]) for match in capabilities if match)
-        return [GresDevice(first, _minor(*files), numbers)]
-    files = expand_nodes(fields.get("file", ""))
-    return [GresDevice(index, _minor(file)) for index, file in enumerate(files, first)]
-
-
-def _minor(*files: str) -> int | None:
-    matches = (_DEVICE_FILE.fullmatch(file) for file in files)
-    return next((int(device[1]) for device in matches if device), None)
-
-
-# Nothing else of an environment leaves this parser: it contains users' secrets.
 SLURM_VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_JOB_ACCOUNT",

@@ -21,7 +21,6 @@ from railscope_agent.sampling import fact_readers, probe_result, row_builder, so
 from railscope_agent.tenancy import (
     claim_placement,
     claim_tracker,
-    claims_file,
     command_claims,
     devices,
     gpu_processes,
@@ -85,13 +84,10 @@ class ClaimSource(source.SourceWithoutResources):
         )
         self.clock = ClockHistory()
         """Clock history of the boot, from the first poll on."""
-        self._slurm = slurm.SlurmProvider(
-            settings, lambda: self._node, lambda: self.clock, lambda: self._uses.uses
-        )
+        self._slurm = slurm.SlurmProvider(settings, lambda: self._uses.uses)
         adapters: tuple[ClaimProvider, ...] = (
             self._slurm,
             virtual_machines.VirtualMachineProvider(),
-            claims_file.ClaimsFile(settings.claims_file, lambda: self._node),
             self.commands,
         )
         self._adapters = adapters

@@ -157,9 +157,7 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     )
     total = sum(claim.count for claim in claims)
     detail = f"{format_count(total, 'GPU')} of {format_count(len(claims), 'claim')} without a device: {examples}"
-    remedy = (
-        "run `railscope claim start --from-slurm` in a prolog, or set tenancy.slurm_job_directory"
-    )
+    remedy = "name the devices by `railscope claim start` in a prolog"
     yield ProbeFinding.absent(SUBJECT, f"{detail}; bills assume the devices", remedy)
 
 

@@ -19,7 +19,7 @@ from railscope.catalog import declare, entities, tenancy as c
 from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope_agent.tenancy.claim_provider import ClaimReport
-from railscope_agent.tenancy.claims import COMMAND_PROVIDER, FILE_PROVIDER, NodeClaim
+from railscope_agent.tenancy.claims import COMMAND_PROVIDER, NodeClaim
 from railscope_agent.tenancy.clock_history import BootTime
 
 REPEAT_EVERY_NS = 3_600_000_000_000
@@ -97,7 +97,7 @@ class ProviderReport:
     ended: NodeTimestamp
 
 
-PROVIDER_PRECEDENCE = {FILE_PROVIDER: 2, COMMAND_PROVIDER: 1}
+PROVIDER_PRECEDENCE = {COMMAND_PROVIDER: 1}
 """Order of claim providers of equal authority: claims by a person or a prolog precede observed ones."""
 ClaimEdge: TypeAlias = tuple[int, BootTime | None]
 """Time of a start or an end: wall clock, and boot clock if a clock of the node measured it."""

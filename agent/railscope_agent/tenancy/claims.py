@@ -14,9 +14,8 @@ from railscope_agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
 from railscope_agent.tenancy.clock_history import BootTime
 from railscope_agent.tenancy.devices import ClaimableDevice
 
-COMMAND_PROVIDER, FILE_PROVIDER = "command", "file"
-PROVIDERS_FOR_OTHERS = frozenset({COMMAND_PROVIDER, FILE_PROVIDER})
-"""Claim providers whose workload may name another provider: `slurm:123`, `kubernetes:research/train-0`."""
+COMMAND_PROVIDER = "command"
+"""Claim provider whose workload may name another provider: `slurm:123`, `kubernetes:research/train-0`."""
 
 
 class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,7 +23,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Times are nanoseconds since the epoch, and on the boot clock if a clock of this node measured them. A
     start or an uncertainty of None is that of the poll that first found the claim. `reference`
-    distinguishes claims that are equal otherwise: the id that a client chose, or the date in a file. `gpu`
+    distinguishes claims that are equal otherwise: the id that a client chose. `gpu`
     is empty if `count` GPUs are claimed and none is named.
     """
 
@@ -75,7 +74,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def owning_workload(self) -> tuple[str, str]:
         """Source and name of the workload, also as reported by another source: `slurm:123` is Slurm's."""
         source, colon, name = self.workload.partition(":")
-        if colon and self.source in PROVIDERS_FOR_OTHERS:
+        if colon and self.source == COMMAND_PROVIDER:
             return source, name
         return self.source, self.workload
 

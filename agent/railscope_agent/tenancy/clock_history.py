@@ -83,15 +83,6 @@ class ClockHistory:
         is_last = passed[-1] is spans[-1]
         return self._boot_time(wall_ns - offset_ns if is_last else until_ns)
 
-    def is_before_boot(self, wall_ns: int) -> bool:
-        """True if a wall clock time is certain to be before this boot.
-
-        Times before the oldest offset are unclear if earlier ones of the boot were dropped.
-        """
-        spans = list(self._spans())
-        is_complete = bool(spans) and spans[0][0] == 0
-        return is_complete and all(wall_ns - span[2] < span[0] for span in spans)
-
     def now(self, now: NodeTimestamp) -> BootTime | None:
         """Return the current time on the boot clock; None if the boot id is not known yet."""
         return self._boot_time(now.boot_ns)

@@ -142,11 +142,6 @@ class NodeDevices:
         gpu = self.all.get(device.gpu if device else str(place))
         return gpu.memory_mib or None if gpu else None
 
-    @property
-    def has_partitions(self) -> bool:
-        """True if a GPU of the node is in MIG mode."""
-        return any(gpu.is_partitioned for gpu in self.present)
-
     def has(self, uuid: str) -> bool:
         """True for the UUID of a GPU or MIG device of this node."""
         return uuid in self.all or uuid in self._parts

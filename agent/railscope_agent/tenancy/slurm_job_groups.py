@@ -14,10 +14,10 @@ from railscope_agent.sampling.fact_readers import list_names
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
-_SCOPE = re.compile(r"(?:(.+)_)?slurmstepd\.scope")
+_SCOPE = re.compile(r"(?:.+_)?slurmstepd\.scope")
 # Slurm creates its directories only in the hierarchies of the plugins that are enabled in cgroup.conf.
 _CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
-_V1 = re.compile(r"slurm(?:_(.+))?")
+_V1 = re.compile(r"slurm(?:_.+)?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(slurm.SLUID_PATTERN)
 """Slurm 26.05 and later names the directories of jobs by SLUID, unless CgroupJobIdPaths=yes."""
@@ -59,8 +59,6 @@ class _ReadSteps:
 class JobControlGroups:
     """Scanner of job directories; caches the environment of each job while it runs."""
 
-    node_names: frozenset[str] = frozenset()
-    """Names that Slurm has for this node, where several slurmd run on it."""
     _read: dict[str, _ReadSteps] = field(default_factory=dict)
     """Environments by directory of a job."""
 
@@ -69,9 +67,7 @@ class JobControlGroups:
 
         Raises OSError if their directories cannot be read.
         """
-        names: set[str] = set()
-        paths = [path for path in _find_job_groups(host, names) if _is_populated(host, path)]
-        self.node_names = frozenset(names)
+        paths = [path for path in _find_job_groups(host) if _is_populated(host, path)]
         self._read = {path: read for path, read in self._read.items() if path in paths}
         return [(path.rpartition("/")[2], self._environment(host, path)) for path in paths]
 
@@ -130,8 +126,8 @@ def _join_environments(read: JobEnvironment, found: JobEnvironment) -> JobEnviro
     )
 
 
-def _find_job_groups(host: Host, node_names: set[str]) -> Iterator[str]:
-    """Yield the control groups of the jobs of the node; add the names of nodes in them. Raises OSError.
+def _find_job_groups(host: Host) -> Iterator[str]:
+    """Yield the control groups of the jobs of the node. Raises OSError.
 
         v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
         v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
@@ -140,7 +136,6 @@ def _find_job_groups(host: Host, node_names: set[str]) -> Iterator[str]:
     SchedMD/slurm:doc/html/cgroup_v2.shtml, src/plugins/cgroup/v1, v2.
     """
     for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
-        _add_node_name(_SCOPE, scope, node_names)
         for name in _entries(host, f"{_SLICE}/{scope}"):
             if _JOB.fullmatch(name) or _SLUID.fullmatch(name):
                 yield f"{_SLICE}/{scope}/{name}"
@@ -149,7 +144,6 @@ def _find_job_groups(host: Host, node_names: set[str]) -> Iterator[str]:
             name for name in _entries(host, f"{CONTROL_GROUPS}/{controller}") if _V1.fullmatch(name)
         ]
         for root in roots:
-            _add_node_name(_V1, root, node_names)
             directory = f"{CONTROL_GROUPS}/{controller}/{root}"
             for user in (name for name in _entries(host, directory) if name.startswith("uid_")):
                 for name in filter(_JOB.fullmatch, _entries(host, f"{directory}/{user}")):
@@ -184,12 +178,6 @@ def _is_populated(host: Host, path: str) -> bool:
         is_listed = True
         groups += [f"{group}/{name}" for name in names if name.startswith(("step_", "task_"))]
     return not is_listed
-
-
-def _add_node_name(pattern: re.Pattern[str], group: str, node_names: set[str]) -> None:
-    match = pattern.fullmatch(group)
-    if match and match[1]:
-        node_names.add(match[1])
 
 
 def _entries(host: Host, directory: str) -> list[str]:

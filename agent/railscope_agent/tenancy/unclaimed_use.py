@@ -14,7 +14,7 @@ import msgspec
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.frame import NodeTimestamp
-from railscope_agent.tenancy.claims import COMMAND_PROVIDER, FILE_PROVIDER, NodeClaim
+from railscope_agent.tenancy.claims import COMMAND_PROVIDER, NodeClaim
 from railscope_agent.tenancy.clock_history import BootTime
 from railscope_agent.tenancy.gpu_processes import DeviceUse, DeviceUses
 
@@ -106,7 +106,7 @@ def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -
     source, workload = claim.owning_workload
     owner = use.owner
     # Claims by people name tenants, not workloads: any process may be theirs.
-    if owner.is_shared_or_hidden or source in {COMMAND_PROVIDER, FILE_PROVIDER}:
+    if owner.is_shared_or_hidden or source == COMMAND_PROVIDER:
         return True
     if owner.is_server and not claim.exclusive:
         return True

@@ -134,7 +134,7 @@ class FileClaims:
 def parse_claims(text: str) -> FileClaims:
     """Parse claims from the text of a file. Raises FileError that names the line."""
     with convert_errors(ClaimsFileError, watched_file.FileError):
-        lines = parse_claims_file(text, dated=True)
+        lines = parse_claims_file(text)
     return FileClaims.from_claims(
         FileClaim(
             line.start_ns or 0,

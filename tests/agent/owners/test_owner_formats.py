@@ -85,7 +85,6 @@ def test_any_file_is_read_or_rejected(content):
         runtimes.parse_qemu_command,
         lambda text: runtimes.parse_docker_container(text, "team"),
         runtimes.parse_domain,
-        lambda text: slurm.parse_gres_conf(text.decode(errors="replace"), "n1"),
     ):
         with contextlib.suppress(OwnerFormatError, SlurmFormatError):
             parse(content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -51,14 +50,6 @@ def test_only_requested_fields_are_returned(tree):
     assert answers[2]["pci_addresses"] == ["0000:3b:00.0"]
     assert answers[3]["name"] == "web"
     assert answers[4:] == [None, "eva", ""]
-
-
-def test_the_time_at_which_a_file_was_written(tree, tmp_path):
-    file = tmp_path / "etc/passwd"
-    os.utime(file, ns=(1, 1_789_999_000_123_456_789))
-    assert tree.call("owner", "modified", "/etc/passwd") == 1_789_999_000_123_456_789
-    with pytest.raises(FileNotFoundError):
-        tree.call("owner", "modified", "/run/jobs/211.json")
 
 
 def test_names_are_hidden_with_their_directories():

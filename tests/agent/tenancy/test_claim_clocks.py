@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,17 +65,13 @@ class SteppedNode:
         self.restart()
 
     def restart(self) -> None:
-        self.polled = PolledTenancy(self.host, TenancySettings(slurm_job_directory="/run/jobs"))
+        self.polled = PolledTenancy(self.host, TenancySettings(slurm_gpu_directory="/run/gpus"))
         self.polled.tenancy.remember(self.directory, NODE)
 
     def hold(self, *, is_held: bool) -> int:
         """Begin or end the job and the pod; return the time."""
         now = self.host.clock.now()
-        job = {
-            "job_id": 7, "job_state": ["RUNNING"], "start_time": now.wall_ns // NS, "end_time": 0,
-            "account": "astro", "nodes": NODE, "gres_detail": ["gpu:1(IDX:0)"],
-        }  # fmt: skip
-        self.host.files["/run/jobs/7"] = json.dumps({"jobs": [job] if is_held else []})
+        self.host.files["/run/gpus/0"] = "7\n" if is_held else ""
         self.host.calls[LISTED] = [pod("train", uuid(1))] if is_held else []
         return now.boot_ns
 
@@ -102,6 +97,6 @@ def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after)
         stepped.pass_through(after)
         found = spans(stepped.events)
     assert set(found) == {"7", "research/train"}
-    for start_ns, end_ns in found.values():  # StartTime of Slurm is in seconds
+    for start_ns, end_ns in found.values():
         assert abs(start_ns - began_ns) <= (POLL + 1) * NS
         assert abs(end_ns - ended_ns) <= (POLL + 1) * NS

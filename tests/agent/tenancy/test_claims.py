@@ -7,7 +7,6 @@
     call KEY ANSWER             an answer of the host in JSON
     job PATH pid=N VAR=VALUE    control group of a Slurm job with one task, and the SLURM_ variables of the task
     env N VAR=VALUE             environment of a process
-    jobfile NAME GRES [K=V]     output of scontrol for a job, as the prolog writes it
     pod NAME ID... [resource=]  a pod as the kubelet lists it; `unlist NAME`, or all; `allocatable RESOURCE ID...`
     claim POD NAME [K=V]        a resource claim of a pod; share=, cdi=, driver=
     spec NAME K=V C:K=V         a pod in the kubelet's /pods: annotations, and limits of its containers
@@ -178,18 +177,6 @@ class Node:
     def env(self, pid: str, name: str = "", /, **given: str) -> None:
         variables = {key if key.startswith("CUDA") else f"SLURM_{key}": given[key] for key in given}
         self.host.calls[f"owner.environ({pid})"] = error(name) or variables
-
-    def jobfile(self, name: str, *gres: str, **given: str) -> None:
-        job = {
-            "job_id": int(name.partition(".")[0]), "job_state": ["RUNNING"], "end_time": 0,
-            "start_time": START.wall_ns // NS - int(given.get("ago", "1000")), "account": "astro",
-            "nodes": given.get("nodes", NODE), "gres_detail": gres, "tres_alloc_str": given.get("tres", ""),
-        }  # fmt: skip
-        self.host.files[f"/run/jobs/{name}"] = json.dumps({"jobs": [job]})
-        if written := given.get("written"):
-            written_ns = self.host.clock.now().wall_ns - int(written) * NS
-            self.host.calls[f"owner.modified(/run/jobs/{name})"] = written_ns
-        self.settings["slurm_job_directory"] = "/run/jobs"
 
     def pod(self, path: str, /, *ids: str, **given: Any) -> None:
         about = in_namespace(path)

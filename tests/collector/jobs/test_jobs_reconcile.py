@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import UTC
 from fractions import Fraction
 
 import msgspec
@@ -20,12 +18,8 @@ from support.job_books import (
     queues,
     with_unnamed_gpus,
 )
-from support.shared import capture_path
 
-from railscope.slurm.sacct import COLUMNS
-from railscope.slurm.scontrol import parse_text
-from railscope_collector.jobs.job_list import ListedGpu, ListedJob, UnnamedGpus
-from railscope_collector.jobs.job_list_reader import read_sacct
+from railscope_collector.jobs.job_list import ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_reconciliation import DifferenceKind, compare_jobs
 
 # Without a difference ------------------------------------------------------------------------------
@@ -134,37 +128,3 @@ def test_a_number_of_whole_gpus_that_moves_from_gpu_to_gpu_is_one_job():
     (begins,) = compare_jobs(ledger(late), [job], S).differences
     assert begins.kinds == (DifferenceKind.TIMES,)
     assert begins.start_off_ns == 10 * S
-
-
-# Real books ----------------------------------------------------------------------------------------
-
-
-def test_running_jobs_of_slurm_and_its_accounting_are_one_ledger():
-    """Indices of GPUs by scontrol, and the same jobs as sacct would print them at their planned end."""
-    reported, rows = {}, []
-    for name in ("main_array_job", "multi_node"):
-        text = capture_path(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
-        for job in parse_text(text.replace("=RUNNING", "=COMPLETED"), UTC):
-            assert job.start_seconds is not None
-            assert job.end_seconds is not None
-            gpus = tuple(
-                ListedGpu(held.node, str(index))
-                for held in job.allocations or ()
-                for gres in held.gres
-                for index in gres.indices or ()
-            )
-            span = job.start_seconds, job.end_seconds
-            reported[str(job.id)] = ListedJob(
-                span[0] * S, str(job.id), job.account, job.user, span[1] * S, tuple(sorted(gpus))
-            )
-            where = ",".join(job.nodes)
-            ids = f"{job.id}|{job.user}|{job.account}"
-            rows.append(f"{ids}|{span[0]}|{span[1]}|{where}|gres/gpu={len(gpus)}")
-    books = read_sacct("\n".join(["|".join(COLUMNS), *rows])).jobs
-    found = compare_jobs(ledger(list(reported.values())), books, 0)
-    assert found.agrees
-    assert found.jobs == len(books) == len(reported) == 3
-    expected: Counter[str] = Counter()
-    for book in books:
-        expected[book.tenant] += book.unplaced[0].gpus * book.duration_ns
-    assert {check.tenant: check.found for check in found.tenants} == expected
