@@ -107,9 +107,6 @@ def alone() -> HealthFacts:
         (n.RDMA_RECEIVED_PACKETS, ()): RECEIVED // 4200,
         (n.LINE_RECEIVED, ()): LINE_BYTES * 8,
         (n.CORRECTED, ()): LINE_BYTES * 8e-8,
-        (s.MARKED, ()): 5,
-        (s.NOTIFIED, ()): 5,
-        (s.HANDLED, ()): 5,
     }
     still: list[tuple[Metric, DevicePart]] = [
         (n.PFC_SENT_TIME, ("3",)), (n.PFC_RECEIVED_TIME, ("3",)), (n.PRIORITY_DISCARDS, ("0",)),
@@ -117,8 +114,8 @@ def alone() -> HealthFacts:
         (pcie.PCIE_ERRORS, ("fatal",)),
         *((metric, ()) for metric in (
             n.STORM_ERRORS, n.STORM_WARNINGS, n.UNCORRECTED_SYMBOLS, n.LINK_DOWNS, host.LINK_CHANGES,
-            n.DISCARDS_RECEIVED, n.PCIE_WRITE_STALLED, s.ACK_TIMEOUTS, s.SEQUENCE_ERRORS, s.OUT_OF_SEQUENCE,
-            s.ADAPTIVE, s.RETRIES_EXCEEDED, s.IGNORED, s.OUT_OF_BUFFER, n.TRANSCEIVER_TOO_HOT,
+            n.DISCARDS_RECEIVED, n.PCIE_WRITE_STALLED, s.ACK_TIMEOUTS, s.SEQUENCE_ERRORS,
+            s.RETRIES_EXCEEDED, n.TRANSCEIVER_TOO_HOT,
         )),
     ]  # fmt: skip
     increases = {place: per_second(amount) for place, amount in rates.items()}

@@ -7,7 +7,7 @@ role, model and PCI function; a comparison needs `MIN_PEERS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -29,20 +29,9 @@ def rdma(stem: str) -> declare.Metric:
     return METRICS[f"railscope_rdma_{stem}_total"]
 
 
-MARKED, ACK_TIMEOUTS = rdma("ecn_marked_packets"), rdma("ack_timeouts")
-NOTIFIED = rdma("congestion_notifications_sent")
-HANDLED, IGNORED = (rdma(f"congestion_notifications_{way}") for way in ("handled", "ignored"))
-SEQUENCE_ERRORS, OUT_OF_SEQUENCE = rdma("packet_sequence_errors"), rdma("out_of_sequence_packets")
-RETRIES_EXCEEDED, ADAPTIVE = rdma("transport_retries_exceeded"), rdma("adaptive_retransmissions")
-OUT_OF_BUFFER = rdma("out_of_buffer_drops")
-DISCARDS = (
-    n.DISCARDS_RECEIVED,
-    n.PRIORITY_DISCARDS,
-    n.PRIORITY_CONGESTION_DISCARDS,
-    OUT_OF_BUFFER,
-)
+ACK_TIMEOUTS, SEQUENCE_ERRORS = rdma("ack_timeouts"), rdma("packet_sequence_errors")
+RETRIES_EXCEEDED = rdma("transport_retries_exceeded")
 PORT_RECEIVED, PORT_SENT = rdma("receive_bytes"), rdma("transmit_bytes")
-PORT_RECEIVED_PACKETS = rdma("receive_packets")
 PORT_SYMBOL_ERRORS = rdma("symbol_errors")
 PORT_LINK_DOWNS = rdma("link_downs")
 PORT_UP = METRICS["railscope_rdma_port_up"]
@@ -51,13 +40,8 @@ PORT_RATE = METRICS["railscope_rdma_port_rate_bytes_per_second"]
 TRAFFIC = (n.RDMA_RECEIVED, n.RDMA_SENT, PORT_RECEIVED, PORT_SENT, host.LINK_SPEED, PORT_RATE)
 """Metrics of `receiving`, `sending` and `line_rate`."""
 _SENT_PAUSES = (n.PFC_SENT_TIME, n.PFC_SENT), (n.GLOBAL_PAUSE_SENT_TIME, n.GLOBAL_PAUSE_SENT)
-_RECEIVED_PAUSES = (
-    (n.PFC_RECEIVED_TIME, n.PFC_RECEIVED),
-    (n.GLOBAL_PAUSE_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED),
-)
 """Durations and frames of PFC, and those of link-wide pause (IEEE 802.3x)."""
 PAUSING = (*_SENT_PAUSES[0], *_SENT_PAUSES[1], *TRAFFIC[-2:])
-PAUSED = (*_RECEIVED_PAUSES[0], *_RECEIVED_PAUSES[1], *TRAFFIC[-2:])
 UNCORRECTED = (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, PORT_SYMBOL_ERRORS)
 """Counters of data beyond correction. A driver may list one that it does not count: all of them are judged."""
 
@@ -187,24 +171,12 @@ def _of_line_rate(facts: health_facts.HealthFacts, amount: float) -> float:
 
 
 def pausing(facts: health_facts.HealthFacts) -> float:
-    """Share of time in which the NIC pauses its switch port."""
-    return _pause_share(facts, _SENT_PAUSES)
-
-
-def paused(facts: health_facts.HealthFacts) -> float:
-    """Share of time in which the switch pauses the NIC."""
-    return _pause_share(facts, _RECEIVED_PAUSES)
-
-
-def _pause_share(
-    facts: health_facts.HealthFacts, kinds: Sequence[tuple[declare.Metric, declare.Metric]]
-) -> float:
-    """Return the share by durations; without them by the number of frames, which is an upper bound.
+    """Share of time in which the NIC pauses its switch port, by durations; without them by frames, which is an upper bound.
 
     A port uses PFC or link-wide pause. Many drivers list the counters of both, and those of the other one are 0.
     """
     shares = []
-    for duration, frames in kinds:
+    for duration, frames in _SENT_PAUSES:
         try:
             shares.append(first(facts, rate_of(duration), partial(_full_stop, frames=frames)))
         except health_facts.AbsentFact as absent:
@@ -217,16 +189,6 @@ def _pause_share(
 
 def _full_stop(facts: health_facts.HealthFacts, frames: declare.Metric) -> float:
     return min(_of_line_rate(facts, rate(facts, frames) * PAUSE_QUANTA_BYTES), 1.0)
-
-
-def marked(facts: health_facts.HealthFacts) -> float:
-    """Marked packets, relative to those received."""
-    received = first(
-        facts,
-        rate_of(n.RDMA_RECEIVED_PACKETS),
-        rate_of(PORT_RECEIVED_PACKETS),
-    )
-    return rate(facts, MARKED) / received if received else 0.0
 
 
 def bit_errors(facts: health_facts.HealthFacts) -> float:
@@ -245,20 +207,6 @@ def link_downs(facts: health_facts.HealthFacts) -> float:
         count_of(PORT_LINK_DOWNS),
         # Each outage has two changes of the carrier, except one that has not ended.
         lambda of: (count(of, host.LINK_CHANGES) + (not is_up(of))) // 2,
-    )
-
-
-def discards(facts: health_facts.HealthFacts) -> float:
-    """Received packets that the NIC dropped, per second."""
-    return total(facts, *map(rate_of, DISCARDS))
-
-
-def write_stall(facts: health_facts.HealthFacts) -> float:
-    """Share of time in which PCIe writes stall: the receive path."""
-    return first(
-        facts,
-        rate_of(n.PCIE_WRITE_STALLED),
-        value_of(n.PCIE_WRITE_STALL),
     )
 
 
