@@ -118,22 +118,6 @@ def parse_dump(content: bytes) -> FlightRecorderDump:
     return FlightRecorderDump(groups)
 
 
-def parse_progress(content: bytes) -> dict[str, tuple[int, int]]:
-    """Parse the last enqueued and the last completed collective of each group, by its local number, of a dump in any extent.
-
-    Raises CollectiveFormatError.
-    """
-    statuses = _mapping(_decode(content).get("pg_status"))
-    return {
-        _text(group): (
-            _integer(status.get("last_enqueued_collective"), UNKNOWN),
-            _integer(status.get("last_completed_collective"), UNKNOWN),
-        )
-        for group, status in islice(statuses.items(), MAX_GROUPS)
-        if isinstance(status, dict)
-    }
-
-
 def _decode(content: bytes) -> dict[str, Any]:
     if content[:1] == b"{":
         # Counted before decoding: objects of Python are many times larger than their text, and exist before

@@ -8,14 +8,14 @@ file clears it: it is only ever read.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
-from railscope_agent.sampling import fact_readers, probe_result, row_builder
-from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
+from railscope_agent.sampling import fact_readers, probe_result
+from railscope_agent.sources.scan_source import Found, ScanSource, parse_natural, whole_lines
 
 ROOT = "/proc/driver/nvidia-fs"
 STATS = f"{ROOT}/stats"
@@ -109,37 +109,24 @@ def counts_requests(content: bytes) -> bool:
     return match is not None and match[1] == "Enabled"
 
 
-class GpuDirectSource(KeyedFileSource):
+class GpuDirectSource(ScanSource):
     """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
 
     name = "gpudirect"
     family = "host"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._modules: tuple[str, ...] = ()
-
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the loaded modules and the fields of the file."""
-        columns = probe_result.ColumnBuilder()
+    def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
+        """Yield the loaded modules, and the fields of the file."""
         loaded = _loaded_modules(host)
+        yield _storage(host)
         # On a node without GPUs a missing module is not reported.
-        has_gpus = bool(fact_readers.list_names(host, "/proc/driver/nvidia/gpus"))
-        self._modules = _MODULES if has_gpus or loaded else ()
-        for module in self._modules:
-            facts = fact_readers.nonempty_facts(version=loaded.get(module, ""))
-            columns.add(c.GPUDIRECT_LOADED, Entity(entities.GPUDIRECT_MODULE, (module,), facts))
-        self._files = []
-        self._add_file(host, columns, STATS, parse_stats, _column)
-        return columns.result(_storage(host), *([_rdma(loaded)] if self._modules else []))
-
-    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
-        """Check for the modules, and read the file once."""
-        if self._modules:
-            loaded = _loaded_modules(host)
-            # The columns of the modules are the first ones: `probe` adds them before those of the file.
-            into.put_readings(0, [int(module in loaded) for module in self._modules])
-        super().read(host, into)
+        if loaded or fact_readers.list_names(host, "/proc/driver/nvidia/gpus"):
+            for module in _MODULES:
+                about = fact_readers.nonempty_facts(version=loaded.get(module, ""))
+                entity = Entity(entities.GPUDIRECT_MODULE, (module,), about)
+                yield c.GPUDIRECT_LOADED, entity, int(module in loaded)
+            yield _rdma(loaded)
+        yield from self.keyed(host, STATS, parse_stats, _column)
 
 
 def _column(key: Hashable) -> Column | None:

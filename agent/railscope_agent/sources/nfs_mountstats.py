@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from railscope.reading import SIGNED_LIMIT, Absent, Reading
-from railscope_agent.sources.source_bases import parse_natural, whole_lines
+from railscope_agent.sources.scan_source import parse_natural, whole_lines
 
 MountKey: TypeAlias = tuple[str, str, str]
 """Export, mount point, protocol of the transport."""

@@ -6,7 +6,7 @@ Counts are those of the agent's network namespace. RDMA traffic bypasses all of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Reading, parse_integer
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
-from railscope_agent.sources.source_bases import KeyedFileSource, ParseFile, whole_lines
+from railscope_agent.sources.scan_source import Found, ParseFile, ScanSource, whole_lines
 
 SNMP = "/proc/self/net/snmp"
 NETSTAT = "/proc/self/net/netstat"
@@ -158,7 +158,13 @@ class ProcessorTable:
         }
 
 
-class ProtocolSource(KeyedFileSource):
+_LIMIT_COLUMNS: dict[str, dict[Hashable, Column]] = {
+    f"{_LIMITS}_count": {_NUMBER: (network_catalog.CONNTRACK_ENTRIES, _NODE)},
+    f"{_LIMITS}_max": {_NUMBER: (network_catalog.CONNTRACK_LIMIT, _NODE)},
+}
+
+
+class ProtocolSource(ScanSource):
     """Retransmits, drops, full buffers, congestion marks and full tables of the node."""
 
     name = "protocols"
@@ -166,39 +172,33 @@ class ProtocolSource(KeyedFileSource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._softnet = ProcessorTable(parse_softnet)
-        self._conntrack = ProcessorTable(parse_conntrack)
+        softnet, conntrack = ProcessorTable(parse_softnet), ProcessorTable(parse_conntrack)
+        self._tables: tuple[tuple[str, ParseFile, Mapping[Hashable, Column]], ...] = (
+            (SNMP, parse_pairs, _SNMP_COLUMNS),
+            (NETSTAT, parse_pairs, _NETSTAT_COLUMNS),
+            (SOFTNET, softnet.read, _of_node(_SOFTNET)),
+            (CONNTRACK, conntrack.read, _of_node(_CONNTRACK)),
+            *((path, _single_number, columns) for path, columns in _LIMIT_COLUMNS.items()),
+        )
+        self._paths = {path: path for path in _LIMIT_COLUMNS}
+        """Path of each file once it is found: /proc/self/net has the files of /proc/net too."""
 
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the counters that this kernel has."""
-        columns = probe_result.ColumnBuilder()
-        self._files = []
-        files: tuple[tuple[str, ParseFile, Mapping[Hashable, Column]], ...] = (
-            (fact_readers.network_file(host, SNMP), parse_pairs, _SNMP_COLUMNS),
-            (fact_readers.network_file(host, NETSTAT), parse_pairs, _NETSTAT_COLUMNS),
-            (fact_readers.network_file(host, SOFTNET), self._softnet.read, _of_node(_SOFTNET)),
-            (
-                fact_readers.network_file(host, CONNTRACK),
-                self._conntrack.read,
-                _of_node(_CONNTRACK),
-            ),
-            (
-                f"{_LIMITS}_count",
-                _single_number,
-                {_NUMBER: (network_catalog.CONNTRACK_ENTRIES, _NODE)},
-            ),
-            (f"{_LIMITS}_max", _single_number, {_NUMBER: (network_catalog.CONNTRACK_LIMIT, _NODE)}),
-        )
-        for path, parse, metrics_of_file in files:
-            self._add_file(host, columns, path, parse, metrics_of_file.get)
-        names = [file.path.rsplit("/", 1)[-1] for file in self._files]
-        detail = "/proc/net contains no statistics"
-        if not names:
-            return columns.result(probe_result.ProbeFinding.absent("network protocols", detail))
-        detail = (
-            f"{probe_result.format_count(len(columns.columns), 'reading')} of {', '.join(names)}"
-        )
-        return columns.result(probe_result.ProbeFinding.supported("network protocols", detail))
+    def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
+        """Yield the counters that this kernel has."""
+        names, count = [], 0
+        for file, parse, columns in self._tables:
+            path = self._paths.get(file) or fact_readers.network_file(host, file)
+            if found := list(self.keyed(host, path, parse, columns.get)):
+                self._paths[file] = path
+                names.append(path.rsplit("/", 1)[-1])
+                count += len(found)
+                yield from found
+        if names:
+            detail = f"{probe_result.format_count(count, 'reading')} of {', '.join(names)}"
+            yield probe_result.ProbeFinding.supported("network protocols", detail)
+        else:
+            detail = "/proc/net contains no statistics"
+            yield probe_result.ProbeFinding.absent("network protocols", detail)
 
 
 def _single_number(content: bytes) -> dict[Hashable, Reading]:

@@ -188,19 +188,3 @@ class RankPlaces:
         found = [s.facts for s in self.candidates(key).values() if s.process.own_pid == own_pid]
         # Numbers in namespaces repeat: two containers of a job may both have a process 1.
         return found[0] if len(found) == 1 else {}
-
-    def job_of(self, pid: int) -> JobKey | None:
-        """Return the job of a process by its claim or else its environment; None if other holders have one like it."""
-        listed = self.processes[pid]
-        workload = listed.facts.get("workload", "").rpartition("/")[2]
-        key = workload or next(iter(listed.process.jobs), ""), listed.process.user
-        return key if pid in self.candidates(key) else None
-
-    def find_gpu(self, key: JobKey, uuid: str) -> str:
-        """Return a GPU with a process of a job, by its UUID in any notation; empty if there is none."""
-        gpus = {gpu for listed in self.candidates(key).values() for gpu in listed.gpus}
-        return next((gpu for gpu in gpus if _digits(gpu) == _digits(uuid)), "")
-
-
-def _digits(uuid: str) -> str:
-    return uuid.lower().removeprefix("gpu-").replace("-", "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity
@@ -22,6 +23,7 @@ from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.source import SourceWithoutResources
 
 Found = tuple[Metric, Entity, Reading]
+ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
 FRESH_NS = SECOND_NS // 2
 """Maximum age of the readings of a probe for the read that follows it."""
 
@@ -57,7 +59,7 @@ class ScanSource(SourceWithoutResources, ABC):
         self,
         host: Host,
         path: str,
-        parse: Callable[[bytes], Mapping[Hashable, Reading]],
+        parse: ParseFile,
         column_of: Callable[[Hashable], Column | None],
     ) -> Iterator[Found]:
         """Yield the values of a file with many of them that have a column; for a failure, the earlier ones as absent."""

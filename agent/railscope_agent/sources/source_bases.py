@@ -1,26 +1,25 @@
-"""Bases of sources: scans of slowly changing state, and columns selected by key from a file.
+"""Bases of sources: scans of slowly changing state, and narrow counters.
 
 Sources of slowly changing state have mostly facts, and events when one changes. Facts are part of a
 frame's schema, which a probe creates. So these sources scan the node in the probe, have themselves
 probed before each read, and the read returns the result of that scan.
 
-A keyed file has many values, of which columns are selected by key. Narrow counters are extended to 64 bits.
+Narrow counters are extended to 64 bits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from railscope import counter_unwrap
 from railscope.catalog.declare import EntityKind, EventClass, Metric
 from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.frame import Column, Entity, Event, NodeTimestamp
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
+from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.host.boot_state import BootState, BootStateFile
@@ -212,83 +211,6 @@ class ReportingSource(base.SourceWithoutResources):
             absent = (Absent.GONE,) * len(self.metrics[entity.kind])
             into.put_readings(position, readings.get(entity, absent))
             position += len(absent)
-
-
-ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
-ColumnOfKey: TypeAlias = Callable[[Hashable], Column | None]
-
-
-@dataclass(slots=True)
-class KeyedFile:
-    """One file, and the column of each of its keys that has one."""
-
-    path: str
-    parse: ParseFile
-    columns: list[tuple[int, Hashable]] = field(default_factory=list)
-    _probed_keys: frozenset[Hashable] = frozenset()
-
-    def add_columns(
-        self, host: Host, columns: probe_result.ColumnBuilder, column_of: ColumnOfKey
-    ) -> None:
-        """Add the columns of the keys that the file contains; none if it cannot be read."""
-        try:
-            values = self.parse(host.read(self.path))
-        except OSError:
-            return
-        self._probed_keys = frozenset(values)
-        for key in values:
-            if column := column_of(key):
-                self.columns.append((columns.add(*column), key))
-
-    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
-        """Fill the columns; a key missing from the file is gone, a new one requests a probe."""
-        try:
-            values = self.parse(host.read(self.path))
-        except OSError as error:
-            into.put_each((column for column, _ in self.columns), reason_of(error))
-            return
-        if values.keys() - self._probed_keys:
-            into.needs_probe = True
-        for column, key in self.columns:
-            into.put(column, values.get(key, Absent.GONE))
-
-
-class KeyedFileSource(base.SourceWithoutResources):
-    """Base class of sources of keyed files."""
-
-    def __init__(self) -> None:
-        self._files: list[KeyedFile] = []
-
-    def _add_file(
-        self,
-        host: Host,
-        columns: probe_result.ColumnBuilder,
-        path: str,
-        parse: ParseFile,
-        column_of: ColumnOfKey,
-    ) -> None:
-        """Add the columns of a file; a file without any is not read again until the next probe."""
-        file = KeyedFile(path, parse)
-        file.add_columns(host, columns, column_of)
-        if file.columns:
-            self._files.append(file)
-
-    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
-        """Read each file once."""
-        for file in self._files:
-            file.read(host, into)
-
-
-def parse_natural(text: str) -> Reading:
-    """Non-negative number of a table. Anything else is an error."""
-    if text.isascii() and text.isdecimal() and int(text) < UNSIGNED_RANGE:
-        return int(text)
-    return Absent.ERROR
-
-
-def whole_lines(content: bytes) -> list[str]:
-    """Lines of a file, without an unterminated last line: a number in it may be truncated."""
-    return content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines()
 
 
 class _SavedCounters(BootState, frozen=True):
