@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clock import ManualClock
 from support.flight_recorders import dump, pickled
+from support.reading import ORIGIN, readings
 
+from railscope_agent.config import AgentSettings
 from railscope_agent.host import job_files
 from railscope_agent.host.files import RootedFiles
 from railscope_agent.host.job_files import RankProcess, parse_rank_process
 from railscope_agent.host.live_host import LiveHost
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.rank_places import processes_of_job
 
 CONTENT = pickled(dump(range(2), 5, 4, 10**18))
@@ -153,3 +158,18 @@ def test_a_rank_has_the_process_of_its_user_and_job_only() -> None:
     assert processes_of_job(processes, "77", 2000) == {1: 30}
     assert processes_of_job(processes, "", 1000) == {1: 11}, "two processes may be rank 0"
     assert processes_of_job(processes, "77", 3000) == {}
+
+
+def test_a_directory_of_dumps_that_appears_later_is_read(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = AgentSettings()
+    (source,) = [s for s in machine_sources(settings) if s.name == "flight_recorder"]
+    reader = SourceReader(source, LiveHost(tmp_path, clock), ORIGIN)
+    outcome = reader.run()
+    assert outcome.frame is None
+    assert outcome.findings[0].detail.endswith("/flight-recorder does not exist")
+    (tmp_path / "run/railscope/flight-recorder").mkdir(parents=True)
+    clock.advance(61)
+    frame = reader.run().frame
+    assert frame
+    assert readings(frame)["railscope_flight_recorder_files", ("read",)] == 0
