@@ -41,9 +41,9 @@ SETTLE_SECONDS = CollectorLink().push_seconds + 1
 """Start of an agent, which costs more, and its first envelope."""
 
 SCRAPED = harness.Aim("<=", 0.18)
-TICK = harness.Aim("<=", 0.2, " %")
-MEMORY = harness.Aim("<=", 45, " MiB")
-WAKE_UPS = harness.Aim("<=", 4)
+TICK = harness.Aim("<=", 0.42, " %")
+MEMORY = harness.Aim("<=", 47, " MiB")
+WAKE_UPS = harness.Aim("<=", 3.5)
 WIRE = harness.Aim("<=", 0.25)
 _MEBIBYTE = 1 << 20
 _MAX_BYTES = 64 << 20
