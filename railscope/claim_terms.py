@@ -90,11 +90,6 @@ def share_text(share: Fraction) -> str:
     return f"{share.numerator}/{share.denominator}"
 
 
-def checked_share(share: Fraction) -> Fraction:
-    """Return the same fraction. Raises ShareError if it is not a valid share of a claim."""
-    return _check_share(share_text(share), share)
-
-
 def _check_share(text: str, share: Fraction) -> Fraction:
     if not 0 < share <= 1 or share.denominator > MAX_DENOMINATOR:
         raise _invalid(text)

@@ -169,8 +169,9 @@ class Agent:
         self.endpoint.forget()
 
     def _take_events(self) -> list[Event]:
-        events = [*self.sampler.take_events(), *self.own_events]
-        self.own_events.clear()
+        events = self.sampler.take_events()
+        while self.own_events:  # on the thread of a lane: the event loop adds others meanwhile
+            events.append(self.own_events.pop(0))
         return events
 
     def _publish(self, frame: Frame) -> None:
