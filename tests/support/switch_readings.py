@@ -100,4 +100,5 @@ async def poll(
         switch.frames, found, at, polling.submit, lambda: now.wall_ns
     )
     assert problem == ""
+    await running.collector.reader.wait_until_applied()
     switch.polled_ns = now.wall_ns - ago_ns

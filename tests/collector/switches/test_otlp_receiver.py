@@ -92,6 +92,7 @@ async def test_pushed_metrics_are_in_frame_log_and_metrics(tmp_path):
         assert logged_envelopes(tmp_path) == 1
         packed = gzip.compress(cumulus.body(value(43)))
         assert (await post(receiver, packed, Content_Encoding="gzip"))[0] == 200
+        await one.collector.reader.wait_until_applied()
         _, text = await one.get("/metrics")
         assert f"{SERIES} 43\n" in text
         assert 'railscope_switch_up{switch="leaf-08"} 1\n' in text
@@ -130,6 +131,7 @@ async def test_pushed_neighbours_are_those_of_the_ports(tmp_path):
             for each in (neighbour, cumulus.Pushed("oper_state", 1))
         ]
         await post(receiver, cumulus.body(pushed))
+        await one.collector.reader.wait_until_applied()
         (port,) = (await one.json("/api/v1/switches/leaf-08"))["ports"]
         assert port["neighbour"]["system_name"] == "gpu-0001"
         assert port["neighbour"]["neighbour_port"] == "02:aa:00:00:00:01"

@@ -50,6 +50,7 @@ async def report_nic(
 async def polled(one: RunningCollector) -> None:
     polling = one.collector.switches.polling
     await polling.poll(polling.polled["leaf-07"])
+    await one.collector.reader.wait_until_applied()
     assert polling.polled["leaf-07"].problem == ""
 
 
