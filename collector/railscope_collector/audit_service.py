@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import secrets
 import time
@@ -12,21 +13,26 @@ from pathlib import Path
 
 import msgspec
 
-from railscope import __version__, service
+from railscope import __version__, durable_files, service
 from railscope.audit.record import RecordError, RecordSource
+from railscope.audit.signed_note import SecretKey
 from railscope.catalog import collector as c
 from railscope.settings import SettingsError
+from railscope_collector import state_store
+from railscope_collector.active_collector import ActiveRole
 from railscope_collector.audit import (
+    LogWriteError,
     audit_trail,
-    entry_retention,
+    cosignatures,
+    entry_archive,
     event_recorder,
     event_records,
+    former_log,
     ledger_watch,
     log_secrets,
     log_writer,
-    outbox_drain,
     signing_guard,
-    tiles,
+    tables,
 )
 from railscope_collector.audit.periodic_verification import PeriodicVerification
 from railscope_collector.clock import CollectorClock
@@ -36,29 +42,30 @@ from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.framelog import state_manifest
 from railscope_collector.http import signed_entries
 from railscope_collector.http.witness_api import WitnessApi
-from railscope_collector.ledger import directory_holder, head_chain
-from railscope_collector.ledger.database import Database
+from railscope_collector.ledger import directory_holder
+from railscope_collector.ledger.database import Database, SharedDatabase, UnusableLedgerError
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 
 RECORDER_STATE_FILE = "observed"
+PUBLIC_KEY_FILE = "audit.pub"
 _CHECK_FILES_SECONDS = 86_400.0
 
 
 @dataclass(slots=True)
 class AuditService:
-    """The log of a collector with its writers, readers and checks; `open` it, `start` it, then `close` it."""
+    """The log of a collector with its writers, readers and checks; `open` it, then `start` it."""
 
     key_file: Path
     trail: audit_trail.AuditTrail
     observed: event_recorder.EventRecorder
     guard: signing_guard.SigningGuard
     witness_api: WitnessApi
-    drain: outbox_drain.OutboxDrain
     periodic_verification: PeriodicVerification
     watch: ledger_watch.LedgerWatch
     holder: directory_holder.DirectoryHolder
-    retention: entry_retention.EntryRetention
+    archive: entry_archive.EntryArchive
     entries: signed_entries.SignedEntries
+    database: SharedDatabase
 
     @classmethod
     def from_directory(  # noqa: PLR0913, PLR0917 - parts of the layers below
@@ -66,9 +73,11 @@ class AuditService:
         settings: CollectorSettings,
         checkpointer: StateCheckpointer,
         nodes: Callable[[], set[str]],
-        database: Callable[[], Database],
+        database: SharedDatabase,
         tenant_of: event_records.TenantOf,
         clock: CollectorClock,
+        store: state_store.StateStore,
+        role: ActiveRole,
     ) -> AuditService:
         """Return the components of a state directory; `nodes` have credentials, `database` is the ledger's.
 
@@ -76,14 +85,22 @@ class AuditService:
         """
         directory, core = checkpointer.directory, checkpointer.core
         key_file = Path(settings.audit.key_file or directory / "audit.key")
-        key = log_secrets.load_or_generate_key(key_file, settings.audit.origin)
+        key = _load_key(settings, key_file, database.open)
         source = RecordSource("collector", settings.audit.origin, secrets.token_hex(8), 0)
-        audit = log_writer.AuditLog(
-            directory / "audit", key, source, archive=entry_retention.open_entry_archive(settings)
-        )
         digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
+        audit = log_writer.AuditLog(
+            store,
+            database.open,
+            key,
+            source,
+            # The guard is below: nothing is signed before it permits that.
+            lambda: guard.check_allowed(),  # noqa: PLW0108 - it is made later
+            archive=entry_archive.open_entry_archive(settings),
+            is_active=lambda: not role.waits,
+            former=directory / former_log.DIRECTORY,
+        )
         trail = audit_trail.AuditTrail(audit, __version__, settings=digest)
-        witnesses = audit.witnesses
+        witnesses = cosignatures.CosignatureStore(database.open, audit.name)
         observed = event_recorder.EventRecorder(
             audit,
             log_secrets.PersonalSalts(directory / log_secrets.SALTS_DIRECTORY),
@@ -97,6 +114,7 @@ class AuditService:
         checkpointer.companion_files[observed.file] = observed.snapshot
         guard = signing_guard.SigningGuard(
             audit,
+            directory / signing_guard.CONFLICT_DIRECTORY,
             settings.audit.required_witnesses,
             settings.audit.witness_timeout_seconds,
             lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
@@ -104,61 +122,82 @@ class AuditService:
         )
         witness_api = WitnessApi(audit, guard, witnesses)
         watch = ledger_watch.LedgerWatch(
-            database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
+            database.open, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
         )
-        drain = outbox_drain.OutboxDrain(
-            watch.current, audit, stop_signing=guard.stop_signing, on_heads_recorded=watch.check
-        )
+        audit.check_ledger, audit.on_rows_moved = watch.current, watch.check
         periodic = PeriodicVerification(
-            audit.directory,
+            database.open,
             key.public,
             settings.audit.verification_period_seconds,
             time.monotonic_ns,
-            database,
             audit.archive,
+            guard.conflicting_notes,
         )
-        holder = directory_holder.DirectoryHolder(directory, database)
-        retention = entry_retention.EntryRetention(
+        holder = directory_holder.DirectoryHolder(directory, database.open)
+        archive = entry_archive.EntryArchive(
             audit,
+            witnesses,
             settings.audit.keep_entries_days,
             settings.archive.period_seconds,
             lambda: guard.required_checkpoints,
             clock,
         )
-        entries = signed_entries.SignedEntries(audit.directory, key.public, archive=audit.archive)
+        entries = signed_entries.SignedEntries(database.open, key.public, archive=audit.archive)
         return cls(
             key_file,
             trail,
             observed,
             guard,
             witness_api,
-            drain,
             periodic,
             watch,
             holder,
-            retention,
+            archive,
             entries,
+            database,
         )
 
     def open(self) -> None:
         """Open the log and load its state. Blocking; raises SettingsError, OSError."""
         # Before anything is signed: a log cannot be continued without its key.
-        log_secrets.store_key(self.key_file, self.trail.log.signer)
-        self.trail.open()
+        audit = self.trail.log
+        log_secrets.store_key(self.key_file, audit.signer)
+        _write_public_key(self.observed.file.with_name(PUBLIC_KEY_FILE), audit.signer)
+        if audit.former is not None:
+            former_log.keep_conflicts(audit.former, self.guard.directory)
         self.guard.open()
+        self.trail.open()
         try:
+            # A database that is unavailable, or on a server, is read later: records are acknowledged without it.
+            if self.database.is_embedded:
+                with contextlib.suppress(UnusableLedgerError):
+                    audit.follow()
+                    self.witness_api.witnesses.read()
             self.observed.open()
-        except (tiles.ArchivedEntriesError, tiles.MissingEntriesError) as error:
-            message = f"cannot read the audit log {self.trail.log.directory}: {error}"
+        except LogWriteError as error:
+            raise self.trail.unusable_log(str(error)) from error
+        except (
+            tables.ArchivedEntriesError,
+            tables.MissingEntriesError,
+            UnusableLedgerError,
+        ) as error:
+            message = f"cannot read the audit log: {error}"
             raise SettingsError(message) from error
-        except (tiles.TileError, RecordError) as error:
+        except (tables.LogDamagedError, RecordError) as error:
             raise self.trail.unusable_log(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
-        recorded = head_chain.ChainHead(*self.observed.recorded.head)
-        self.watch.start(recorded if recorded.database else None)
+        self.watch.start()
+
+    def take_over(self) -> None:
+        """Continue with the log of another collector of the group, before this one receives frames. Blocking.
+
+        Raises LogWriteError, LogDamagedError, UnusableLedgerError, OSError.
+        """
+        self.observed.catch_up()
+        self.witness_api.witnesses.read()
 
     async def hold_directory(self) -> None:
-        """Hold the state directory, by its opened log, in a shared database. Raises DirectoryInUseError."""
-        await self.holder.begin(self.trail.log.genesis())
+        """Hold the state directory, by the identity of its outbox, in a shared database. Raises DirectoryInUseError."""
+        await self.holder.begin(self.trail.log.own.collector)
 
     async def check_files(
         self, state_files: state_manifest.StateFiles, names: Callable[[], set[str]]
@@ -167,14 +206,16 @@ class AuditService:
         while True:
             # The first comparison was that of the start.
             await asyncio.sleep(_CHECK_FILES_SECONDS)
+            if former := self.trail.log.former:
+                await service.run_in_thread(former_log.delete_old, former, self.trail.wall_ns())
             if lost := await service.run_in_thread(state_files.find_new_losses, names):
                 await self.trail.log.append(self.trail.draft_missing_files(lost))
 
     def start(self, outer: asyncio.TaskGroup, group: asyncio.TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        checks = (self.guard, self.periodic_verification, self.watch, self.holder, self.retention)
-        for member in (self.observed, self.witness_api, self.drain, *checks):
+        checks = (self.guard, self.periodic_verification, self.watch, self.holder, self.archive)
+        for member in (self.observed, self.witness_api, *checks):
             group.create_task(member.run())
 
     def cells(self) -> list[ViewCell]:
@@ -184,12 +225,12 @@ class AuditService:
             (c.AUDIT_WAITING, self.observed.waiting_items),
             (c.AUDIT_OVERFLOWED, self.observed.overflowed),
             (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
-            (c.OUTBOX_WAITING, self.drain.waiting_rows),
+            (c.OUTBOX_WAITING, self.trail.log.waiting_rows),
             (c.AUDIT_CONFLICT, int(bool(self.guard.stop_reason))),
             (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),
             (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
-            (c.AUDIT_ARCHIVED, self.retention.archived),
-            (c.AUDIT_ARCHIVE_FAILURES, self.retention.failures),
+            (c.AUDIT_ARCHIVED, self.archive.archived),
+            (c.AUDIT_ARCHIVE_FAILURES, self.archive.failures),
             (c.AUDIT_VERIFIED, None if whole is None else int(whole)),
             (c.AUDIT_VERIFIED_AGE, self.periodic_verification.age_seconds),
         )
@@ -201,7 +242,7 @@ class AuditService:
         cosigned = dict(self.witness_api.witnesses.nodes)
         return AuditHealth(
             records=log.size,
-            unsigned=log.size - log.signed.size,
+            unsigned=log.waiting,
             stop_reason=self.guard.stop_reason,
             is_valid=verified.is_valid,
             valid_age_seconds=verified.age_seconds,
@@ -209,6 +250,26 @@ class AuditService:
             witness_count=len(cosigned),
         )
 
-    def close(self) -> None:
-        """Close the log."""
-        self.trail.log.close()
+
+def _write_public_key(path: Path, key: SecretKey) -> None:
+    """Write the public key for `railscope audit verify`. Raises OSError."""
+    text = f"{key.public}\n".encode()
+    if not path.exists() or path.read_bytes() != text:
+        durable_files.write_durably(path, text)
+
+
+def _load_key(
+    settings: CollectorSettings, key_file: Path, open_database: Callable[[], Database]
+) -> SecretKey:
+    """Return the key of the log: of this collector, or of its group. Raises SettingsError."""
+    group = settings.cluster.group
+    # With a file that is set, the administrator gives each collector the key, and the database does not have it.
+    if not group or settings.audit.key_file:
+        return log_secrets.load_or_generate_key(key_file, settings.audit.origin)
+    try:
+        return log_secrets.load_group_key(open_database(), group, key_file, settings.audit.origin)
+    except UnusableLedgerError as error:
+        if key_file.exists():
+            return log_secrets.load_or_generate_key(key_file, settings.audit.origin)
+        message = f"cannot read the audit key of cluster.group {group!r}: {error}"
+        raise SettingsError(message) from error

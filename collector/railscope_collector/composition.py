@@ -186,9 +186,11 @@ def build_access(storage: StorageLayer, reload: Callable[[], None]) -> AccessLay
         settings,
         storage.checkpointer,
         listed_nodes,
-        storage.database.open,
+        storage.database,
         files.find_tenant,
         storage.clock,
+        storage.store,
+        storage.role,
     )
     access = AccessTrail(audit.trail, RecordedCredentials(storage.directory / "identities"))
     tokens.on_change.append(access.set_credentials)

@@ -94,7 +94,6 @@ class Collector:
             self.log.close()
             self.state_files.close()
             self.store.close()
-            self.audit.close()
             # Last: another process must not open these files before.
             os.close(lock)
 
@@ -165,7 +164,7 @@ class Collector:
                 if self.settings.diagnosis.enabled:
                     active += [self.diagnosis.run, self.webhook.run]
                 directory = self.diagnosis.directory
-                group.create_task(self.role.run(directory, self.diagnosis.take_over, active))
+                group.create_task(self.role.run(directory, self._take_over, active))
                 for work in (
                     self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(),
@@ -182,6 +181,11 @@ class Collector:
         """Run what needs the whole state."""
         await self.reader.restored.wait()
         await run()
+
+    def _take_over(self) -> None:
+        """Continue with the incidents and the audit log of another collector of the group. Blocking."""
+        self.audit.take_over()
+        self.diagnosis.take_over()
 
     def _read_files(self) -> None:
         """Read the administrators' files, and the nodes of a trial. Blocking; raises SettingsError, OSError."""

@@ -6,6 +6,7 @@ of leases and of the collectors.
 
 from __future__ import annotations
 
+from railscope_collector.audit import tables as audit
 from railscope_collector.billing import tables as billing
 from railscope_collector.evidence import (
     evidence_contents,
@@ -19,6 +20,7 @@ from railscope_collector.ledger.schema import VERSION, metadata, schema_version
 __all__ = [
     "VERSION",
     "active_files",
+    "audit",
     "audit_outbox",
     "billing",
     "evidence",

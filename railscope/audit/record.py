@@ -136,6 +136,11 @@ def encode_audit_record(record: AuditRecord) -> bytes:
     return raw
 
 
+def renumber(raw: bytes, seq: int) -> bytes:
+    """Return an encoded record at another index of the log. Raises MsgspecError for an invalid one."""
+    return _encoder.encode(msgspec.structs.replace(_decoder.decode(raw), seq=seq))
+
+
 def read_record_head(raw: bytes) -> RecordHead:
     """Read the head of a record of any release. Raises RecordError for a text that is not canonical."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,10 @@ from railscope_agent.witness.audit_log_client import AuditLogClient, AuditLogUna
 from railscope_agent.witness.audit_witness import AuditWitness
 from railscope_agent.witness.witness_store import WitnessStore
 from railscope_collector.audit import LogWriteError
-from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verification import VerifiedLog, verify_log
 from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 from railscope_collector.config import AuditSettings, CollectorSettings
+from railscope_collector.ledger.database import open_read_only
 
 
 def witness_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:
@@ -59,12 +61,11 @@ async def sign(one: RunningCollector, records: int = 1) -> None:
     await log.sign()
 
 
-def audit_directory(directory: Path) -> Path:
-    return directory / "state" / "audit"
-
-
-def key_of(directory: Path) -> PublicKey:
-    return PublicKey.parse((audit_directory(directory) / "key.pub").read_text())
+def verified(directory: Path, anchors: Sequence[str] = ()) -> VerifiedLog:
+    state = directory / "state"
+    key = PublicKey.parse((state / "audit.pub").read_text())
+    with open_read_only(f"sqlite:///{state / 'ledger.sqlite'}") as transaction:
+        return verify_log(transaction, key, anchors)
 
 
 async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> None:
@@ -72,15 +73,14 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
         witness = witness_of(tmp_path / "agents", running.url)
         for records in (1, 300, 0):
             await sign(running, records)
+            size = running.collector.trail.log.signed.size
             await witness.check()
-            assert witness.state == AuditLogState(
-                CONSISTENT, running.collector.trail.log.signed.size
-            )
+            assert witness.state == AuditLogState(CONSISTENT, size)
         (vouched,) = running.collector.audit.witness_api.witnesses.nodes.values()
         assert vouched.seconds() == witness.clock.now().wall_ns // 10**9
         assert vouched.note == witness.store.read_checkpoint()
         await witness.client.close()
-    found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
+    found = verified(tmp_path)
     assert [witness.node for witness in found.witnesses] == ["n1"]
     assert witness.events == []
 
@@ -90,15 +90,15 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     settings = waiting_for(tmp_path, agents=1)
     async with run_collector(settings_in(tmp_path)) as running:
         await sign(running, 5)
-    shutil.copytree(audit_directory(tmp_path), tmp_path / "backup")
+    shutil.copytree(tmp_path / "state", tmp_path / "backup")
     async with run_collector(settings_in(tmp_path)) as running:
         witness = witness_of(tmp_path / "agents", running.url)
         await sign(running, 5)
         await witness.check()
         held = witness.store.read_checkpoint()
         await witness.client.close()
-    shutil.rmtree(audit_directory(tmp_path))
-    shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path / "backup", tmp_path / "state")
 
     async with run_collector(settings) as running:
         with pytest.raises(LogWriteError, match="0 of 1 agents have presented"):
@@ -110,15 +110,14 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         ):
             await sign(running)
         await witness.client.close()
-        unsigned = running.collector.trail.log.size - running.collector.trail.log.signed.size
-        assert unsigned >= 2
+        assert running.collector.trail.log.waiting >= 2
     assert (witness.state.state, witness.store.read_checkpoint()) == (CONFLICT, held)
     (event,) = witness.events
     assert event.facts["kind"] == "rollback"
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
     assert (evidence / "held").read_text() == held
     with pytest.raises(LogVerificationError) as caught:
-        verify_log(audit_directory(tmp_path), key_of(tmp_path))
+        verified(tmp_path, [held])
     assert caught.value.outcome == VerifyOutcome.FORKED
 
     async with run_collector(settings) as running:
@@ -137,7 +136,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         await sign(running, 5)
         await witness.check()
         await witness.client.close()
-        size = running.collector.trail.log.signed.size
+        size, held = running.collector.trail.log.signed.size, witness.state.records
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "other").rename(tmp_path / "state")
     async with run_collector(settings_in(tmp_path)) as running:
@@ -150,7 +149,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
             await sign(running)
         await witness.client.close()
     assert [event.facts["kind"] for event in witness.events] == ["fork"]
-    assert witness.state == AuditLogState(CONFLICT, size)
+    assert witness.state == AuditLogState(CONFLICT, held)
 
 
 async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
@@ -165,7 +164,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
             assert witness.state.state == NO_CHECKPOINT
             await witness.client.close()
         await wait_until(lambda: log.signed.size, "the log is signed")
-    assert not verify_log(audit_directory(tmp_path), key_of(tmp_path)).findings
+    assert not verified(tmp_path).findings
 
 
 async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.failover.comparisons import compare_records, compare_statements
+from tests.failover.comparisons import compare_statements
 from tests.failover.database_pair import DatabaseServerError, find_program
 
 NODES, SECONDS = 6, 60
@@ -49,7 +49,7 @@ def test_ledger_and_statements_are_those_of_one_collector_that_received_everythi
     for pattern in (
         r"lease: the late write of collector \w, with epoch \d+, was rejected",
         r"closed period: 2 statements with \d{2,} lines, 0 differences",
-        r"audit log of b, which was lost: consistent",
+        r"audit log: consistent: \d+ records, \d checkpoints",
         r"audit records of the ledger: \d+ .*1 billing.close.*, 0 differences",
     ):
         assert any(re.match(pattern, line) for line in lines), (pattern, lines)
@@ -57,7 +57,7 @@ def test_ledger_and_statements_are_those_of_one_collector_that_received_everythi
 
 
 def assert_that_differences_are_found(directory: Path) -> None:
-    """Compare the run with an altered statement, and with a log that is there twice."""
+    """Compare the run with an altered statement."""
     statements = {
         path.stem: path.read_bytes() for path in (directory / "statements-a").glob("*.json")
     }
@@ -65,8 +65,6 @@ def assert_that_differences_are_found(directory: Path) -> None:
     assert compare_statements(statements, statements).differences == 0
     assert compare_statements(altered, statements).differences == len(statements)
     assert compare_statements({}, {}).differences == 1, "nothing was compared"
-    logs = {name: directory / f"collector-{name}" / "audit" for name in ("a", "b", "c")}
-    assert compare_records(logs | {"again": logs["a"]}, {"unknown"}).differences > 1
 
 
 @pytest.mark.thorough

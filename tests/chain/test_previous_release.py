@@ -152,10 +152,9 @@ async def test_the_state_of_the_previous_release_is_read(site: ProgramDirectory,
     assert len({run for _, run, _ in runs}) == RUNS
     for sequences in runs.values():
         assert sequences == set(range(1, max(sequences) + 1))
-    log = ["audit", "verify", "collector/audit", "--key", "collector/audit/key.pub"]
-    verified = railscope(
-        *log, "--ledger", "sqlite:///collector/ledger.sqlite", directory=site.directory
-    )
+    url, note = "sqlite:///collector/ledger.sqlite", "collector/audit.before/checkpoint"
+    log = ["audit", "verify", url, "--key", "collector/audit.before/key.pub", "--anchor", note]
+    verified = railscope(*log, "--ledger", url, directory=site.directory)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -78,7 +78,7 @@ async def test_a_session_reads_and_never_reports(tmp_path: Path) -> None:
         assert (out.status, out.headers["Location"]) == (303, "/sign-in")
         assert reader.cookies() == {}
         assert (await reader.get("/nodes", Cookie=cookie.partition(";")[0])).status == 303
-    recorded = [r for r in verified_records(tmp_path / "state" / "audit") if "console" in r.data]
+    recorded = [r for r in verified_records(tmp_path / "state") if "console" in r.data]
     assert [(r.type, r.data["console"], r.actor.id, r.out) for r in recorded] == [
         ("access.login", "sign_in", "operator/reader", "done"),
         ("access.login", "sign_out", "operator/reader", "done"),
@@ -151,11 +151,7 @@ async def test_a_denied_sign_in_states_the_reason_and_is_recorded(tmp_path: Path
         assert (await reader.sign_in(TOKENS[Role.OPERATOR])).status == 303, (
             "a valid one is accepted"
         )
-    denied = [
-        r
-        for r in verified_records(tmp_path / "state" / "audit")
-        if r.data.get("path") == "/sign-in"
-    ]
+    denied = [r for r in verified_records(tmp_path / "state") if r.data.get("path") == "/sign-in"]
     assert {r.data["reason"] for r in denied} == {
         "unknown token", "role", "sign-in from another site", "sign-in without TLS",
     }  # fmt: skip

@@ -123,69 +123,32 @@ def compare_statements(
 # Audit logs --------------------------------------------------------------------------------------
 
 
-class AuditedCollector(NamedTuple):
-    """Audit log of a collector, and the witness of it."""
-
-    name: str
-    log: Path
-    store: WitnessStore
-    is_lost: bool = False
-    """True if it is a copy from before the loss of its collector."""
-
-    @property
-    def is_replaced(self) -> bool:
-        """True if the witness has a checkpoint of the log that a lost collector had before."""
-        return bool(self.held_note) and not self.is_witnessed and not self.is_lost
-
-    @property
-    def held_note(self) -> str:
-        """Checkpoint that the witness holds; empty if it has none."""
-        return self.store.read_checkpoint()
-
-    @property
-    def is_witnessed(self) -> bool:
-        """True if the witness has a checkpoint of this log."""
-        key = self.store.log_key()
-        return bool(self.held_note) and str(key) == (self.log / "key.pub").read_text().strip()
-
-
-def verify_log(audited: AuditedCollector, ledger: str) -> ComparisonResult:
-    """Verify a log with `railscope audit verify`, together with the ledger and the witness's checkpoint."""
-    options: list[str | Path] = ["--key", audited.log / "key.pub", "--ledger", ledger]
-    witness_state = "no checkpoint of it at the witness"
-    if audited.is_witnessed:
-        options += ["--anchor", audited.store.directory / "held"]
-        witness_state = f"the witness holds the first {audited.held_note.splitlines()[1]}"
-    elif audited.is_replaced:
-        evidence = audited.store.directory / "evidence"
-        is_reported = evidence.is_dir() and any(evidence.iterdir())
-        witness_state = f"the witness {'has' if is_reported else 'has NOT'} reported that it is another log than before"
-        if not is_reported:
-            return ComparisonResult(f"audit log of {audited.name}: {witness_state}", 1)
-    elif audited.is_lost and not (audited.log / "checkpoint").exists():
-        return ComparisonResult(f"audit log of {audited.name}: nothing was signed", 0)
+def verify_log(key: Path, stores: Iterable[WitnessStore], ledger: str) -> ComparisonResult:
+    """Verify the log of the group with `railscope audit verify`, with the ledger and the checkpoints of the witness."""
+    held = [store.directory / "held" for store in stores if store.read_checkpoint()]
+    anchors = [option for path in held for option in ("--anchor", path)]
     try:
-        state = run_command("audit", "verify", audited.log, *options).partition(" of ")[0]
+        state = run_command("audit", "verify", ledger, "--key", key, "--ledger", ledger, *anchors)
     except CommandError as error:
-        return ComparisonResult(f"audit log of {audited.name}: {error}", 1)
-    return ComparisonResult(f"audit log of {audited.name}: {state}, {witness_state}", 0)
+        return ComparisonResult(f"audit log: {error}", 1)
+    text = f"audit log: {state.partition(' of ')[0]}, {len(held)} checkpoints of the witness"
+    return ComparisonResult(text, 0 if held else 1)
 
 
-def compare_records(logs: Mapping[str, Path], expected: set[str]) -> ComparisonResult:
-    """Compare the records about the ledger in all logs with its outbox: each is in exactly one log, once."""
+def compare_records(ledger: str, expected: set[str]) -> ComparisonResult:
+    """Compare the records about the ledger in the log with its outbox: each is there, once."""
     counts: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    for log in logs.values():
-        for raw in audit.read_records(log, *audit.read_extent(log), 0):
-            record = decode_audit_record(raw)
-            for reference in record.ref:
-                if reference.startswith(audit_outbox.REFERENCE):
-                    counts[reference.removeprefix(audit_outbox.REFERENCE)] += 1
-                    types[record.type] += 1
+    for raw in audit.read_records(ledger):
+        record = decode_audit_record(raw)
+        for reference in record.ref:
+            if reference.startswith(audit_outbox.REFERENCE):
+                counts[reference.removeprefix(audit_outbox.REFERENCE)] += 1
+                types[record.type] += 1
     repeated = [id_ for id_, count in counts.items() if count > 1]
     differences = len(repeated) + len(expected ^ counts.keys())
     named = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
-    text = f"audit records of the ledger: {len(expected)} in all logs together ({named}), {len(repeated)} twice, {differences} differences"
+    text = f"audit records of the ledger: {len(expected)} ({named}), {len(repeated)} twice, {differences} differences"
     return ComparisonResult(text, differences if expected else 1)
 
 
@@ -193,7 +156,7 @@ _UNRECORDED = (
     "SELECT 1 FROM audit_outbox o LEFT JOIN audit_placed p ON p.id = o.id WHERE p.id IS NULL"
 )
 ALL_RECORDED = f"SELECT 1 WHERE NOT EXISTS ({_UNRECORDED})"
-"""Query with a row once each record that the ledger requires is in a log."""
+"""Query with a row once each record that the ledger requires is in the log."""
 
 
 def compare_all(compared: Iterator[ComparisonResult], report: Callable[[str], None]) -> int:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from support.agent_events import AgentEvents
-from support.audit import audit_log, draft, running_log
+from support.audit import audit_log, running_log
 from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope.service import run_in_thread
 from railscope_collector.audit.event_recorder import EventRecorder
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.fleet.recent_events import SeenEvent
@@ -23,8 +24,7 @@ async def run_observers(
 ) -> AsyncIterator[EventRecorder]:
     """A running log and what observes agents for it."""
     async with running_log(audit_log(directory / "log", boot=boot)) as log:
-        if log.size == 0:
-            await log.append(draft(0, kind="log.genesis"))
+        await run_in_thread(log.follow)
         observed = EventRecorder(
             log,
             PersonalSalts(directory / "personal"),
@@ -56,6 +56,7 @@ async def wait_for_records(observed: EventRecorder) -> list[AuditRecord]:
         "all events are in the log",
         every=0.001,
     )
+    await observed.audit.sign()
     return [decode_audit_record(raw) for raw in observed.audit.records(1)]
 
 

@@ -62,7 +62,8 @@ class AuditWitness:
     _key: signed_note.PublicKey | None = None
     _witness: signed_note.SecretKey | None = None
     _configured: list[signed_note.PublicKey] = field(default_factory=list)
-    _reported: set[tuple[str, str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
+    """Kinds of conflicts that were reported, with the checkpoint that the agent held."""
     _problem: str = ""
     _disagreed: str = ""
     _is_beginning: bool = False
@@ -231,10 +232,10 @@ class AuditWitness:
             self._disagreed = str(error)
 
     async def _report_conflict(self, kind: str, offered: str) -> None:
-        """Report once a state that no honest log can have, and store the evidence."""
+        """Report once for the held checkpoint a state that no honest log can have, and store the evidence."""
         self._set_state(CONFLICT)
-        # A collector could offer ever new checkpoints: the number of events and of files is bounded.
-        if (kind, self._note, offered) in self._reported or len(
+        # A forked log offers a new checkpoint with each record: that is the same conflict.
+        if (kind, self._note) in self._reported or len(
             self._reported
         ) >= witness_store.MAX_EVIDENCE:
             return
@@ -243,7 +244,7 @@ class AuditWitness:
             lambda: self.store.write_evidence(kind, stored, offered)
         )
         # After the evidence is written: if the write fails, the next check reports the conflict again.
-        self._reported.add((kind, stored, offered))
+        self._reported.add((kind, stored))
         facts = {
             "kind": kind,
             **_checkpoint_facts("held", stored),

@@ -1,19 +1,14 @@
-"""The audit log: an append-only Merkle log on disk, written durably and signed.
+"""The audit log: an append-only Merkle log in tables of the ledger's database.
 
-    journal/   records acknowledged since the last checkpoint (`journal`)
-    tile/      records and hashes of everything signed (`tiles`)
-    checkpoint the newest signed size and root
-
-`log_writer` writes it, `checkpoint_publisher` signs it, `verification` checks it from files and a public key;
-`railscope_collector.commands.audit` is its command line. The housekeeping files beside it are those of `acknowledgement`,
-`cosignatures` and `log_ownership`.
+`tables` has its tables, `log_writer` writes and signs it, `verification` checks it from the database and a public key;
+`railscope_collector.commands.audit` is its command line.
 """
 
 from __future__ import annotations
 
 
 class AuditLogError(Exception):
-    """Base of the errors of this package: a log, its files or its ledger cannot be used or verified."""
+    """Base of the errors of this package: a log or its ledger cannot be used or verified."""
 
 
 class LogWriteError(AuditLogError, RuntimeError):

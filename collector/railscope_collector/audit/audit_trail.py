@@ -17,7 +17,7 @@ import structlog
 from railscope.audit import record
 from railscope.service import run_to_end
 from railscope.settings import SettingsError
-from railscope_collector.audit import LogWriteError, log_ownership, log_writer
+from railscope_collector.audit import LogWriteError, log_writer
 from railscope_collector.ledger import record_draft
 from railscope_collector.work_limits import MinuteCounts, write_for_a_minute
 
@@ -82,64 +82,23 @@ class AuditTrail:
         Raises SettingsError.
         """
         try:
-            self._open()
+            self.log.open()
+        except LogWriteError as error:
+            raise self.unusable_log(str(error)) from error
         except OSError as error:
-            message = f"cannot write the audit log {self.log.directory}: {error.strerror}"
+            message = f"cannot write the audit log: {error}"
             raise SettingsError(message) from error
+        self.log.append_before_running(self.draft("admin.config", self._lifecycle_data("started")))
 
     def unusable_log(self, problem: str) -> SettingsError:
         """Return the error for an audit log with which the collector cannot continue."""
         return SettingsError(
-            f"{problem}; to start without this log, move {self.log.directory} away and keep it"
+            f"{problem}; to begin a new log, move the file of its key away and keep it"
         )
-
-    def _open(self) -> None:
-        try:
-            self.log.open()
-        except LogWriteError as error:
-            raise self.unusable_log(str(error)) from error
-        if self.log.size == 0:
-            signer = self.log.signer
-            genesis: record.RecordData = {"origin": signer.name, "key": str(signer.public)}
-            # First of all: the hash of this record identifies the log.
-            self.log.append_before_running(self.draft("log.genesis", genesis))
-        if self.log.lost_records:
-            self._report_loss()
-        for problem in self.log.damage:
-            self._report_damage(problem)
-        self.log.append_before_running(self.draft("admin.config", self._lifecycle_data("started")))
-
-    def _report_loss(self) -> None:
-        """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
-        size, lost = self.log.size, self.log.lost_records
-        log.error(
-            "audit_records_lost",
-            directory=str(self.log.directory),
-            records=lost,
-            advice="they had been acknowledged; check the disk, and if an old copy was restored",
-        )
-        data: record.RecordData = {"missing": lost, "from": size}
-        self.log.append_before_running(self.draft("log.recovered", data, outcome="failed"))
-
-    def _report_damage(self, problem: str) -> None:
-        """Record that a housekeeping file was missing or wrong, and was written again."""
-        log.error(
-            "audit_file_damaged",
-            problem=problem,
-            advice="the file was written again; check access to the audit directory",
-        )
-        data: record.RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
-        self.log.append_before_running(self.draft("log.recovered", data, outcome="failed"))
 
     def _lifecycle_data(self, transition: str) -> record.RecordData:
         settings: record.RecordData = {"settings": self.settings} if self.settings else {}
-        epoch = self.log.publisher.ownership.epoch
-        return {
-            "collector": self.version,
-            "what": transition,
-            log_ownership.EPOCH_FILE: epoch,
-            **settings,
-        }
+        return {"collector": self.version, "what": transition, **settings}
 
     async def run(self) -> None:
         """Record events until cancelled; then the remaining ones, and the stop."""

@@ -1,30 +1,19 @@
-"""File `witnesses`: the newest checkpoint that each agent has cosigned.
+"""The newest checkpoint that each agent has cosigned, in a table of the audit log.
 
-It is one line of JSON and a signed statement with its SHA-256. It is written only occasionally: agents
-send their cosignatures again if some are lost.
+It is written only occasionally: agents send their cosignatures again if some are lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path
 
 import msgspec
+import sqlalchemy as sa
 
-from railscope import convert_errors
-from railscope.audit import cosignature, signed_note
-from railscope.durable_files import write_durably
-from railscope.untrusted_text import DECODING_ERRORS
-from railscope_collector.audit.housekeeping_files import (
-    HousekeepingError,
-    SignedStatement,
-    check_epoch,
-    read_bytes,
-    read_statement,
-)
-
-WITNESSES_FILE = "witnesses"
+from railscope.audit import cosignature
+from railscope_collector.audit import tables
+from railscope_collector.ledger.database import Database
 
 
 class CosignedCheckpoint(msgspec.Struct, frozen=True):
@@ -44,64 +33,55 @@ class CosignedCheckpoint(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class CosignatureStore:
-    """Cosignatures of the agents, by node. `open` it with the log."""
+    """Cosignatures of the agents, by node."""
 
-    directory: Path
-    signer: signed_note.SecretKey
+    database: Callable[[], Database]
+    log: str
+    """Name of the log."""
     nodes: dict[str, CosignedCheckpoint] = field(default_factory=dict)
-    has_changes: bool = False
-    _epoch: int = 0
-
-    def open(self, owned: int) -> str:
-        """Read the file and sign it for the next epoch; return its defect, if any.
-
-        `owned` is the epoch of the last owner; 0 if the log is new. Raises OSError.
-        """
-        problem = ""
-        if owned:
-            try:
-                self.nodes, epoch = read_witnesses(self.directory, self.signer.public)
-                check_epoch(self.directory / WITNESSES_FILE, epoch, owned)
-            except HousekeepingError as error:
-                self.nodes, problem = {}, str(error)
-        self.write(owned + 1)
-        return problem
-
-    def write(self, epoch: int) -> None:
-        """Write the file as of an epoch, durable on return. Raises OSError."""
-        self._epoch, self.has_changes = epoch, True
-        self.save()
+    is_read: bool = False
+    """True once those in the table are known."""
+    _changed: set[str] = field(default_factory=set)
 
     def put(self, node: str, cosigned: CosignedCheckpoint) -> None:
         """Store the cosignature of a node, after it was checked."""
         self.nodes[node] = cosigned
-        self.has_changes = True
+        self._changed.add(node)
+
+    def read(self) -> None:
+        """Read the table once; what has arrived since is newer. Blocking; raises UnusableLedgerError."""
+        if not self.is_read:
+            with self.database().transaction() as connection:
+                self.nodes = read_witnesses(connection, self.log) | self.nodes
+            self.is_read = True
 
     def save(self) -> None:
-        """Write the file if something has changed, durable on return. Blocking; raises OSError."""
-        if self.has_changes:
-            # Before the write: a cosignature that arrives meanwhile sets it again.
-            self.has_changes = False
-            body = msgspec.json.encode(self.nodes, order="sorted")
-            statement = SignedStatement(WITNESSES_FILE, self._epoch, (sha256(body).hexdigest(),))
-            content = body + b"\n" + statement.encode(self.signer)
-            write_durably(self.directory / WITNESSES_FILE, content)
+        """Write what has changed, durable on return. Blocking; raises UnusableLedgerError."""
+        # Before the write: a cosignature that arrives meanwhile is written by the next call.
+        changed, self._changed = self._changed, set()
+        if not changed:
+            return
+        try:
+            with self.database().transaction(writes=True) as connection:
+                store_witnesses(
+                    connection, self.log, {node: self.nodes[node] for node in sorted(changed)}
+                )
+        except Exception:
+            self._changed |= changed
+            raise
 
 
-def read_witnesses(
-    directory: Path, key: signed_note.PublicKey
-) -> tuple[dict[str, CosignedCheckpoint], int]:
-    """Return the unchecked cosignatures beside a log, and the epoch in which they were written.
+def store_witnesses(
+    connection: sa.Connection, log: str, cosigned: Mapping[str, CosignedCheckpoint]
+) -> None:
+    """Write cosignatures of a log."""
+    for node, each in cosigned.items():
+        row = {"log": log, "node": node, "note": each.note, "key": each.key}
+        tables.replace_row(connection, tables.witnesses, row)
 
-    Raises HousekeepingError, OSError.
-    """
-    path = directory / WITNESSES_FILE
-    body, _, statement = read_bytes(path).partition(b"\n")
-    if not statement:
-        statement = body
-    signed_statement = read_statement(path, statement, WITNESSES_FILE, key)
-    if signed_statement.fields != (sha256(body).hexdigest(),):
-        message = f"altered {path}: its first line does not match the signature"
-        raise HousekeepingError(message)
-    with convert_errors(DECODING_ERRORS, HousekeepingError, f"cannot decode {path}: "):
-        return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), signed_statement.epoch
+
+def read_witnesses(connection: sa.Connection, log: str) -> dict[str, CosignedCheckpoint]:
+    """Return the unchecked cosignatures of a log."""
+    table = tables.witnesses
+    rows = connection.execute(sa.select(table).where(table.c.log == log).order_by(table.c.node))
+    return {row.node: CosignedCheckpoint(row.note, row.key) for row in rows}

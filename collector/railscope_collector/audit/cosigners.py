@@ -1,13 +1,12 @@
-"""Witnesses with a valid cosignature of a log, and checkpoints that agents have of it."""
+"""Witnesses with a valid cosignature of a log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from railscope.audit import log_checkpoint, signed_note
-from railscope_collector.audit import cosignatures, signing_guard
+from railscope_collector.audit import cosignatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,6 @@ def signed_notes(
         if tree not in sizes:
             sizes.add(tree)
             yield cosigned_checkpoint.note
-
-
-def read_conflicting_notes(directory: Path) -> Iterator[str]:
-    """Yield the checkpoints of agents that contradict this log. Raises OSError."""
-    conflicts = directory / signing_guard.CONFLICT_DIRECTORY
-    for path in sorted(conflicts.iterdir()) if conflicts.exists() else ():
-        yield path.read_bytes().decode(errors="replace")
 
 
 def find_cosigners(

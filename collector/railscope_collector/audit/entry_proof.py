@@ -13,7 +13,7 @@ from railscope import convert_errors
 from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import RecordError, read_record_head
 from railscope_collector.audit import AuditLogError
-from railscope_collector.audit.tiles import Tiles
+from railscope_collector.audit.tables import StoredTree
 
 PROOF_HEAD = "c2sp.org/tlog-proof@v1"
 _EXTRA = "extra "
@@ -24,12 +24,12 @@ class ProofError(AuditLogError, ValueError):
     """An invalid proof; the message states the reason."""
 
 
-def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
-    """Return the inclusion proof of a record in these tiles. Raises ValueError, TileError, OSError."""
-    path = merkle.inclusion_proof(tiles.node, sequence, tiles.size)
+def make_proof(tree: StoredTree, sequence: int, checkpoint: str) -> str:
+    """Return the inclusion proof of a record in this tree. Raises ValueError, LogDamagedError."""
+    path = merkle.inclusion_proof(tree.node, sequence, tree.size)
     lines = [
         PROOF_HEAD,
-        _EXTRA + base64.b64encode(tiles.record(sequence)).decode(),
+        _EXTRA + base64.b64encode(tree.record(sequence)).decode(),
         f"{_INDEX}{sequence}",
         *(base64.b64encode(hashed).decode() for hashed in path),
     ]

@@ -2,7 +2,7 @@
 
 An agent numbers its audited events, and the number is the record's `src.n`: it identifies events that are
 received again, and an event that never arrived leaves a gap that `railscope audit verify` finds. Events
-come from the frame log, live and again at a restart; events that are not recorded yet when a segment may be
+come from the frame log, live and again at a restart; events that are not acknowledged yet when a segment may be
 deleted are stored in the copy of `recorded`. So nothing is recorded twice, and nothing that was
 acknowledged is lost.
 
@@ -22,7 +22,14 @@ from pathlib import Path
 import structlog
 
 from railscope import durable_files, service, wire
-from railscope.audit.record import RecordActor, RecordData, RecordError, encode_audit_record
+from railscope.audit.record import (
+    RecordActor,
+    RecordData,
+    RecordError,
+    RecordSource,
+    decode_audit_record,
+    encode_audit_record,
+)
 from railscope_collector.audit import (
     LogWriteError,
     event_records,
@@ -68,6 +75,8 @@ class EventRecorder:
     problem: str = ""
     _queue: deque[SeenEvent] = field(default_factory=deque)
     _facts: deque[RecordDraft] = field(default_factory=deque)
+    _size_before_batch: int | None = None
+    """Size of the log before the batch that is being recorded; None between two batches."""
     _has_overflowed: bool = False
     _is_rereading: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +87,7 @@ class EventRecorder:
         return len(self._queue) + len(self._facts)
 
     def open(self) -> None:
-        """Load the state of the log. Blocking; raises TileError, RecordError, OSError."""
+        """Load the state of the log. Blocking; raises LogDamagedError, RecordError, UnusableLedgerError, OSError."""
         snapshot = recorder_state.load_recorded_state(self.file, self.audit)
         self.recorded = snapshot.recorded
         self.nodes.start(snapshot.recorded.nodes, snapshot.drafts)
@@ -91,6 +100,22 @@ class EventRecorder:
             data: RecordData = {"before": previous, "version": current}
             actor = RecordActor("collector", self.audit.source.id)
             self._facts.append(RecordDraft(kind, actor, self.wall_ns(), "done", data=data))
+
+    def catch_up(self) -> None:
+        """Apply what another collector of the group has recorded, before this one receives frames. Blocking.
+
+        Raises LogWriteError, LogDamagedError, UnusableLedgerError, OSError.
+        """
+        self.audit.follow()
+        present = set[RecordSource]()
+        for raw in self.audit.records(self.recorded.size):
+            added = decode_audit_record(raw)
+            self.recorded.add(added)
+            present.add(added.src)
+        self.recorded.size = self.audit.size
+        # What agents have sent to the other collector again is recorded already.
+        self.audit.own.drop_waiting(lambda raw: decode_audit_record(raw).src in present)
+        self.nodes.start(self.recorded.nodes, self._facts)
 
     def check_envelope(self, record: FrameRecord, envelope: wire.Envelope) -> None:
         """Check an envelope for a new node, a boot, another agent version or a clock step."""
@@ -184,7 +209,9 @@ class EventRecorder:
                 break
             except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))
+        self._size_before_batch = self.audit.size
         await self._append([*facts, *drafts])
+        self._size_before_batch = None
         # Only now: a cancellation before leaves them in the queue, and the copy contains them.
         for _ in events:
             self._queue.popleft()
@@ -228,14 +255,14 @@ class EventRecorder:
         """Append all drafts to the log, retrying until it succeeds."""
         while drafts:
             appended = (self.audit.append(draft) for draft in drafts)
-            # All at once, so that they are one group of the journal; failures are found among the results.
+            # All at once, so that they are one group; failures are found among the results.
             results = await asyncio.gather(*appended, return_exceptions=True)
             failed: list[RecordDraft] = []
             problem = ""
             for draft, result in zip(drafts, results, strict=True):
-                if isinstance(result, int):
+                if result is None:
                     source = draft.source or self.audit.source
-                    self.recorded.add(build_record(draft, source, result))
+                    self.recorded.add(build_record(draft, source, _ANY_NUMBER))
                     if draft.source is None and draft in self._facts:
                         self._facts.remove(draft)  # no number identifies it in the log
                 elif isinstance(result, LogWriteError):
@@ -263,6 +290,10 @@ class EventRecorder:
         if self._has_overflowed or self._is_rereading:
             return None
         self.recorded.forget_before(horizon_ns)
+        # A waiting collector has not applied what the active one records; a batch may be in the log and not applied yet.
+        if self.audit.is_active():
+            size = self._size_before_batch
+            self.recorded.size = self.audit.size if size is None else size
         events = [
             (seen_event.node, seen_event.boot_id, seen_event.event, seen_event.position)
             for seen_event in self._queue

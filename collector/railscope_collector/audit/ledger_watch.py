@@ -1,6 +1,6 @@
 """Monitor of the ledger's database: detects that it was replaced by an older copy or another one.
 
-The newest known head, from the log at the start and from the database since, must still exist. If
+The newest known head, from a file at the start and from the database since, must still exist. If
 it does not, the database is marked: nothing is billed, imported or finalized with it, by this
 collector or by any command, until the newest database is restored or the copy is accepted.
 
@@ -131,7 +131,7 @@ class LedgerWatch:
     """File that stores the newest known head across restarts."""
     period_seconds: float = PERIOD_SECONDS
     known_head: head_chain.ChainHead | None = None
-    """Newest head that was recorded or read; number 0 stands for a database without one."""
+    """Newest head that was read; number 0 stands for a database without one."""
     problem: str = ""
     """Reason why the database is an older copy; empty if it is not."""
     is_checked: bool = False
@@ -140,21 +140,17 @@ class LedgerWatch:
     _reported: str = ""
     _checking: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, recorded: head_chain.ChainHead | None) -> None:
-        """Initialize from the head in the audit log and the head in the state file. Raises OSError."""
-        stored = None
+    def start(self) -> None:
+        """Initialize from the head in the state file. Raises OSError."""
         try:
-            stored = read_known_head(self.head_file)
+            self.known_head = read_known_head(self.head_file)
         except ValueError as error:
             log.error(
                 "state_file_damaged",
                 file=str(self.head_file),
                 problem=str(error),
-                advice="the audit log has the same data, except for the last minute",
+                advice="the newest head is read from the database, and the file written again",
             )
-        # The audit log may be an older copy, and so may the file: the higher number is right.
-        heads_found = [head for head in (recorded, stored) if head]
-        self.known_head = max(heads_found, key=lambda head: head.n, default=None)
 
     async def run(self) -> None:
         """Check once per period, until cancelled."""

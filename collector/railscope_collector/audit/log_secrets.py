@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from railscope.audit.signed_note import NoteError, SecretKey
 from railscope.durable_files import (
     create_durably,
@@ -26,7 +28,9 @@ from railscope.durable_files import (
     sync_directory,
 )
 from railscope.settings import SettingsError
-from railscope_collector.audit import AuditLogError
+from railscope_collector.audit import AuditLogError, tables
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.schema import insert_new
 
 
 def load_or_generate_key(path: Path, origin: str) -> SecretKey:
@@ -63,6 +67,32 @@ def store_key(path: Path, key: SecretKey) -> SecretKey:
         message = f"audit key {path} was created by another process; fix: start again"
         raise SettingsError(message)
     return directory_files
+
+
+def load_group_key(database: Database, group: str, path: Path, origin: str) -> SecretKey:
+    """Return the key of the log of a group, which all of its collectors have: from the database, or as the first one stored it.
+
+    Blocking. Raises SettingsError if this collector has another key, UnusableLedgerError.
+    """
+    table, key = tables.group_keys, load_or_generate_key(path, origin)
+    with database.transaction(writes=True) as connection:
+        row = {"group_name": group, "secret": key.secret_text()}
+        connection.execute(insert_new(connection, table).values(row))
+        query = sa.select(table.c.secret).where(table.c.group_name == group)
+        try:
+            stored = SecretKey.parse(connection.execute(query).scalar_one())
+        except NoteError as error:
+            message = (
+                f"cannot use the audit key of cluster.group {group!r} in the database: {error}"
+            )
+            raise SettingsError(message) from error
+    if str(stored.public) != str(key.public) and path.exists():
+        message = (
+            f"audit key {path} is {key.public}: expected that of cluster.group {group!r}, {stored.public}; fix: move the file"
+            " away and keep it, with the directory audit of an earlier release beside it, if there is one"
+        )
+        raise SettingsError(message)
+    return stored
 
 
 SALTS_DIRECTORY = "personal"

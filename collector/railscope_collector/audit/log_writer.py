@@ -1,227 +1,221 @@
 """Writer of the audit log.
 
-A record is acknowledged once it is durable in the journal. It is then moved to tiles and covered by
-a signed checkpoint: every minute, after many records, or immediately for records that require it.
+A record is acknowledged once it is durable in `state.sqlite`. Then it is moved to the log in the ledger's database: number, leaf
+and signed head are one transaction, and so are the rows of the outbox that commands have written. So every record of the log is
+signed, and none is in it twice. Records wait while the database is unavailable, or nothing may be signed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import sqlalchemy as sa
 import structlog
 
-from railscope.audit import merkle, record, signed_note
-from railscope.durable_files import write_durably
+from railscope.audit import log_checkpoint, merkle, record, signed_note
 from railscope.service import run_in_thread, run_to_end
-from railscope_collector import archive_stores
+from railscope_collector import archive_stores, state_store
 from railscope_collector.audit import (
     AuditLogError,
     LogWriteError,
     SigningPostponedError,
-    cosignatures,
-    housekeeping_files,
-    journal,
-    log_ownership,
+    former_log,
+    own_records,
+    tables,
 )
-from railscope_collector.audit.checkpoint_publisher import CheckpointPublisher
-from railscope_collector.audit.tiles import TileError, Tiles
+from railscope_collector.ledger import audit_outbox, transactions
+from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope_collector.ledger.record_draft import RecordDraft, build_record, with_number
 
-MAX_WAITING = 10_000
-MAX_UNSIGNED = 10_000
-"""More unsigned records than this are signed immediately."""
-MAX_ACCEPTED_UNSIGNED = 100_000
-"""Maximum number of records accepted while nothing can be signed."""
-SIGN_EVERY_SECONDS = 60.0
-IMMEDIATELY_SIGNED_TYPES = frozenset(
-    {"billing.issue", "billing.void", "log.key_rotate", "log.genesis"}
-)
-
+MAX_QUEUED = 10_000
+MAX_WAITING = 100_000
+"""Maximum number of records that wait for the database or for a signature."""
+MAX_GROUP_RECORDS = 256
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+COUNT_SECONDS = 60.0
+"""Maximum period between two full counts of the outbox: a row may be committed after a later one."""
+STOP_SECONDS = 5.0
+"""Maximum wait for the database at the end: a commit that waits for a standby may take hours."""
+_ANY_NUMBER = (1 << 53) - 1
+"""Number of a record that has none yet: no other number is longer."""
+_GENESIS = "log.genesis"
+EMPTY_TREE = merkle.TreeHead(0, merkle.EMPTY_ROOT)
+_LOCK = 0x7261_696C_6175_6474  # "railaudt" in ASCII
+ALTERED_LOG_MESSAGE = "the audit log was altered: {}; fix: run `railscope audit verify`"
 
 log = structlog.get_logger(__name__)
 
 
-ALTERED_LOG_MESSAGE = "the audit log was altered: {}; fix: run `railscope audit verify`"
-
-
 @dataclass(frozen=True, slots=True)
-class _PendingRecord:
+class _QueuedRecord:
     draft: RecordDraft
-    future: asyncio.Future[int]
+    future: asyncio.Future[None]
 
 
 @dataclass(slots=True)
 class AuditLog:
-    """Only writer of one log. `open` it, `run` it, `append` to it, `close` it."""
+    """Writer of one log. `open` it, `run` it, `append` to it."""
 
-    directory: Path
+    store: state_store.StateStore
+    database: Callable[[], Database]
+    """Raises UnusableLedgerError while the database is unavailable."""
     signer: signed_note.SecretKey
     source: record.RecordSource
     """The writer as a source of records; its `n` is that of the next record."""
-    sign_every_seconds: float = SIGN_EVERY_SECONDS
+    before_signing: Callable[[], None]
+    """Raises LogWriteError while nothing may be signed. It is required, so that nothing is signed before it is installed."""
+    wall_ns: Callable[[], int] = time.time_ns
     archive: archive_stores.ArchiveStore | None = None
-    """Archive of the records that the directory no longer has."""
+    """Archive of the records that the database no longer has."""
+    is_active: Callable[[], bool] = lambda: True
+    """False while another collector of the group is active: records then go to the outbox of the database."""
+    check_ledger: Callable[[], object] = lambda: None
+    """Raises UnusableLedgerError while the rows of commands may not be moved."""
+    on_rows_moved: Callable[[], None] = lambda: None
+    """Called after rows of commands were moved. Blocking."""
+    former: Path | None = None
+    """Directory of the log of release 0.3.0 or earlier, which is imported if it exists."""
+    note: str = ""
+    """Newest checkpoint; empty if nothing is signed."""
+    signed: merkle.TreeHead = EMPTY_TREE
+    """Tree that was signed last."""
     signing_problem: str = ""
-    """Reason why the last attempt to sign failed; empty if it did not."""
-    groups: int = 0
-    damage: list[str] = field(default_factory=list)
-    """Housekeeping files that were missing or wrong when the log was opened, and are written again."""
-    witnesses: cosignatures.CosignatureStore = field(init=False)
-    publisher: CheckpointPublisher = field(init=False)
-    _journal: journal.Journal = field(init=False)
-    _unsigned: list[bytes] = field(default_factory=list)
-    _pending: list[_PendingRecord] = field(default_factory=list)
+    """Reason why the last attempt to move records failed; empty if it did not."""
+    waiting_rows: int = 0
+    """Rows of commands that are in no log yet, as of the last poll."""
+    own: own_records.OwnRecords = field(init=False)
+    name: str = field(init=False)
+    """Name of the log in the tables."""
+    _tree: tables.GrowingTree | None = None
+    """The tree in the database; None before it was read."""
+    _rows_source: record.RecordSource = field(init=False)
+    _newest_row: int = -1
+    """Number of the last row of the outbox when none was pending; -1 if it must be determined."""
+    _counted_seconds: float = 0.0
+    _queued: list[_QueuedRecord] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _sign_now: asyncio.Event = field(default_factory=asyncio.Event)
-    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _signing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _move_now: asyncio.Event = field(default_factory=asyncio.Event)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _is_stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._journal = journal.Journal(self.directory / "journal", self.signer)
-        self.witnesses = cosignatures.CosignatureStore(self.directory, self.signer)
-        ownership = log_ownership.LogOwnership(self.directory, self.signer)
-        self.publisher = CheckpointPublisher(self.directory, self.signer, ownership)
+        self.name = tables.log_name(self.signer.public)
+        self.own = own_records.OwnRecords(self.store, self.name)
+        # Rows take their numbers when they are moved, the collector's own records when they are acknowledged.
+        self._rows_source = self._new_source()
 
-    @property
-    def signed(self) -> merkle.TreeHead:
-        """Tree that was signed last."""
-        return self.publisher.signed
-
-    @property
-    def lost_records(self) -> int:
-        """Number of records that were acknowledged before the log was opened, and are missing."""
-        return self._journal.lost_records
+    def _new_source(self) -> record.RecordSource:
+        return record.RecordSource(self.source.kind, self.source.id, secrets.token_hex(8), 0)
 
     @property
     def size(self) -> int:
-        """Number of durable records, signed or not."""
-        return self.signed.size + len(self._unsigned)
+        """Number of records of the log, as far as this collector knows it."""
+        return max(self.signed.size, self.own.end)
+
+    @property
+    def waiting(self) -> int:
+        """Number of acknowledged records that are not in the log yet."""
+        return self.own.waiting
 
     def open(self) -> None:
-        """Take the log over from its previous writer. Raises LogWriteError, OSError."""
-        try:
-            self._open()
-        except log_ownership.LogLockedError as error:
-            raise LogWriteError(str(error)) from error
-        except (
-            signed_note.NoteError,
-            TileError,
-            journal.JournalError,
-            housekeeping_files.HousekeepingError,
-        ) as error:
-            # The lock must be free for the next attempt in this process.
-            self.close()
-            raise LogWriteError(ALTERED_LOG_MESSAGE.format(error)) from error
+        """Read the own records, and those of an earlier release. Blocking; raises LogWriteError, OSError."""
+        self.own.open()
+        if self.former is not None and self.former.exists():
+            with _named_damage():
+                self.own.import_waiting(former_log.read_unsigned(self.former, self.signer.public))
 
-    def _open(self) -> None:
-        ownership = self.publisher.ownership
-        ownership.acquire()
-        self.publisher.open()
-        size = self.signed.size
-        Tiles(self.directory, size).delete_unfinished()
-        node = Tiles(self.directory, size).node
-        tree = merkle.CompactRange(
-            size, [node(level, index) for level, index in merkle.subtrees(size)]
-        )
-        self._unsigned = self._journal.open(tree, ownership.epoch)
-        problems = (
-            self.witnesses.open(ownership.epoch),
-            self._open_key(had_owner=ownership.epoch > 0),
-        )
-        self.damage = [problem for problem in problems if problem]
-        # Last, as every other statement may be of the epoch in this file, or of the next one (`check_epoch`).
-        ownership.write_epoch()
-
-    def _open_key(self, *, had_owner: bool) -> str:
-        """Write the public key beside the log; return the defect of an existing file, if any."""
-        path = self.directory / housekeeping_files.KEY_FILE
-        text = f"{self.signer.public}\n".encode()
-        stored = path.read_bytes() if path.exists() else None
-        if stored == text:
-            return ""
-        write_durably(path, text)
-        if not had_owner:
-            return ""
-        return f"missing key file {path}" if stored is None else f"wrong key in {path}"
+    def follow(self) -> None:
+        """Read the state of the log in the database. Blocking; raises LogWriteError, UnusableLedgerError, OSError."""
+        with self._lock:
+            with self.database().transaction(writes=True) as connection:
+                transactions.lock(connection, _LOCK)
+                self._follow(connection)
+            self._keep_tail()
 
     def genesis(self) -> str:
-        """Return the hash of the first record, which identifies the log; empty without one. Raises TileError."""
-        if self.signed.size:
-            return Tiles(self.directory, self.signed.size).node(0, 0).hex()
-        return merkle.leaf_hash(self._unsigned[0]).hex() if self._unsigned else ""
+        """Return the hash of the first record, which identifies the log; empty without one. Raises LogDamagedError."""
+        if not self.signed.size:
+            return ""
+        with self.read() as tree:
+            return tree.node(0, 0).hex()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[tables.StoredTree]:
+        """Begin a transaction that reads the signed tree. Blocking; raises UnusableLedgerError."""
+        with self.database().transaction() as connection:
+            yield tables.StoredTree(connection, self.name, self.signed.size, self.archive)
 
     def records(self, first: int) -> Iterator[bytes]:
-        """Return the durable records from a sequence number on, as of now. Raises TileError."""
-        # Copied together: a checkpoint made while this iterates moves records from one to the other.
-        signed, unsigned = self.signed.size, list(self._unsigned)
-        yield from Tiles(self.directory, signed, self.archive).records_from(first)
-        yield from unsigned[max(0, first - signed) :]
+        """Yield the records of the log from a number on. Raises LogDamagedError, UnusableLedgerError, OSError."""
+        if self.own.first <= first and self.own.end:
+            yield from self.own.tail_from(first)
+        elif first < self.size:
+            with self.read() as tree:
+                yield from tree.records_from(first)
 
-    def append_before_running(self, draft: RecordDraft) -> int:
-        """Record a draft after `open` and before `run`; return its sequence number. Blocking.
+    def waiting_records(self) -> list[bytes]:
+        """Return the acknowledged records that are not in the log yet, without their numbers. Raises OSError."""
+        return [raw for _, raw in self.own.read_waiting(MAX_WAITING + MAX_QUEUED)]
 
-        Raises RecordError, OSError.
-        """
-        sequence = self.size
-        raw = record.encode_audit_record(build_record(draft, draft.source or self.source, sequence))
-        self._journal.append([raw])
-        self._unsigned.append(raw)
+    def append_before_running(self, draft: RecordDraft) -> None:
+        """Record a draft after `open` and before `run`. Blocking; raises RecordError, OSError."""
+        self.own.add_waiting([self._encode(draft, self.source.n)])
         if draft.source is None:
             self.source = with_number(self.source, self.source.n + 1)
-        return sequence
 
-    async def append(self, draft: RecordDraft) -> int:
-        """Record a draft; return its sequence number once it is durable.
+    async def append(self, draft: RecordDraft) -> None:
+        """Record a draft: it is durable on return, and will be in the log.
 
         Raises RecordError for a draft that cannot be recorded, LogWriteError if recording is not possible now.
         """
         if self._is_stopped:
             message = "the collector is stopping"
             raise LogWriteError(message)
-        if len(self._pending) >= MAX_WAITING:
+        if len(self._queued) >= MAX_QUEUED:
             message = (
-                "the audit log is overloaded: the disk does not keep up with the waiting records"
+                "the audit log is overloaded: the disk does not keep up with the queued records"
             )
             raise LogWriteError(message)
-        if len(self._unsigned) >= MAX_ACCEPTED_UNSIGNED:
-            message = f"cannot sign {MAX_ACCEPTED_UNSIGNED} records: {self.signing_problem}"
+        if self.waiting >= MAX_WAITING:
+            message = f"{MAX_WAITING} records wait for the audit log: {self.signing_problem}"
             raise LogWriteError(message)
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._pending.append(_PendingRecord(draft, future))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queued.append(_QueuedRecord(draft, future))
         self._wake.set()
-        return await future
+        await future
 
     async def run(self) -> None:
-        """Sign the records of an earlier run, then write and sign the queue; on cancel, sign the rest.
+        """Acknowledge queued records and move them to the log until cancelled; then move the rest.
 
-        Entries that are queued and not durable at that point fail.
+        Records that are queued and not durable at that point fail.
         """
         try:
-            # Before new records: those of a run that was killed have waited longest.
-            await run_to_end(self._sign_or_log_reason())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
-                group.create_task(self._sign_regularly())
+                group.create_task(self._move_regularly())
         finally:
             self._is_stopped = True
-            for entry in self._pending:
-                if not entry.future.done():
-                    entry.future.set_exception(LogWriteError("the collector is stopping"))
-            self._pending.clear()
-            # The tasks have ended, so all durable records are signed before the collector ends.
-            await self._sign_or_log_reason()
+            for entry in self._queued:
+                _fail(entry, LogWriteError("the collector is stopping"))
+            self._queued.clear()
+            moving = asyncio.create_task(self._move_or_log_reason())
+            await asyncio.wait({moving}, timeout=STOP_SECONDS)
 
     async def _write_groups(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._pending:
-                group = self._pending[: journal.MAX_GROUP_RECORDS]
-                del self._pending[: journal.MAX_GROUP_RECORDS]
+            while self._queued:
+                group = self._queued[:MAX_GROUP_RECORDS]
+                del self._queued[:MAX_GROUP_RECORDS]
                 try:
                     await run_to_end(self._write_group(group))
                 finally:
@@ -229,125 +223,289 @@ class AuditLog:
                     for entry in group:
                         _fail(entry, LogWriteError("the writer of the audit log has failed"))
 
-    async def _write_group(self, group: list[_PendingRecord]) -> None:
-        async with self._write_lock:
-            # Under the lock: sequence numbers follow from the size, which a concurrent write would change.
-            encoded, first = self._encode_group(group), self.size
-            if not encoded:
-                return
-            try:
-                await run_in_thread(self._journal.append, [raw for _, raw in encoded])
-            except OSError as error:
-                problem = LogWriteError(
-                    f"cannot write to {self.directory}: {error.strerror}; no record was written"
-                )
-                for entry, _ in encoded:
-                    _fail(entry, problem)
-                return
-            self._unsigned += [raw for _, raw in encoded]
-            numbered = sum(entry.draft.source is None for entry, _ in encoded)
-            # Only records of the log's own writer take its numbers; events of agents have those of their agents.
-            self.source = with_number(self.source, self.source.n + numbered)
-            self.groups += 1
-        for at, (entry, _) in enumerate(encoded):
-            if not entry.future.done():
-                entry.future.set_result(first + at)
-        urgent = any(entry.draft.type in IMMEDIATELY_SIGNED_TYPES for entry, _ in encoded)
-        if urgent or len(self._unsigned) >= MAX_UNSIGNED:
-            self._sign_now.set()
-
-    def _encode_group(self, group: list[_PendingRecord]) -> list[tuple[_PendingRecord, bytes]]:
-        """Encode a group; a draft that cannot be encoded fails on its own, and takes no number."""
-        encoded: list[tuple[_PendingRecord, bytes]] = []
+    async def _write_group(self, group: list[_QueuedRecord]) -> None:
+        encoded: list[tuple[_QueuedRecord, bytes]] = []
         number = self.source.n
         for entry in group:
-            source = entry.draft.source or with_number(self.source, number)
-            filled = build_record(entry.draft, source, self.size + len(encoded))
+            # A draft that cannot be encoded fails on its own, and takes no number.
             try:
-                raw = record.encode_audit_record(filled)
+                encoded.append((entry, self._encode(entry.draft, number)))
             except record.RecordError as error:
                 _fail(entry, error)
                 continue
+            # Only records of the log's own writer take its numbers; events of agents have those of their agents.
             number += entry.draft.source is None
-            encoded.append((entry, raw))
-        return encoded
+        if not encoded:
+            return
+        try:
+            await run_in_thread(self.own.add_waiting, [raw for _, raw in encoded])
+        except OSError as error:
+            problem = LogWriteError(f"{error}; no record was written")
+            for entry, _ in encoded:
+                _fail(entry, problem)
+            return
+        self.source = with_number(self.source, number)
+        for entry, _ in encoded:
+            if not entry.future.done():
+                entry.future.set_result(None)
+        self._move_now.set()
 
-    async def _sign_regularly(self) -> None:
+    def _encode(self, draft: RecordDraft, number: int) -> bytes:
+        source = draft.source or with_number(self.source, number)
+        # With the longest number: the log cannot reject the record later.
+        return record.encode_audit_record(build_record(draft, source, _ANY_NUMBER))
+
+    async def _move_regularly(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self.sign_every_seconds):
-                    await self._sign_now.wait()
-            except TimeoutError:
-                pass
-            # Before signing: a request that arrives meanwhile is served by the next signature.
-            self._sign_now.clear()
-            await run_to_end(self._sign_or_log_reason())
+            is_more = await self._move_or_log_reason()
+            if is_more:
+                continue
+            seconds = RETRY_SECONDS if self.signing_problem else POLL_SECONDS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._move_now.wait()
+                    # New records do not repeat what has just failed.
+                    await asyncio.sleep(seconds if self.signing_problem else 0)
+            self._move_now.clear()
 
     def sign_soon(self) -> None:
-        """Trigger signing without waiting for it."""
-        self._sign_now.set()
+        """Trigger moving without waiting for it."""
+        self.signing_problem = ""
+        self._move_now.set()
 
-    async def _sign_or_log_reason(self) -> None:
+    async def _move_or_log_reason(self) -> bool:
         try:
-            await self.sign()
-        except (AuditLogError, OSError) as error:
+            is_more = await call_database(self._move)
+        except (AuditLogError, UnusableLedgerError, record.RecordError, OSError) as error:
             if self.signing_problem != str(error):
-                facts = {"directory": str(self.directory), "problem": str(error)}
                 if isinstance(error, SigningPostponedError):
-                    log.info("audit_signing_waits", **facts)
+                    log.info("audit_signing_waits", log=self.name, problem=str(error))
                 else:
-                    log.error("audit_signing_failed", **facts)
+                    log.error("audit_signing_failed", log=self.name, problem=str(error))
             self.signing_problem = str(error)
-        else:
-            self.signing_problem = ""
+            return False
+        self.signing_problem = ""
+        return is_more
 
     async def sign(self) -> None:
-        """Sign all durable records. A cancellation takes effect when they are signed.
+        """Move all records that are acknowledged. Raises LogWriteError, UnusableLedgerError, OSError."""
+        while await call_database(self._move):
+            pass
 
-        Raises LogWriteError, JournalError, HousekeepingError, OSError; nothing is signed in that case.
-        """
-        # A thread continues after the task that waits for it was cancelled: without this, the lock would
-        # be free for the next record while the thread is still creating a file of the journal.
-        await run_to_end(self._sign_alone())
+    def _move(self) -> bool:
+        """Move some records; return True if more may wait. Blocking."""
+        with self._lock:
+            return self._move_group()
 
-    async def _sign_alone(self) -> None:
-        async with self._signing:
-            await self._sign()
+    def _move_group(self) -> bool:
+        database, waiting = self.database(), self.own.read_waiting(MAX_GROUP_RECORDS)
+        if not self.is_active():
+            return self._forward(database, waiting)
+        may_take_rows = self._count_rows(database)
+        if self._tree is not None and not waiting and not may_take_rows:
+            return False
+        self.before_signing()
+        rows: list[audit_outbox.OutboxRow] = []
+        with database.transaction(writes=True) as connection:
+            transactions.lock(connection, _LOCK)
+            tree = self._follow(connection)
+            first, last = tree.range.size, waiting[-1][0] if waiting else 0
+            is_full = len(waiting) == MAX_GROUP_RECORDS
+            raws = [raw for _, raw in self._skip_moved(connection, waiting)]
+            if not first and not (raws and record.decode_audit_record(raws[0]).type == _GENESIS):
+                raws.insert(0, self._genesis(raws))
+            # After the waiting records, of which some have a number already that was told, in an earlier release.
+            if may_take_rows and not is_full:
+                rows = audit_outbox.read_unrecorded(connection, MAX_GROUP_RECORDS)
+            number = self._rows_source.n
+            for at, row in enumerate(rows, number):
+                built = build_record(row.draft, with_number(self._rows_source, at), 0)
+                raws.append(record.encode_audit_record(built))
+            raws = [record.renumber(raw, at) for at, raw in enumerate(raws, first)]
+            note = self._add(connection, tree, raws, rows) if raws else self.note
+            if last:
+                self._store_position(connection, last)
+        self._tree, self.note, self.signed = tree, note, tree.head
+        self._rows_source = with_number(self._rows_source, number + len(rows))
+        self._keep_tail(last, raws)
+        self.waiting_rows -= len(rows)
+        if rows:
+            self.on_rows_moved()
+        return is_full or bool(rows)
 
-    async def _sign(self) -> None:
-        async with self._write_lock:
-            records = self._unsigned
-            if not records:
-                return
-            # Records that arrive while tiles are written go to a new journal file.
-            await run_in_thread(self._rotate)
-            # After the rotation: these are exactly the records of the earlier files.
-            records = list(records)
-        before = self.signed.size
-        published = await run_in_thread(self.publisher.publish, records)
-        # In one step with the next line, without an await: `size` is their sum.
-        del self._unsigned[: len(records)]
-        self.publisher.signed, self.publisher.note = published
-        async with self._write_lock:
-            await run_in_thread(self._journal.delete_signed_files, self.signed.size)
-        tiles = Tiles(self.directory, self.signed.size)
-        # Partial tiles of the former size are needed until the new checkpoint is durable.
-        await run_in_thread(tiles.delete_outgrown, before)
+    def _add(
+        self,
+        connection: sa.Connection,
+        tree: tables.GrowingTree,
+        raws: Sequence[bytes],
+        rows: Sequence[audit_outbox.OutboxRow],
+    ) -> str:
+        """Add records with the head that covers them, and store the positions of rows, whose records are the last ones."""
+        tables.insert_records(connection, self.name, tree, raws)
+        note = log_checkpoint.Checkpoint(self.signer.name, tree.head).sign(self.signer)
+        tables.replace_row(connection, tables.heads, {"log": self.name, "note": note})
+        if rows:
+            genesis = tables.StoredTree(connection, self.name, 1).node(0, 0).hex()
+            size = tree.range.size
+            places = [
+                audit_outbox.LogPosition(row.id, at, size)
+                for at, row in enumerate(rows, size - len(rows))
+            ]
+            audit_outbox.store_positions(connection, genesis, places)
+        return note
 
-    def _rotate(self) -> None:
-        self._journal.check_in_place()
-        self._journal.rotate()
+    def _genesis(self, following: Sequence[bytes]) -> bytes:
+        """Return the first record: its hash identifies the log. It is not later than the records that waited."""
+        times_ns = [int(record.read_record_head(raw).t) for raw in following[:1]]
+        data: record.RecordData = {"origin": self.signer.name, "key": str(self.signer.public)}
+        actor = record.RecordActor("collector", self.source.id)
+        draft = RecordDraft(_GENESIS, actor, min([*times_ns, self.wall_ns()]), "done", data=data)
+        return record.encode_audit_record(build_record(draft, self._new_source(), 0))
+
+    def _count_rows(self, database: Database) -> bool:
+        """Count the rows of commands that are in no log; return True if they may be moved."""
+        now_seconds = time.monotonic()
+        with database.transaction() as connection:
+            newest = audit_outbox.newest_number(connection)
+            # A cheap query, as the outbox is empty most of the time.
+            if newest == self._newest_row and now_seconds < self._counted_seconds + COUNT_SECONDS:
+                return False
+            self.waiting_rows = audit_outbox.count_unrecorded(connection)
+        if not self.waiting_rows:
+            self._newest_row, self._counted_seconds = newest, now_seconds
+            return False
+        self._newest_row = -1
+        try:
+            self.check_ledger()
+        except UnusableLedgerError:
+            return False  # an older copy, which the watch reports: the own records continue
+        return True
+
+    def _forward(self, database: Database, waiting: Sequence[tuple[int, bytes]]) -> bool:
+        """Put own records into the outbox of the database, from which the active collector moves them."""
+        self._tree = None
+        if not waiting:
+            return False
+        with database.transaction(writes=True) as connection:
+            for id_, raw in self._skip_moved(connection, waiting):
+                waits = record.decode_audit_record(raw)
+                # Agents send their events to the active collector again.
+                if waits.src.kind == "agent":
+                    continue
+                draft = RecordDraft(
+                    waits.type, waits.actor, int(waits.t), waits.out, waits.obj, waits.data,
+                    tuple(waits.ref), waits.tu, commitments=waits.pii,
+                )  # fmt: skip
+                audit_outbox.put_record(connection, f"collector/{self.own.collector}/{id_}", draft)
+            self._store_position(connection, waiting[-1][0])
+        self.own.delete_waiting(waiting[-1][0])
+        return len(waiting) == MAX_GROUP_RECORDS
+
+    def _skip_moved(
+        self, connection: sa.Connection, waiting: Sequence[tuple[int, bytes]]
+    ) -> list[tuple[int, bytes]]:
+        """Return the records that were not moved before: a crash may have come before they were deleted here."""
+        columns = tables.positions.c
+        query = sa.select(columns.position).where(
+            columns.log == self.name, columns.collector == self.own.collector
+        )
+        position = connection.execute(query).scalar_one_or_none() or 0
+        return [(id_, raw) for id_, raw in waiting if id_ > position]
+
+    def _store_position(self, connection: sa.Connection, position: int) -> None:
+        row = {"log": self.name, "collector": self.own.collector, "position": position}
+        tables.replace_row(connection, tables.positions, row)
+
+    def _follow(self, connection: sa.Connection) -> tables.GrowingTree:
+        """Return a copy of the tree in the database, read again if another collector has written. Raises LogWriteError."""
+        note = tables.read_note(connection, self.name)
+        if self._tree is None or note != self.note:
+            with _named_damage():
+                self._tree = self._read_tree(connection, note)
+            self.note = tables.read_note(connection, self.name) or ""
+            self.signed = self._tree.head
+        return self._tree.copy()
+
+    def _read_tree(self, connection: sa.Connection, note: str | None) -> tables.GrowingTree:
+        """Read the tree, verify it, and add what an older copy lacks. Raises LogDamagedError, NoteError."""
+        if note is None and self.former is not None and self.former.exists() and not self.own.end:
+            former_log.import_log(connection, self.name, self.signer.public, self.former)
+            note = tables.read_note(connection, self.name)
+        head = EMPTY_TREE
+        if note is not None:
+            head = log_checkpoint.read_own_checkpoint(note, self.signer.public).tree
+        stored = tables.StoredTree(connection, self.name, head.size)
+        tree = tables.GrowingTree.read(stored)
+        newest = sa.select(sa.func.max(tables.records.c.number)).where(
+            tables.records.c.log == self.name
+        )
+        if tree.head != head or (connection.execute(newest).scalar_one() or 0) > max(
+            0, head.size - 1
+        ):
+            message = f"its records do not match the signed head of {head.size} records"
+            raise tables.LogDamagedError(message)
+        if not self.own.end:
+            return tree
+        kept = log_checkpoint.read_own_checkpoint(self.own.note, self.signer.public).tree
+        if head.size < self.own.end:
+            self._add_again(connection, tree, kept)
+        elif merkle.root_of(stored.node, kept.size) != kept.root:
+            message = f"the first {kept.size} records in the database differ from those that this collector has signed"
+            raise tables.LogDamagedError(message)
+        return tree
+
+    def _add_again(
+        self, connection: sa.Connection, tree: tables.GrowingTree, kept: merkle.TreeHead
+    ) -> None:
+        """Add the records that an older copy of the database lacks, under the checkpoint that was signed over them."""
+        size = tree.range.size
+        if self.own.first > size:
+            message = (
+                f"the database has {size} records of it, and this collector those from {self.own.first} to"
+                f" {self.own.end - 1}: expected a newer copy; fix: restore the newest database"
+            )
+            raise tables.LogDamagedError(message)
+        raws = [*self.own.tail_from(size)]
+        tables.insert_records(connection, self.name, tree, raws)
+        if tree.head != kept:
+            message = f"the {size} records in the database do not precede those of this collector"
+            raise tables.LogDamagedError(message)
+        tables.replace_row(connection, tables.heads, {"log": self.name, "note": self.own.note})
+        genesis = tables.StoredTree(connection, self.name, 1).node(0, 0).hex()
+        added = map(record.decode_audit_record, raws)
+        audit_outbox.restore_positions(connection, genesis, added, kept.size)
+        log.warning("audit_records_restored", log=self.name, records=len(raws), first=size)
+
+    def _keep_tail(self, last: int = 0, raws: Sequence[bytes] = ()) -> None:
+        """Add the newest records of the log to the tail, and delete the waiting ones up to an id."""
+        size = self.signed.size
+        if self.own.end == size - len(raws):
+            self.own.move(last, self.own.end, raws, self.note)
+        else:
+            # Of other collectors of the group, or of an earlier release.
+            with self.read() as tree:
+                begin = max(
+                    size - self.own.max_tail, tables.count_archived(tree.connection, self.name)
+                )
+                first = max(self.own.end, min(size, begin))
+                self.own.move(last, first, tree.records_from(first), self.note)
+        if self.former is not None and self.former.exists():
+            former_log.set_aside(self.former, self.wall_ns())
 
     def stop_signing(self) -> None:
         """Accept no records: nothing can be written."""
         self._is_stopped = True
 
-    def close(self) -> None:
-        """Close the journal and release the log."""
-        self._journal.release()
-        self.publisher.ownership.release()
+
+@contextlib.contextmanager
+def _named_damage() -> Iterator[None]:
+    """Raise LogWriteError in place of the errors of a damaged log."""
+    try:
+        yield
+    except (former_log.FormerLogError, tables.LogDamagedError, signed_note.NoteError) as error:
+        raise LogWriteError(ALTERED_LOG_MESSAGE.format(error)) from error
 
 
-def _fail(entry: _PendingRecord, error: Exception) -> None:
+def _fail(entry: _QueuedRecord, error: Exception) -> None:
     if not entry.future.done():
         entry.future.set_exception(error)

@@ -1,16 +1,15 @@
 """Periodic verification of the collector's own audit log.
 
 The log is verified in full like `railscope audit verify`, so the collector is the first to detect what
-others can detect. Only this detects a record that was altered on disk after its tile was full: it is
+others can detect. Only this detects a record that was altered after it was signed: it is
 not signed again, and no checkpoint that agents hold contradicts it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -19,6 +18,7 @@ from railscope.audit import signed_note
 from railscope_collector import archive_stores
 from railscope_collector.audit import ledger_check, verify_outcome
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 
 log = structlog.get_logger(__name__)
@@ -31,15 +31,16 @@ FIRST_SECONDS = 300.0
 class PeriodicVerification:
     """Verifies a log periodically; provides the result, and the age of the last success."""
 
-    directory: Path
+    database: Callable[[], Database]
+    """The ledger's database, which has the log, and is compared with its records."""
     key: signed_note.PublicKey
     period_seconds: float
     """Seconds between two verifications; zero disables them."""
     clock_ns: Callable[[], int]
     """Nanoseconds since a fixed point, independent of the wall clock."""
-    database: Callable[[], Database] | None = None
-    """The ledger's database, which is compared with its records."""
     archive: archive_stores.ArchiveReader | None = None
+    anchors: Callable[[], Iterable[str]] = tuple
+    """Checkpoints of agents that the log must contain."""
     is_valid: bool | None = None
     """Result of the last verification; None if none has had a result yet."""
     _valid_ns: int = 0
@@ -70,17 +71,26 @@ class PeriodicVerification:
 
     def _verify(self) -> None:
         """Verify the log, then compare the ledger with it. Raises LogVerificationError."""
-        outcome = verify_log(self.directory, self.key, archive=self.archive)
+        with verify_outcome.raise_verify_error(
+            verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError
+        ):
+            database = self.database()
+        outcome = verify_log(
+            database.transaction,
+            self.key,
+            self.anchors(),
+            self.archive,
+            known_tables=schema.metadata,
+        )
         if outcome.unchecked:
             message = f"{outcome.unchecked} records are archived; fix: set archive.url"
             raise verify_outcome.LogVerificationError(
                 verify_outcome.VerifyOutcome.UNREADABLE, message
             )
-        if self.database is not None:
-            with verify_outcome.raise_verify_error(
-                verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError
-            ):
-                ledger_check.compare_database(self.database(), outcome.ledger)
+        with verify_outcome.raise_verify_error(
+            verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError
+        ):
+            ledger_check.compare_database(database, outcome.ledger)
 
     @property
     def age_seconds(self) -> float | None:

@@ -18,7 +18,7 @@ from railscope.audit.record import (
     parse_number,
 )
 from railscope.timestamps import MILLISECOND_NS, SECOND_NS
-from railscope_collector.audit import claims_in_force, log_ownership
+from railscope_collector.audit import claims_in_force
 from railscope_collector.framelog.received_frames import SequenceRanges
 from railscope_collector.ledger.ledger_records import LedgerRecords
 
@@ -213,8 +213,6 @@ class RecordChecks:
     """Latest recorded key of each witness, by node."""
     ledger: LedgerRecords = field(default_factory=LedgerRecords)
     """Records of operations on the ledger's database."""
-    epoch: int = 0
-    """Highest epoch recorded with a start of the collector."""
     genesis_key: str = ""
     """Public key of the log, from its first record."""
     archived: int = 0
@@ -235,13 +233,8 @@ class RecordChecks:
         if record.seq == 0:
             self.ledger.log = merkle.leaf_hash(encode_audit_record(record)).hex()
         key = record.data.get("key")
-        epoch = record.data.get(log_ownership.EPOCH_FILE)
         if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
             self.genesis_key = key
-        elif (
-            record.type == "admin.config" and record.src.kind != "agent" and isinstance(epoch, int)
-        ):
-            self.epoch = max(self.epoch, epoch)
         elif record.type == ARCHIVE and record.src.kind != "agent":
             self.archived = max(self.archived, archived_end(record))
         if (

@@ -1,8 +1,8 @@
 """State of the event recorder, derived from the log: nodes, runs and claims.
 
-By it every event is recorded once even if it is received again. A copy is stored beside the log to
+By it every event is recorded once even if it is received again. A copy is stored in the state directory to
 avoid reading the whole log at a start; records after the copy are read from the log, and all of
-them if the copy is of another log.
+them if the copy is of a later state of the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from railscope.wire import WireEvent
 from railscope_collector.audit import claims_in_force, event_records, log_writer
 from railscope_collector.fleet.recent_events import EventPosition, SeenEvent
 from railscope_collector.framelog import received_frames
-from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.record_draft import RecordDraft, build_record
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
@@ -65,16 +64,13 @@ class RecordedRun(msgspec.Struct, array_like=True):
 class RecordedState(msgspec.Struct):
     """State of the log that is needed to recognize what is received again."""
 
-    genesis: str = ""
-    """Hash of the log's first record, which identifies the log."""
     size: int = 0
+    """Number of records of the log that are applied; records that wait for the log are applied in addition."""
     runs: dict[str, dict[str, RecordedRun]] = {}
     nodes: dict[str, RecordedNode] = {}
     holdings: claims_in_force.ClaimsInForce = msgspec.field(
         default_factory=claims_in_force.ClaimsInForce
     )
-    head: tuple[str, int, str] = ("", 0, "")
-    """Database, number and hash of the newest recorded head of the ledger."""
     version: str = ""
     """Collector version of the last recorded upgrade, or of the first start."""
     started: str = ""
@@ -86,17 +82,13 @@ class RecordedState(msgspec.Struct):
         return recorded is not None and not recorded.numbers.missing_in(source.n, source.n)
 
     def add(self, record: audit_record.AuditRecord) -> None:
-        """Apply the next record of the log."""
-        self.size = record.seq + 1
+        """Apply the next record; applying it again changes nothing."""
         source = record.src
         if source.kind == "agent":
             recorded = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
             recorded.numbers.add(source.n, source.n)
             recorded.last_ns = max(recorded.last_ns, _received_ns(record))
             self.holdings.add(record)
-        elif record.type == HEAD:
-            database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
-            self.head = str(database), n if isinstance(n, int) else 0, str(head)
         elif record.type == claims_in_force.CONFLICT:
             self.holdings.add(record)
         elif record.obj.node and record.type in OF_NODES:
@@ -142,13 +134,18 @@ class RecordedSnapshot(msgspec.Struct):
 
 
 def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnapshot:
-    """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
-    genesis = audit.genesis()
+    """Load the copy and update it from the log. Blocking.
+
+    Raises LogDamagedError, RecordError, UnusableLedgerError, OSError.
+    """
     snapshot = _read(path)
-    # The copy is of another log, or of a later state of this one: the log is what counts.
-    if snapshot.recorded.genesis != genesis or snapshot.recorded.size > audit.size:
-        snapshot = RecordedSnapshot(RecordedState(genesis), snapshot.events, snapshot.drafts)
+    # The copy is of a later state of the log, or of another one: the log is what counts.
+    if snapshot.recorded.size > audit.size:
+        snapshot = RecordedSnapshot(RecordedState(), snapshot.events, snapshot.drafts)
     for raw in audit.records(snapshot.recorded.size):
+        snapshot.apply_record(audit_record.decode_audit_record(raw))
+    snapshot.recorded.size = audit.size
+    for raw in audit.waiting_records():
         snapshot.apply_record(audit_record.decode_audit_record(raw))
     return snapshot
 

@@ -3,8 +3,8 @@
 A log that was replaced by an older copy is consistent in itself, and its key is present: only holders of a
 newer checkpoint can detect the rollback. After each start nothing is signed until some agents have
 submitted their checkpoints, or a timeout has passed, which is recorded. If one of them holds a checkpoint
-that is inconsistent with this log, signing stops and that checkpoint is stored as evidence. Records remain
-durable meanwhile.
+that is inconsistent with this log, signing stops and that checkpoint is stored as evidence. Records wait
+in `state.sqlite` meanwhile.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from railscope_collector.audit import (
     SigningPostponedError,
     log_writer,
 )
-from railscope_collector.audit.tiles import TileError, Tiles
+from railscope_collector.audit.tables import LogDamagedError
+from railscope_collector.ledger.database import call_database
 from railscope_collector.ledger.record_draft import RecordDraft
 
 CONFLICT_DIRECTORY = "disputed"
-"""Below the log's directory: checkpoints held by agents that contradict this log.
-
-The name is that of 0.2.0: its `railscope audit verify` reports any other as an unexpected file.
-"""
+"""In the state directory: checkpoints held by agents that contradict this log."""
 
 log = structlog.get_logger(__name__)
 
+_POLL_SECONDS = 1.0
 _ADVICE = "see docs/audit.md"
 
 
@@ -46,9 +45,11 @@ class CheckpointConflictError(AuditLogError, RuntimeError):
 
 @dataclass(slots=True)
 class SigningGuard:
-    """Decides if the log may be signed. `open` it after the log, and `run` it while the log is open."""
+    """Decides if the log may be signed: `AuditLog.before_signing` calls it. `open` it before the log, and `run` it."""
 
     audit: log_writer.AuditLog
+    directory: Path
+    """Directory of checkpoints that contradict the log."""
     required_agents: int
     """Number of agents to wait for; fewer if fewer exist."""
     wait_seconds: float
@@ -63,9 +64,8 @@ class SigningGuard:
     _change: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
-        """Install the check before signing; earlier conflicts still apply. Blocking; raises OSError."""
-        self.audit.publisher.before_signing = self.check_allowed
-        notes = sorted(self._directory.iterdir()) if self._directory.exists() else []
+        """Apply earlier conflicts. Blocking; raises OSError."""
+        notes = self._conflict_paths()
         if notes:
             self.stop_reason = (
                 f"an agent has a signed checkpoint that is missing in this log: {notes[0]};"
@@ -74,9 +74,12 @@ class SigningGuard:
             )
             log.error("audit_signing_stopped", problem=self.stop_reason, advice=_ADVICE)
 
-    @property
-    def _directory(self) -> Path:
-        return self.audit.directory / CONFLICT_DIRECTORY
+    def _conflict_paths(self) -> list[Path]:
+        return sorted(self.directory.iterdir()) if self.directory.exists() else []
+
+    def conflicting_notes(self) -> list[str]:
+        """Return the checkpoints of agents that contradict this log. Blocking; raises OSError."""
+        return [path.read_bytes().decode(errors="replace") for path in self._conflict_paths()]
 
     @property
     def required_checkpoints(self) -> int:
@@ -84,7 +87,7 @@ class SigningGuard:
         # A fleet may be smaller than the setting: it must not wait for agents that do not exist.
         return min(self.required_agents, self.count_agents())
 
-    def check_allowed(self, _: merkle.TreeHead) -> None:
+    def check_allowed(self) -> None:
         """Raise LogWriteError if nothing may be signed now."""
         if self.stop_reason:
             raise LogWriteError(self.stop_reason)
@@ -96,7 +99,9 @@ class SigningGuard:
             raise SigningPostponedError(message)
 
     async def run(self) -> None:
-        """Wait for the agents, then permit signing."""
+        """Wait for the agents, then permit signing; a waiting collector of a group begins when it is active."""
+        while not self.audit.is_active():  # noqa: ASYNC110 - a poll
+            await asyncio.sleep(_POLL_SECONDS)
         try:
             async with asyncio.timeout(self.wait_seconds):
                 while len(self.submitted_sizes) < self.required_checkpoints:
@@ -130,12 +135,12 @@ class SigningGuard:
         """Process the checkpoint that a node holds; an empty note means none.
 
         Raises NoteError for a note that this log's key has not signed, CheckpointConflictError for a checkpoint that
-        is inconsistent with this log, OSError.
+        is inconsistent with this log, UnusableLedgerError if the log cannot be read now, OSError.
         """
         size = 0
         if note:
             checkpoint = log_checkpoint.read_checkpoint(note, self.audit.signer.public)
-            problem = await run_in_thread(self._find_conflict, checkpoint)
+            problem = await call_database(self._find_conflict, checkpoint)
             if problem:
                 await self._report_conflict(node, note, problem)
             size = checkpoint.tree.size
@@ -143,40 +148,22 @@ class SigningGuard:
         self._change.set()
 
     def _find_conflict(self, checkpoint: log_checkpoint.Checkpoint) -> str:
-        """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
-        # Durable records count, signed or not: a crash before signing may have left what an agent has seen.
-        if checkpoint.tree.size > self.audit.size:
-            return f"it covers {checkpoint.tree.size} records, and this log has {self.audit.size}"
+        """Return the inconsistency between this log and a checkpoint of it. Blocking; raises UnusableLedgerError."""
+        size = checkpoint.tree.size
+        if size > self.audit.signed.size:
+            # Before the first record is moved, or after another collector has written.
+            try:
+                self.audit.follow()
+            except LogWriteError as error:
+                return f"cannot read this log: {error}"
+        if size > self.audit.signed.size:
+            return f"it covers {size} records, and this log has {self.audit.signed.size}"
         try:
-            root = self._root_of_first(checkpoint.tree.size)
-        except TileError as error:
+            with self.audit.read() as tree:
+                root = merkle.root_of(tree.node, size)
+        except LogDamagedError as error:
             return f"cannot read this log: {error}"
-        return (
-            ""
-            if root == checkpoint.tree.root
-            else f"the first {checkpoint.tree.size} records differ"
-        )
-
-    def _root_of_first(self, size: int) -> bytes:
-        """Return the root over the first records, including those that are durable but not signed."""
-        signed = self.audit.signed.size
-        tiles = Tiles(self.audit.directory, signed)
-        if size <= signed:
-            return merkle.root_of(tiles.node, size)
-        tree = merkle.CompactRange(
-            signed, [tiles.node(level, index) for level, index in merkle.subtrees(signed)]
-        )
-        for raw in self.audit.records(signed):
-            if tree.size == size:
-                break
-            tree.append(merkle.leaf_hash(raw))
-        return tree.root
-
-    def stop_signing(self, problem: str) -> None:
-        """Stop signing permanently, because another source than an agent shows that the log has changed."""
-        if not self.stop_reason:
-            log.error("audit_signing_stopped", problem=problem, advice=_ADVICE)
-        self.stop_reason = self.stop_reason or problem
+        return "" if root == checkpoint.tree.root else f"the first {size} records differ"
 
     async def _report_conflict(self, node: str, note: str, problem: str) -> None:
         text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
@@ -194,8 +181,8 @@ class SigningGuard:
         raise CheckpointConflictError(text)
 
     def _store_note(self, node: str, note: str) -> None:
-        if not self._directory.exists():
-            self._directory.mkdir(mode=0o700)
+        if not self.directory.exists():
+            self.directory.mkdir(mode=0o700)
             # The conflict must outlast a power failure: a restart would sign again without it.
-            sync_directory(self.audit.directory)
-        write_durably(self._directory / quote(node, safe=""), note.encode())
+            sync_directory(self.directory.parent)
+        write_durably(self.directory / quote(node, safe=""), note.encode())

@@ -1,33 +1,34 @@
-"""Verification of an audit log from its files, a public key and checkpoints kept elsewhere.
+"""Verification of an audit log from its tables, a public key and checkpoints kept elsewhere.
 
-Every record is read and hashed again; no hash stored in the log is trusted.
+Every record is read and hashed again; no hash stored in the log is trusted. Each table may have only what a log of this size has.
+The log may be written meanwhile: its first records, up to a signed head, are read in short transactions, which delay no writer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import sqlalchemy as sa
 
 from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope_collector import archive_stores
-from railscope_collector.audit import (
-    directory_check,
-    hash_tile_check,
-    journal,
-    log_ownership,
-    record_checks,
-    verify_outcome,
+from railscope_collector.audit import cosignatures, record_checks, tables
+from railscope_collector.audit.cosigners import Cosigner, find_cosigners, signed_notes
+from railscope_collector.audit.tiles import WIDTH
+from railscope_collector.audit.verify_outcome import (
+    LogVerificationError,
+    VerifyOutcome,
+    raise_verify_error,
 )
-from railscope_collector.audit.cosigners import (
-    Cosigner,
-    find_cosigners,
-    read_conflicting_notes,
-    signed_notes,
-)
-from railscope_collector.audit.tiles import WIDTH, MissingEntriesError, Tiles, widths
 from railscope_collector.ledger import ledger_records
+from railscope_collector.ledger.database import UnusableLedgerError
+
+_BUNDLES = 16
+"""Bundles of 256 records that are read in one transaction."""
+_FORMER_TABLES = {"audit_taken"}
+"""Tables of earlier releases, which this one does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,8 @@ class VerifiedLog:
     """Result of the verification of a valid log."""
 
     checkpoint: log_checkpoint.Checkpoint
-    unsigned: int = 0
-    """Number of durable records that no checkpoint covers yet."""
     unchecked: int = 0
-    """Number of archived records that were not read."""
+    """Number of archived records that were not read, because no archive was given."""
     anchors: int = 0
     """Number of checkpoints kept elsewhere that this log is consistent with."""
     findings: tuple[str, ...] = ()
@@ -49,265 +48,283 @@ class VerifiedLog:
     """Records of operations on the ledger's database."""
 
 
-def verify_log(
-    directory: Path,
+def verify_log(  # noqa: PLR0913 - options of one verification
+    transaction: tables.Transaction,
     key: signed_note.PublicKey,
     anchors: Iterable[str] = (),
     archive: archive_stores.ArchiveReader | None = None,
+    *,
+    known_tables: sa.MetaData | None = None,
+    log: str = "",
 ) -> VerifiedLog:
-    """Verify a log, and that it is consistent with every anchor. Raises LogVerificationError.
+    """Verify the log of a key, and that it is consistent with every anchor. Raises LogVerificationError.
 
-    Without the archive, archived records are counted and not checked, but all their hashes are.
+    Without the archive, archived records are counted and not checked, but all their hashes are. `known_tables` are all tables
+    that the database may have; without them, others are not checked. `log` is the name in the tables, by default that of the key.
     """
-    try:
-        return _verify(directory, key, anchors, archive)
-    except OSError as error:
-        message = f"cannot read {error.filename or directory}: {error.strerror}"
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.UNREADABLE, message
-        ) from error
-
-
-def _verify(
-    directory: Path,
-    key: signed_note.PublicKey,
-    anchors: Iterable[str],
-    archive: archive_stores.ArchiveReader | None,
-) -> VerifiedLog:
-    if problem := directory_check.absence_of_log(directory):
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.TAIL_MISSING, problem
-        )
-    directory_check.check_file_kinds(directory)
-    housekeeping, damage = _read_housekeeping(directory, key)
-    checkpoint = housekeeping.checkpoint if housekeeping else _read_own_checkpoint(directory, key)
-    cosigned = signed_notes(housekeeping.witnesses, key) if housekeeping else ()
-    stated_by_log = [*cosigned, *read_conflicting_notes(directory)]
-    notes = [*anchors, *stated_by_log]
-    sorted_anchors = sorted(
-        (_read_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size
-    )
-    tiles = Tiles(directory, checkpoint.tree.size, archive)
-    verification = _Verification(directory, key, checkpoint, tiles)
-    verification.check_records(sorted_anchors)
-    if housekeeping is None:
-        message = f"missing housekeeping files in {directory}"
-        raise damage or verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.ALTERED, message
-        )
-    unsigned = verification.check_journal(housekeeping)
-    verification.check_directory(housekeeping, unsigned)
-    checks = verification.checks
-    witnesses, unread = housekeeping.witnesses, verification.unchecked
-    if unread:  # the records with the keys of other witnesses may be among those that were not read
-        witnesses = {node: each for node, each in witnesses.items() if node in checks.witnesses}
-    cosigners, doubts = find_cosigners(witnesses, key, checks.witnesses)
-    if uncompared := len(housekeeping.witnesses) - len(witnesses):
-        doubts += (f"witnesses whose keys are not in the records that were read: {uncompared}",)
-    return VerifiedLog(
-        checkpoint,
-        len(unsigned),
-        unread,
-        len(sorted_anchors) - len(stated_by_log),
-        (*checks.findings(), *doubts),
-        cosigners,
-        checks.ledger,
-    )
-
-
-def _read_housekeeping(
-    directory: Path, key: signed_note.PublicKey
-) -> tuple[directory_check.HousekeepingState | None, verify_outcome.LogVerificationError | None]:
-    """Return the state of the housekeeping files, or the error in it.
-
-    Damage of these files is reported after defects of signed records, and after a fork.
-    """
-    # First: a missing checkpoint, or one of another key, has an outcome of its own.
-    _read_own_checkpoint(directory, key)
-    try:
-        return directory_check.read_housekeeping(
-            directory, key, lambda: _read_own_checkpoint(directory, key)
-        ), None
-    except verify_outcome.LogVerificationError as error:
-        return None, error
-
-
-def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
-    path = directory / "checkpoint"
-    try:
-        return log_checkpoint.read_own_checkpoint(signed_note.read_note(path), key)
-    except FileNotFoundError as error:
-        message = f"missing checkpoint {path}: the minimum length of the log is unknown"
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.TAIL_MISSING, message
-        ) from error
-    except signed_note.UnsignedError as error:
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
-        ) from error
-    except signed_note.NoteError as error:
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.ALTERED, f"invalid checkpoint {path}: {error}"
-        ) from error
-
-
-def _read_anchor(note: str, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
-    prefix = "invalid checkpoint kept elsewhere: "
-    with verify_outcome.raise_verify_error(
-        verify_outcome.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix
+    with (
+        raise_verify_error(VerifyOutcome.UNREADABLE, UnusableLedgerError, OSError),
+        raise_verify_error(VerifyOutcome.UNREADABLE, sa.exc.OperationalError),
+        raise_verify_error(
+            VerifyOutcome.ALTERED, sa.exc.DBAPIError, prefix="cannot read the tables: "
+        ),
     ):
-        return log_checkpoint.read_checkpoint(note, key)
+        name = log or tables.log_name(key)
+        return _Verification(transaction, key, archive).run(name, anchors, known_tables)
 
 
 @dataclass(slots=True)
 class _Verification:
     """One verification: the tree over the records read so far, and what they contain."""
 
-    directory: Path
+    transaction: tables.Transaction
     key: signed_note.PublicKey
-    checkpoint: log_checkpoint.Checkpoint
-    tiles: Tiles
-    unchecked: int = 0
-    """Number of archived records that were not read."""
-    tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
+    archive: archive_stores.ArchiveReader | None
+    tree: tables.GrowingTree = field(default_factory=tables.GrowingTree)
     checks: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
+    unchecked: int = 0
+    last_archived: int = 0
+    """End of the archived records."""
 
-    def check_records(self, anchors: Iterable[log_checkpoint.Checkpoint]) -> None:
-        """Compare the signed records with every tile, every anchor and the checkpoint."""
-        pending, size = list(anchors), self.checkpoint.tree.size
-        if pending and pending[-1].tree.size > size:
-            self._report_fork(pending[-1], "the log is shorter than a signed checkpoint")
-        levels = hash_tile_check.HashTileCheck(self.tiles)
-        self._compare_anchors(pending)
-        for leaves in self._signed_tiles():
-            root = levels.add(leaves)
-            # A whole tile is added at once, unless a checkpoint ends within it.
-            inside = pending and pending[0].tree.size < self.tree.size + WIDTH
-            if root and not inside:
-                self.tree.extend(root, WIDTH)
-                self._compare_anchors(pending)
-                continue
-            for leaf in leaves:
-                self.tree.append(leaf)
-                self._compare_anchors(pending)
-        levels.finish()
-        if self.tree.root != self.checkpoint.tree.root:
-            message = f"the {size} records do not match the signed root"
-            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
-
-    def _signed_tiles(self) -> Iterator[list[merkle.Hash]]:
-        """Check the records of each tile; yield their hashes, or those of level 0 if they are not read."""
-        full, partial = widths(self.tiles.size, 0)
-        unread: MissingEntriesError | None = None
-        for index in range(full + (partial > 0)):
-            with verify_outcome.raise_tile_verify_error():
-                try:
-                    raws = self.tiles.local_records(index)
-                except MissingEntriesError as error:
-                    unread, last_unread = error, index
-                    if self.tiles.archive is None:
-                        self.unchecked += WIDTH
-                        self.checks.begin_after_unread_records()
-                        yield self.tiles.hashes(index)
-                        continue
-                    raws = self.tiles.archived_records(index, self.tiles.archive)
-            _check_count(raws, index, WIDTH if index < full else partial)
-            yield [merkle.leaf_hash(raw) for raw in raws]
-            for sequence, raw in enumerate(raws, index * WIDTH):
-                self.checks.add(_decode_record(raw, sequence))
-        # Entries that no record states as archived are lost.
-        if unread and self.checks.archived <= last_unread * WIDTH:
-            with verify_outcome.raise_tile_verify_error():
-                raise unread from unread.__cause__
-
-    def _compare_anchors(self, pending: list[log_checkpoint.Checkpoint]) -> None:
-        """Compare the anchors of this size, and remove them from the pending ones."""
-        while pending and pending[0].tree.size == self.tree.size:
-            anchor = pending.pop(0)
-            if self.tree.root != anchor.tree.root:
-                reason = f"its first {self.tree.size} records do not match the signed ones"
-                self._report_fork(anchor, reason)
-
-    def _report_fork(self, other: log_checkpoint.Checkpoint, reason: str) -> None:
-        texts = (
-            f"--- signed, here:\n{self.checkpoint.text}--- signed, kept elsewhere:\n{other.text}"
+    def run(
+        self, log: str, anchors: Iterable[str], known_tables: sa.MetaData | None
+    ) -> VerifiedLog:
+        with self.transaction() as connection:
+            if known_tables is not None:
+                _check_tables(connection, known_tables)
+            note = tables.read_note(connection, log)
+            if note is None:
+                self._report_absence(connection)
+            witnesses = cosignatures.read_witnesses(connection, log)
+        head = self._read_head(note or "")
+        stated_by_log = [*signed_notes(witnesses, self.key)]
+        pending = sorted(
+            (self._read_anchor(anchor) for anchor in [*anchors, *stated_by_log]),
+            key=lambda anchor: anchor.tree.size,
         )
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.FORKED, f"{reason}\n{texts}"
+        count = len(pending)
+        if pending and pending[-1].tree.size > head.tree.size:
+            _report_fork(head, pending[-1], "the log is shorter than a signed checkpoint")
+        self._check_records(log, head, pending)
+        if self.checks.genesis_key not in {"", str(self.key)}:
+            message = f"the first record names the key {self.checks.genesis_key}"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        if self.unchecked:
+            # The records with the keys of other witnesses may be among those that were not read.
+            unread = len(witnesses)
+            witnesses = {
+                node: each for node, each in witnesses.items() if node in self.checks.witnesses
+            }
+            unread -= len(witnesses)
+        cosigners, doubts = find_cosigners(witnesses, self.key, self.checks.witnesses)
+        if self.unchecked and unread:
+            doubts += (f"witnesses whose keys are not in the records that were read: {unread}",)
+        return VerifiedLog(
+            head,
+            self.unchecked,
+            count - len(stated_by_log),
+            (*self.checks.findings(), *doubts),
+            cosigners,
+            self.checks.ledger,
         )
 
-    def check_journal(self, housekeeping: directory_check.HousekeepingState) -> list[bytes]:
-        """Check the records that are not signed yet and return them; they are appended to the tree."""
-        files, signed, acknowledged = housekeeping.files, self.tree.size, housekeeping.acknowledged
-        if files and files[0].first > signed:
-            message = f"missing records {signed} to {files[0].first - 1} before {files[0].path}"
-            raise verify_outcome.LogVerificationError(
-                verify_outcome.VerifyOutcome.TAIL_MISSING, message
-            )
-        raws = [raw for file in files for raw in file.records]
-        behind = signed - files[0].first if files else 0
-        _compare_signed(self.directory, signed, raws[:behind])
-        with verify_outcome.raise_verify_error(
-            verify_outcome.VerifyOutcome.ALTERED, journal.JournalError
+    def _report_absence(self, connection: sa.Connection) -> None:
+        """Raise LogVerificationError for a database without a signed head of this key."""
+        others = [*connection.execute(sa.select(tables.heads.c.log)).scalars()]
+        if others:
+            message = f"no log of the key {self.key}: the database has those of {', '.join(sorted(others))}"
+            raise LogVerificationError(VerifyOutcome.KEY_PROBLEM, message)
+        message = "missing signed head: the minimum length of the log is unknown"
+        raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
+
+    def _read_head(self, note: str) -> log_checkpoint.Checkpoint:
+        prefix = "invalid signed head: "
+        with (
+            raise_verify_error(VerifyOutcome.ALTERED, signed_note.NoteError, prefix=prefix),
+            raise_verify_error(VerifyOutcome.KEY_PROBLEM, signed_note.UnsignedError, prefix=prefix),
         ):
-            for sequence, raw in enumerate(raws[behind:], signed):
-                journal.check_root(self.directory / "journal", acknowledged, self.tree)
-                self.checks.add(_decode_record(raw, sequence))
-                self.tree.append(merkle.leaf_hash(raw))
-            journal.check_root(self.directory / "journal", acknowledged, self.tree)
-        if (lost := acknowledged.count - self.tree.size) > 0:
-            # The count is never too high: neither a crash nor a power failure explains the difference.
-            message = f"missing in the journal: {lost} acknowledged records"
-            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
-        return raws[behind:]
+            return log_checkpoint.read_own_checkpoint(note, self.key)
 
-    def check_directory(
-        self, housekeeping: directory_check.HousekeepingState, unsigned: list[bytes]
+    def _read_anchor(self, note: str) -> log_checkpoint.Checkpoint:
+        prefix = "invalid checkpoint kept elsewhere: "
+        with raise_verify_error(VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix):
+            return log_checkpoint.read_checkpoint(note, self.key)
+
+    def _check_records(
+        self, log: str, head: log_checkpoint.Checkpoint, pending: list[log_checkpoint.Checkpoint]
     ) -> None:
-        """Check the key file, the epoch, and that the directory contains no unexpected files."""
-        if housekeeping.epoch < self.checks.epoch:
+        """Compare the records with their hashes, every anchor and the signed head."""
+        size = head.tree.size
+        self._compare(head, pending)
+        for begin in range(0, size, _BUNDLES * WIDTH):
+            with self.transaction() as connection:
+                stored = tables.StoredTree(connection, log, size, self.archive)
+                for first in range(begin, min(size, begin + _BUNDLES * WIDTH), WIDTH):
+                    self._check_bundle(stored, first, min(size, first + WIDTH), head, pending)
+        if self.tree.head != head.tree:
+            message = f"the {size} records do not match the signed root"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        with self.transaction() as connection:
+            self._check_excess(connection, log)
+        # Entries that no record states as archived are lost.
+        if self.checks.archived < self.last_archived:
+            message = f"records {self.checks.archived} to {self.last_archived - 1} are missing, and no record states that they are archived"
+            raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
+
+    def _check_bundle(
+        self,
+        stored: tables.StoredTree,
+        first: int,
+        end: int,
+        head: log_checkpoint.Checkpoint,
+        pending: list[log_checkpoint.Checkpoint],
+    ) -> None:
+        """Check up to 256 records, and the stored hashes of the subtrees that they complete."""
+        leaves, raws = self._read_bundle(stored, first, end)
+        completed: list[tuple[int, int, bytes]] = []
+        for number, leaf in enumerate(leaves, first):
+            if raws is not None:
+                self.checks.add(_decode(raws[number - first], number))
+            completed += self.tree.add(leaf)
+            self._compare(head, pending)
+        for level, place, hashed in completed:
+            if stored.hashes(level, place, 1) != [hashed]:
+                message = f"altered hash {place} of level {level}: it does not match the records"
+                raise LogVerificationError(VerifyOutcome.ALTERED, message)
+
+    def _read_bundle(
+        self, stored: tables.StoredTree, first: int, end: int
+    ) -> tuple[Sequence[merkle.Hash], list[bytes] | None]:
+        """Return leaves and records; no records if they are archived and there is no archive."""
+        rows = stored.read_rows(first, end)
+        if not rows and (leaves := stored.archived_leaves(first // WIDTH)):
+            self.last_archived = end
+            if self.archive is None:
+                self.unchecked += end - first
+                self.checks.begin_after_unread_records()
+                return leaves, None
+            try:
+                return leaves, stored.archived_records(first // WIDTH)
+            except tables.ArchivedEntriesError as error:
+                raise LogVerificationError(_archive_outcome(error), str(error)) from error
+        if stored.archived_leaves(first // WIDTH):
+            message = f"unexpected hashes of archived records from {first} on: these records are in the database"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        raws: list[bytes] = []
+        for row in rows:
+            if row.number != first + len(raws):
+                break
+            raws.append(bytes(row.content))
+            if merkle.leaf_hash(raws[-1]) != bytes(row.leaf):
+                message = f"altered record {row.number}: it does not match its hash"
+                raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        if len(raws) != end - first:
+            message = f"missing record {first + len(raws)}"
+            raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
+        return [bytes(row.leaf) for row in rows], raws
+
+    def _check_excess(self, connection: sa.Connection, log: str) -> None:
+        """Check that no table has more than a log of the newest size has."""
+        note = self._read_head(tables.read_note(connection, log) or "")
+        size, table = note.tree.size, tables.records
+        query = sa.select(sa.func.max(table.c.number), sa.func.min(table.c.number)).where(
+            table.c.log == log
+        )
+        last, first = connection.execute(query).one()
+        if last is not None and (last >= size or first < 0):
             message = (
-                f"older copy {self.directory / log_ownership.EPOCH_FILE}: states epoch {housekeeping.epoch}: expected at least "
-                f"{self.checks.epoch}, which a record names"
+                f"record {last if last >= size else first} is not signed: it was added by hand"
             )
-            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
-        directory_check.check_key_file(self.directory, self.checks.genesis_key, self.key)
-        tiles = Tiles(self.directory, housekeeping.checkpoint.tree.size)
-        with verify_outcome.raise_tile_verify_error():
-            tiles.check_outgrown()
-            directory_check.check_foreign(self.directory, self.key, tiles.size, unsigned)
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        counts = dict[int, int]()
+        for level, count, newest in connection.execute(
+            sa.select(
+                tables.subtrees.c.level, sa.func.count(), sa.func.max(tables.subtrees.c.place)
+            )
+            .where(tables.subtrees.c.log == log)
+            .group_by(tables.subtrees.c.level)
+        ):
+            counts[level] = max(count, newest + 1)
+        expected = {level: size >> level for level in range(8, 64, 8) if size >> level}
+        for level in sorted(counts.keys() | expected.keys()):
+            if counts.get(level) != expected.get(level):
+                message = f"{counts.get(level, 0)} hashes of level {level}: expected {expected.get(level, 0)}"
+                raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        bundles = sa.select(sa.func.count(), sa.func.max(tables.archived.c.bundle)).where(
+            tables.archived.c.log == log
+        )
+        number, newest = connection.execute(bundles).one()
+        if number and (number != newest + 1 or newest >= size // WIDTH):
+            message = f"{number} bundles of archived hashes, the last one of records from {newest * WIDTH} on"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+
+    def _compare(
+        self, head: log_checkpoint.Checkpoint, pending: list[log_checkpoint.Checkpoint]
+    ) -> None:
+        """Compare the anchors of this size, and remove them from the pending ones."""
+        while pending and pending[0].tree.size == self.tree.range.size:
+            anchor = pending.pop(0)
+            if self.tree.range.root != anchor.tree.root:
+                reason = f"its first {anchor.tree.size} records do not match the signed ones"
+                _report_fork(head, anchor, reason)
 
 
-def _check_count(raws: list[bytes], index: int, expected: int) -> None:
-    if len(raws) == expected:
-        return
-    message = f"wrong length of tile {index} of entries: {len(raws)} records: expected {expected}"
-    is_short = len(raws) < expected
-    raise verify_outcome.LogVerificationError(
-        verify_outcome.VerifyOutcome.TAIL_MISSING
-        if is_short
-        else verify_outcome.VerifyOutcome.ALTERED,
-        message,
-    )
+def _report_fork(
+    head: log_checkpoint.Checkpoint, other: log_checkpoint.Checkpoint, reason: str
+) -> None:
+    texts = f"--- signed, here:\n{head.text}--- signed, kept elsewhere:\n{other.text}"
+    raise LogVerificationError(VerifyOutcome.FORKED, f"{reason}\n{texts}")
 
 
-def _decode_record(raw: bytes, sequence: int) -> AuditRecord:
-    try:
+def _archive_outcome(error: tables.ArchivedEntriesError) -> VerifyOutcome:
+    match error.__cause__:
+        case archive_stores.MissingFileError():
+            return VerifyOutcome.TAIL_MISSING
+        case archive_stores.ArchiveError():
+            return VerifyOutcome.UNREADABLE
+    return VerifyOutcome.ALTERED
+
+
+def _decode(raw: bytes, number: int) -> AuditRecord:
+    with raise_verify_error(
+        VerifyOutcome.ALTERED, RecordError, prefix=f"invalid record {number}: "
+    ):
         record = decode_audit_record(raw)
-    except RecordError as error:
-        raise verify_outcome.LogVerificationError(
-            verify_outcome.VerifyOutcome.ALTERED, f"invalid record {sequence}: {error}"
-        ) from error
-    if record.seq != sequence:
-        message = f"wrong number of record {sequence}: {record.seq}"
-        raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
+    if record.seq != number:
+        message = f"wrong number of record {number}: {record.seq}"
+        raise LogVerificationError(VerifyOutcome.ALTERED, message)
     return record
 
 
-def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
-    """Check that signed records that are still in the journal equal the signed ones."""
-    tiles = Tiles(directory, signed)
-    for sequence, raw in enumerate(raws, signed - len(raws)):
-        if merkle.leaf_hash(raw) != tiles.node(0, sequence):
-            message = f"record {sequence} of the journal does not match the signed one"
-            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
+def _check_tables(connection: sa.Connection, known: sa.MetaData) -> None:
+    """Check that the database has no other tables, and that those of the log have their triggers."""
+    found = set(sa.inspect(connection).get_table_names())
+    for name in sorted(found - known.tables.keys() - _FORMER_TABLES):
+        message = f"unexpected table {name} in the database"
+        raise LogVerificationError(VerifyOutcome.ALTERED, message)
+    for table in tables.TABLES:
+        if table.name not in found:
+            message = f"missing table {table.name} in the database"
+            raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
+    present = set(_read_triggers(connection))
+    for name in _expected_triggers(connection.dialect.name):
+        if name not in present:
+            message = f"missing trigger {name}, which prevents changes of the log"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+
+
+def _read_triggers(connection: sa.Connection) -> Iterator[str]:
+    if connection.dialect.name == "postgresql":
+        query = "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal AND tgenabled IN ('O', 'A')"
+    else:
+        problem = connection.execute(sa.text("PRAGMA quick_check(1)")).scalar_one()
+        if problem != "ok":
+            raise LogVerificationError(VerifyOutcome.ALTERED, f"damaged database: {problem}")
+        query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+    yield from connection.execute(sa.text(query)).scalars()
+
+
+def _expected_triggers(dialect: str) -> Iterator[str]:
+    changes = ("no_update", "no_delete") if dialect == "sqlite" else ("append_only",)
+    for table in (tables.records, tables.subtrees, tables.archived):
+        yield from (f"{table.name}_{change}" for change in changes)

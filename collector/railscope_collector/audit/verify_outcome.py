@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from railscope_collector import archive_stores
-from railscope_collector.audit import AuditLogError, tiles as tile_files
+from railscope_collector.audit import AuditLogError
 
 
 class VerifyOutcome(IntEnum):
@@ -15,7 +14,7 @@ class VerifyOutcome(IntEnum):
 
     CONSISTENT = 0
     ALTERED = 1
-    """A record, a tile or a checkpoint is not what was signed."""
+    """A record, a hash, a table or a checkpoint is not what was signed."""
     TAIL_MISSING = 2
     """There are fewer records than were signed."""
     KEY_PROBLEM = 3
@@ -23,7 +22,7 @@ class VerifyOutcome(IntEnum):
     FORKED = 4
     """Two signed checkpoints that no single log can have: a rollback, or two logs with one key."""
     UNREADABLE = 5
-    """A file that is needed cannot be read: the check has no result."""
+    """The database or a file that is needed cannot be read: the check has no result."""
     UNCHECKED = 6
     """Archived records were not read; everything else is consistent."""
 
@@ -45,23 +44,3 @@ def raise_verify_error(
         yield
     except errors as error:
         raise LogVerificationError(outcome, f"{prefix}{error}") from error
-
-
-@contextmanager
-def raise_tile_verify_error() -> Iterator[None]:
-    """Raise LogVerificationError in place of TileError, with the outcome for its cause."""
-    try:
-        yield
-    except tile_files.TileError as error:
-        cause, outcome = error.__cause__, VerifyOutcome.ALTERED
-        if isinstance(
-            cause,
-            FileNotFoundError
-            | NotADirectoryError
-            | tile_files.TruncatedTileError
-            | archive_stores.MissingFileError,
-        ):
-            outcome = VerifyOutcome.TAIL_MISSING
-        elif isinstance(cause, OSError | archive_stores.ArchiveError):
-            outcome = VerifyOutcome.UNREADABLE
-        raise LogVerificationError(outcome, str(error)) from error

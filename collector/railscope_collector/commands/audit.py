@@ -1,4 +1,4 @@
-"""`railscope audit`: check and read an audit log, offline, from its files and a public key.
+"""`railscope audit`: check and read an audit log, offline, from its database and a public key.
 
 Records are displayed without verification. Functions raise ClickException throughout.
 """
@@ -10,11 +10,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from unicodedata import normalize
 
 import click
+import sqlalchemy as sa
 
 from railscope import convert_errors
 from railscope.audit import log_checkpoint, signed_note
@@ -31,85 +33,96 @@ from railscope.timestamps import SECOND_NS, utc_text
 from railscope_collector import archive_stores
 from railscope_collector.audit import (
     cosigners,
-    directory_check,
-    journal,
+    former_log,
     log_secrets,
     record_words,
+    tables,
     verification,
     verify_outcome,
 )
 from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
-from railscope_collector.audit.tiles import AlteredEntriesError, TileError, Tiles
 from railscope_collector.config import ArchiveSettings, CollectorSettings
+from railscope_collector.ledger.database import UnusableLedgerError, open_read_only
 
 if TYPE_CHECKING:
     from railscope_collector.audit.ledger_check import LedgerComparison
 
 
-def read_checkpoint_note(directory: Path) -> str:
-    """The checkpoint file of a log, unverified."""
-    path = directory / "checkpoint"
+@contextmanager
+def open_log(place: str) -> Iterator[tables.Transaction]:
+    """The tables of a log: of a database, by URL or file, or of the files in a directory. Raises UnusableLedgerError.
+
+    Files are imported into a database in memory, which has one log.
+    """
+    if not Path(place).is_dir():
+        with open_read_only(place if "://" in place else f"sqlite:///{place}") as transaction:
+            yield transaction
+        return
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+    with engine.begin() as connection:
+        for table in tables.TABLES:
+            table.create(connection)
+        note = former_log.read_note(Path(place))
+        if note:
+            former_log.import_log(connection, _DIRECTORY_LOG, None, Path(place))
+    yield engine.connect
+    engine.dispose()
+
+
+@contextmanager
+def open_tree(
+    place: str, key: str | None, archive: archive_stores.ArchiveReader | None = None
+) -> Iterator[tuple[str, tables.StoredTree]]:
+    """The newest checkpoint of a log, and its tree, without verification."""
     try:
-        return signed_note.read_note(path)
-    except signed_note.NoteError as error:
-        message = f"invalid checkpoint {path}: {error}"
+        with open_log(place) as begin, begin() as connection:
+            log = _find_log(connection, _parse_public_key(key) if key else None)
+            note = tables.read_note(connection, log) or ""
+            size = former_log.claimed_tree(note).size
+            yield note, tables.StoredTree(connection, log, size, archive)
+    except tables.LogDamagedError as error:
+        message = (
+            str(error) if "fix:" in str(error) else f"{error}; fix: run `railscope audit verify`"
+        )
         raise click.ClickException(message) from error
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
+    except (*_READ_ERRORS, sa.exc.SQLAlchemyError) as error:
+        message = f"cannot read {place}: {error}"
         raise click.ClickException(message) from error
 
 
-def verify_checkpoint(
-    note: str, key: signed_note.PublicKey, directory: Path
-) -> log_checkpoint.Checkpoint:
+def _find_log(connection: sa.Connection, key: signed_note.PublicKey | None) -> str:
+    """The name of the log of a key, or of the only one."""
+    names = sorted(connection.execute(sa.select(tables.heads.c.log)).scalars())
+    wanted = tables.log_name(key) if key else ""
+    if wanted in names or names == [_DIRECTORY_LOG]:
+        return wanted if wanted in names else _DIRECTORY_LOG
+    if not names:
+        message = "no audit log: nothing has been signed"
+    elif wanted:
+        message = f"no log of this key: expected one of {', '.join(names)}"
+    elif len(names) > 1:
+        message = f"several logs: {', '.join(names)}; fix: name one by --key"
+    else:
+        return str(names[0])
+    raise click.ClickException(message)
+
+
+def read_checkpoint_note(place: str, key: str | None = None) -> str:
+    """The newest checkpoint of a log, unverified."""
+    with open_tree(place, key) as (note, _):
+        return note
+
+
+def verify_checkpoint(note: str, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
     """The checkpoint in a note, after verification of its signature."""
-    try:
+    with convert_errors(signed_note.NoteError, click.ClickException, "invalid checkpoint: "):
         return log_checkpoint.read_checkpoint(note, key)
-    except signed_note.NoteError as error:
-        message = f"invalid checkpoint {directory / 'checkpoint'}: {error}"
-        raise click.ClickException(message) from error
 
 
-def _claimed_size(directory: Path) -> int:
-    """Size in the checkpoint, unverified; 0 without a checkpoint."""
-    path = directory / "checkpoint"
-    if not path.exists():
-        return 0
-    lines = read_checkpoint_note(directory).split("\n")
-    if len(lines) < len(("origin", "size")) or not log_checkpoint.SIZE.fullmatch(lines[1]):
-        message = f"invalid checkpoint {path}: expected an origin and a size; fix: run `railscope audit verify`"
-        raise click.ClickException(message)
-    return int(lines[1])
-
-
-def read_extent(directory: Path) -> tuple[int, list[bytes]]:
-    """The number of signed records, and the unsigned records."""
-    if problem := directory_check.absence_of_log(directory):
-        raise click.ClickException(problem)
-    with convert_errors((journal.JournalError, OSError), click.ClickException):
-        # Before the checkpoint: records in the journal now can only be signed later.
-        files = journal.read_journal(directory / "journal")
-    size = _claimed_size(directory)
-    signed_in_journal = max(0, size - files[0].first) if files else 0
-    return size, [raw for file in files for raw in file.records][signed_in_journal:]
-
-
-def read_records(
-    directory: Path,
-    size: int,
-    unsigned: list[bytes],
-    first: int,
-    archive: archive_stores.ArchiveReader | None = None,
-) -> Iterator[bytes]:
-    """Records from a sequence number on: the signed ones, then the unsigned ones."""
-    tiles = Tiles(directory, size, archive)
-    with convert_errors(TileError, click.ClickException):
-        try:
-            yield from tiles.records_from(first)
-        except AlteredEntriesError as error:
-            message = f"{error}; fix: run `railscope audit verify`"
-            raise click.ClickException(message) from error
-    yield from unsigned[max(0, first - size) :]
+def read_records(place: str, first: int = 0) -> Iterator[bytes]:
+    """The records of a log from a number on."""
+    with open_tree(place, None) as (_, tree):
+        yield from tree.records_from(first)
 
 
 def decode_shown_record(raw: bytes) -> AuditRecord:
@@ -159,9 +172,7 @@ def format_record_time(time_ns: int) -> str:
         return f"{time_ns} ns"
 
 
-_DIRECTORY = click.argument(
-    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+_LOG = click.argument("log")
 _KEY = click.option(
     "--key", "key", required=True, help="Public key of the log, or the file that contains it."
 )
@@ -193,15 +204,27 @@ _SALTS = click.option(
     help="Directory of the collector's salts of names.",
 )
 _MAX_NAMED = 20
+_DIRECTORY_LOG = "directory"
+"""Name of a log that was imported from a directory."""
+_READ_ERRORS = (UnusableLedgerError, former_log.FormerLogError, signed_note.NoteError, OSError)
+_ONE_KEY = click.option(
+    "--key",
+    "key",
+    help="Public key of the log, or the file that contains it; only needed if there are several.",
+)
 
 
 @click.group()
 def audit() -> None:
-    """Check and read an audit log from its files and a public key."""
+    """Check and read an audit log from its database and a public key.
+
+    LOG is the URL of the ledger's database, the file of one of SQLite, or a directory: an export, or the log of
+    release 0.3.0 or earlier.
+    """
 
 
 @audit.command("verify")
-@_DIRECTORY
+@_LOG
 @_KEY
 @click.option(
     "--anchor",
@@ -213,7 +236,7 @@ def audit() -> None:
 @click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows as well.")
 @_ARCHIVE
 def verify_command(
-    directory: Path,
+    log: str,
     key: str,
     anchors: tuple[Path, ...],
     ledger: str | None,
@@ -221,16 +244,14 @@ def verify_command(
 ) -> None:
     """Hash every record again, and compare with the signed checkpoint.
 
-    Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 signed records are
-    missing; 3 the key is not that of this log; 4 the log was rolled back or forked; 5 a file cannot
-    be read, so nothing was verified; 6 consistent, but archived records were not checked: use
+    Exit status: 0 consistent; 1 a record, hash, table or checkpoint was altered; 2 signed records are
+    missing; 3 the key is not that of this log; 4 the log was rolled back or forked; 5 the database or a
+    file cannot be read, so nothing was verified; 6 consistent, but archived records were not checked: use
     --archive.
     """
     public = _parse_public_key(key)
     try:
-        verified = verification.verify_log(
-            directory, public, [_read_anchor(anchor) for anchor in anchors], archive
-        )
+        verified = _verify(log, public, [_read_anchor(anchor) for anchor in anchors], archive)
         compared = _compare_ledger(ledger, verified) if ledger else None
     except verify_outcome.LogVerificationError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
@@ -238,9 +259,7 @@ def verify_command(
         sys.exit(error.outcome)
     tree = verified.checkpoint.tree
     click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
-    click.echo(
-        f"not signed yet: {verified.unsigned}; checkpoints kept elsewhere: {verified.anchors} consistent"
-    )
+    click.echo(f"checkpoints kept elsewhere: {verified.anchors} consistent")
     for line in _format_cosigners(verified.witnesses):
         click.echo(line)
     if compared:
@@ -251,6 +270,30 @@ def verify_command(
     if verified.unchecked:
         click.echo(f"{verified.unchecked} records archived, not checked; fix: use --archive")
         sys.exit(verify_outcome.VerifyOutcome.UNCHECKED)
+
+
+def _verify(
+    place: str,
+    key: signed_note.PublicKey,
+    anchors: Sequence[str],
+    archive: archive_stores.ArchiveReader | None,
+) -> verification.VerifiedLog:
+    """Verify the log of a key. Raises LogVerificationError."""
+    from railscope_collector.tables import metadata  # noqa: PLC0415 - large, as those of the ledger below
+
+    outcomes = verify_outcome.VerifyOutcome
+    with (
+        verify_outcome.raise_verify_error(outcomes.UNREADABLE, UnusableLedgerError, OSError),
+        verify_outcome.raise_verify_error(
+            outcomes.ALTERED, former_log.FormerLogError, signed_note.NoteError
+        ),
+        open_log(place) as transaction,
+    ):
+        if not Path(place).is_dir():
+            return verification.verify_log(
+                transaction, key, anchors, archive, known_tables=metadata
+            )
+        return verification.verify_log(transaction, key, anchors, archive, log=_DIRECTORY_LOG)
 
 
 def _compare_ledger(url: str, verified: verification.VerifiedLog) -> LedgerComparison:
@@ -278,29 +321,48 @@ def _format_cosigners(witnesses: Sequence[cosigners.Cosigner]) -> Iterator[str]:
 
 
 @audit.command()
-@_DIRECTORY
+@_LOG
 @_KEY
-def checkpoint(directory: Path, key: str) -> None:
+def checkpoint(log: str, key: str) -> None:
     """Print the signed checkpoint, to be stored elsewhere and used with `verify --anchor`."""
-    note = read_checkpoint_note(directory)
-    verify_checkpoint(note, _parse_public_key(key), directory)
+    note = read_checkpoint_note(log, key)
+    verify_checkpoint(note, _parse_public_key(key))
     click.echo(note, nl=False)
 
 
 @audit.command()
-@_DIRECTORY
+@_LOG
 @_KEY
 @click.argument("sequence", type=click.IntRange(min=0))
 @_ARCHIVE
-def prove(
-    directory: Path, key: str, sequence: int, archive: archive_stores.ArchiveReader | None
-) -> None:
+def prove(log: str, key: str, sequence: int, archive: archive_stores.ArchiveReader | None) -> None:
     """Print record SEQUENCE with the proof that it is in the signed log."""
-    note = read_checkpoint_note(directory)
-    signed = verify_checkpoint(note, _parse_public_key(key), directory)
-    with convert_errors((TileError, ValueError), click.ClickException):
-        proof = make_proof(Tiles(directory, signed.tree.size, archive), sequence, note)
+    with open_tree(log, key, archive) as (note, tree):
+        verify_checkpoint(note, _parse_public_key(key))
+        with convert_errors(ValueError, click.ClickException):
+            proof = make_proof(tree, sequence, note)
     click.echo(proof, nl=False)
+
+
+@audit.command()
+@_LOG
+@_KEY
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@_ARCHIVE
+def export(
+    log: str, key: str, directory: Path, archive: archive_stores.ArchiveReader | None
+) -> None:
+    """Write the log into DIRECTORY as C2SP tiles, for other tools and for `verify`.
+
+    DIRECTORY must be empty or missing. Archived records are needed: use --archive.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        message = f"{directory} is not empty; fix: name another directory"
+        raise click.ClickException(message)
+    with open_tree(log, key, archive) as (note, tree):
+        signed = verify_checkpoint(note, _parse_public_key(key))
+        former_log.export_log(tree, note, directory)
+    click.echo(f"exported: {signed.tree.size} records, root {signed.tree.root.hex()}")
 
 
 @audit.command("check-proof")
@@ -324,7 +386,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 
 
 @audit.command()
-@_DIRECTORY
+@_LOG
 @click.option("--type", "kind", help="Only records of this type or family.")
 @click.option("--node", help="Only records about this node.")
 @click.option(
@@ -335,8 +397,10 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @click.option("--person", help="Only records with a commitment to this name.")
 @_SALTS
 @_ARCHIVE
+@_ONE_KEY
 def show(  # noqa: PLR0913, PLR0917 - its options
-    directory: Path,
+    log: str,
+    key: str | None,
     kind: str | None,
     node: str | None,
     first: int,
@@ -346,20 +410,21 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     salts: Path,
     archive: archive_stores.ArchiveReader | None,
 ) -> None:
-    """Print records, one per line, both signed records and those that are not signed yet.
+    """Print records, one per line.
 
     They are printed without verification: use `railscope audit verify` to check them against the
     signatures. The log does not contain names of persons: --person finds the records of a given name.
     """
     commitment = _find_commitment(salts, person) if person else None
     types = set[str]()
-    for raw in read_records(directory, *read_extent(directory), first, archive):
-        record = decode_shown_record(raw)
-        types.add(record.type)
-        if commitment and commitment not in record.pii.values():
-            continue
-        if is_selected(record, kind, node):
-            _print_record(raw, as_json=as_json, wide=wide)
+    with open_tree(log, key, archive) as (_, tree):
+        for raw in tree.records_from(first):
+            record = decode_shown_record(raw)
+            types.add(record.type)
+            if commitment and commitment not in record.pii.values():
+                continue
+            if is_selected(record, kind, node):
+                _print_record(raw, as_json=as_json, wide=wide)
     known = types | record_words.TYPES
     if kind and not any(is_of_kind(each, kind) for each in known):
         message = f"unknown type {kind!r}: expected a type or family of: {', '.join(sorted(known))}"
@@ -404,23 +469,24 @@ def _find_commitment(salts: Path, person: str) -> str:
 
 
 @audit.command()
-@_DIRECTORY
+@_LOG
 @click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
 @_JSON
 @_WIDE
 @_ARCHIVE
-def tail(
-    directory: Path,
+@_ONE_KEY
+def tail(  # noqa: PLR0913, PLR0917 - its options
+    log: str,
+    key: str | None,
     count: int,
     as_json: bool,  # noqa: FBT001 - a flag
     wide: bool,  # noqa: FBT001 - a flag
     archive: archive_stores.ArchiveReader | None,
 ) -> None:
     """Print the newest records."""
-    size, unsigned = read_extent(directory)
-    first = max(0, size + len(unsigned) - count)
-    for raw in read_records(directory, size, unsigned, first, archive):
-        _print_record(raw, as_json=as_json, wide=wide)
+    with open_tree(log, key, archive) as (_, tree):
+        for raw in tree.records_from(max(0, tree.size - count)):
+            _print_record(raw, as_json=as_json, wide=wide)
 
 
 def _read_anchor(path: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from railscope_collector.audit import tables as audit_tables
 from railscope_collector.billing import (
     BillingError,
     billing_demo,
@@ -25,7 +26,7 @@ from railscope_collector.billing import (
     tenant_statements,
 )
 from railscope_collector.billing.invoices import Invoice
-from railscope_collector.commands import audit, bill_decisions, bill_periods, command_options
+from railscope_collector.commands import bill_decisions, bill_periods, command_options
 from railscope_collector.commands.import_jobs import import_jobs
 from railscope_collector.files import seller_file
 from railscope_collector.ledger import database, ledger_store
@@ -68,12 +69,6 @@ def _parse_formats(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Seller and paying accounts (TOML), instead of billing.seller_file.",
 )
-@click.option(
-    "--audit",
-    "log",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of the audit log whose checkpoint the export includes. Default: the collector's own.",
-)
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @command_options.deciding_command
 def export_command(  # noqa: PLR0913 - its options
@@ -84,14 +79,13 @@ def export_command(  # noqa: PLR0913 - its options
     period: Period | None,
     tenant: str | None,
     sellers: Path | None,
-    log: Path | None,
     force: bool,
 ) -> None:
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
     The export is recorded in the audit log. Exit status 1: nothing was written.
     """
-    by, log = place.timed_actor, log or place.audit_directory
+    by = place.timed_actor
     with place.books() as books:
         invoices = books.store.invoices(period, tenant)
         tenants = {invoice.tenant for invoice in invoices}
@@ -101,7 +95,7 @@ def export_command(  # noqa: PLR0913 - its options
             forms=forms,
             period=period,
             tenant=tenant,
-            checkpoint=audit.read_checkpoint_note(log) if log else None,
+            checkpoint=audit_tables.read_newest_checkpoint(books.ledger.database),
         )
         write_export(
             invoices,

@@ -24,7 +24,7 @@ from railscope import __version__, durable_files, listen_address, tls_contexts
 from railscope.settings import SettingsError, state_directory
 from railscope_collector import administrator_files, archive_stores, tables
 from railscope_collector.access import credentials, tokens_file, trial_access
-from railscope_collector.audit import entry_retention, log_secrets
+from railscope_collector.audit import entry_archive, log_secrets
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import archive_files, evidence_store
 from railscope_collector.files import seller_file
@@ -255,7 +255,7 @@ def _check_otlp_receiver(settings: CollectorSettings, *, running: bool) -> str:
 
 def _check_archive(settings: CollectorSettings) -> str:
     archive_files.compile_pod_pattern(settings.archive.pod_pattern)
-    store = entry_retention.open_entry_archive(settings)
+    store = entry_archive.open_entry_archive(settings)
     if store is None:
         return "off: evidence stays in the database, and entries in the audit log"
     archive_files.import_pyarrow()

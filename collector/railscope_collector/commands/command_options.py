@@ -100,15 +100,6 @@ class CommandContext:
         return self.seller(()).provider if self.settings.billing.seller_file else ""
 
     @property
-    def audit_directory(self) -> Path | None:
-        """Directory of the collector's audit log; None without one here, or with `--ledger`.
-
-        Raises SettingsError.
-        """
-        directory = self._state_directory() / "audit"
-        return directory if self.ledger is None and (directory / "checkpoint").exists() else None
-
-    @property
     def settings(self) -> CollectorSettings:
         """The settings of the collector. Raises SettingsError."""
         installed = None if self.ledger else settings.default_file("collector")

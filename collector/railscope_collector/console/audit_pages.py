@@ -94,7 +94,7 @@ class AuditPages:
         def make() -> page_table.PageContent:
             start = request.query.start
             if start is None:
-                size = self.log.entries.read_checkpoint()[1].size if tenant is None else 0
+                size = self.log.entries.count_records() if tenant is None else 0
                 start = max(0, size - PAGE_RECORDS)
             is_own = request.tenant is not None
             selection = signed_entries.EntrySelection(start, PAGE_RECORDS, tenant, is_own)

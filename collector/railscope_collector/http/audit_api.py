@@ -13,7 +13,7 @@ from aiohttp import web
 from railscope.api import audit
 from railscope.audit import log_checkpoint
 from railscope_collector.access.credentials import Credential
-from railscope_collector.audit.tiles import ArchivedEntriesError, MissingEntriesError
+from railscope_collector.audit.tables import ArchivedEntriesError, MissingEntriesError
 from railscope_collector.http import ResourceError, list_query
 from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.http.resource_server import ResourceRequest
@@ -23,10 +23,13 @@ from railscope_collector.http.signed_entries import (
     IndexBehindError,
     SignedEntries,
 )
+from railscope_collector.ledger.database import UnusableLedgerError
 
 ARCHIVE_UNREADABLE = "these records are archived, and the archive cannot be read now; fix: try again, or see the collector's log"
-UNREADABLE = "cannot read the audit log; fix: run `railscope audit verify` on the collector's state directory"
-_READ_ERRORS = (IndexBehindError, MissingEntriesError, ArchivedEntriesError, OSError, ValueError)
+UNREADABLE = "cannot read the audit log; fix: run `railscope audit verify` on the ledger's database"
+_READ_ERRORS = (
+    IndexBehindError, MissingEntriesError, ArchivedEntriesError, UnusableLedgerError, OSError, ValueError,
+)  # fmt: skip
 ResponseT = TypeVar("ResponseT")
 EntryIndex = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
@@ -77,7 +80,7 @@ class AuditApi:
 
     async def checkpoint(self, request: ResourceRequest) -> web.Response:
         """Return the newest checkpoint as text. Raises ResourceError."""
-        text, _ = await self.read(request.credential, self.entries.read_checkpoint)
+        text = await self.read(request.credential, self.entries.read_checkpoint)
         return web.Response(text=text)
 
     async def consistency(self, request: ResourceRequest) -> audit.ConsistencyProof:

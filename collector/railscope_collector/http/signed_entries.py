@@ -18,9 +18,9 @@ import base64
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
@@ -32,9 +32,11 @@ from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.service import run_in_thread
 from railscope_collector import archive_stores
 from railscope_collector.access.credentials import Role
+from railscope_collector.audit import tables
 from railscope_collector.audit.entry_proof import make_proof
-from railscope_collector.audit.tiles import WIDTH, Tiles
+from railscope_collector.audit.tables import StoredTree
 from railscope_collector.http import HttpApiError
+from railscope_collector.ledger.database import Database, UnusableLedgerError
 
 MAX_ENTRIES = 100
 """Maximum number of entries per response."""
@@ -91,14 +93,14 @@ class EntrySelection:
 
 @dataclass(slots=True)
 class SignedEntries:
-    """Reads the signed part of a log that another component of this process writes. Blocking."""
+    """Reads a log in the ledger's database. Blocking."""
 
-    directory: Path
+    database: Callable[[], Database]
     key: signed_note.PublicKey
     max_read: int = MAX_READ_RECORDS
     step_records: int = INDEX_STEP_RECORDS
     archive: archive_stores.ArchiveReader | None = None
-    """Archive of the records that the directory no longer has."""
+    """Archive of the records that the database no longer has."""
     _indexed: int = 0
     """Number of records in the index."""
     _sequences_of: dict[str, array[int]] = field(default_factory=dict)
@@ -119,108 +121,125 @@ class SignedEntries:
             everything = await run_in_thread(self._index_step)
             await asyncio.sleep(_INDEX_EVERY_SECONDS if everything else _PAUSE_SECONDS)
 
-    def read_checkpoint(self) -> tuple[str, Tiles]:
-        """Return the newest checkpoint and its tiles.
+    @contextmanager
+    def read(
+        self, archive: archive_stores.ArchiveReader | None
+    ) -> Iterator[tuple[str, StoredTree]]:
+        """Begin a transaction that reads the newest checkpoint and its tree.
 
-        Raises FileNotFoundError before the first, OSError, NoteError.
+        Raises FileNotFoundError before the first, NoteError, UnusableLedgerError.
         """
-        note = signed_note.read_note(self.directory / "checkpoint")
-        size = log_checkpoint.read_checkpoint(note, self.key).tree.size
-        return note, Tiles(self.directory, size, self._limited)
+        name = tables.log_name(self.key)
+        with self.database().transaction() as connection:
+            note = tables.read_note(connection, name)
+            if note is None:
+                raise FileNotFoundError(log_checkpoint.NOTHING_SIGNED)
+            size = log_checkpoint.read_checkpoint(note, self.key).tree.size
+            yield note, StoredTree(connection, name, size, archive)
+
+    def read_checkpoint(self) -> str:
+        """Return the newest checkpoint. Raises FileNotFoundError before the first, NoteError, UnusableLedgerError."""
+        with self.read(None) as (note, _):
+            return note
+
+    def count_records(self) -> int:
+        """Return the number of signed records. Raises FileNotFoundError before the first, NoteError, UnusableLedgerError."""
+        with self.read(None) as (_, tree):
+            return tree.size
 
     def select(self, selection: EntrySelection) -> api.AuditEntries:
-        """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
-        note, tiles = self.read_checkpoint()
-        sequences = self._select_sequences(tiles, selection)
-        entries = tuple(
-            self._entry(tiles, index, selection) for index in sequences[: selection.max_entries]
-        )
-        following = (
-            sequences[selection.max_entries] if len(sequences) > selection.max_entries else None
-        )
-        return api.AuditEntries(note, tiles.size, entries, following)
+        """Return entries from an index on, with their proofs.
+
+        Raises IndexBehindError, OSError, ValueError, UnusableLedgerError.
+        """
+        with self.read(self._limited) as (note, tree):
+            sequences = self._select_sequences(tree, selection)
+            entries = tuple(
+                self._entry(tree, index, selection) for index in sequences[: selection.max_entries]
+            )
+            following = (
+                sequences[selection.max_entries] if len(sequences) > selection.max_entries else None
+            )
+            return api.AuditEntries(note, tree.size, entries, following)
 
     def make_proof(self, index: int, tenant: str | None) -> str | None:
         """Return one record with its proof, in the format of `railscope audit check-proof`.
 
         None if there is no such record, or this tenant may not read it completely. Raises IndexBehindError,
-        OSError, ValueError.
+        OSError, ValueError, UnusableLedgerError.
         """
-        note, tiles = self.read_checkpoint()
-        if index >= tiles.size:
-            return None
-        if tenant is not None:
-            sequences = self._select_sequences(tiles, EntrySelection(index, 1, tenant))
-            if (
-                not sequences
-                or sequences[0] != index
-                or _names_other_party(decode_audit_record(tiles.record(index)))
-            ):
+        with self.read(self._limited) as (note, tree):
+            if index >= tree.size:
                 return None
-        return make_proof(tiles, index, note)
+            if tenant is not None:
+                sequences = self._select_sequences(tree, EntrySelection(index, 1, tenant))
+                if (
+                    not sequences
+                    or sequences[0] != index
+                    or _names_other_party(decode_audit_record(tree.record(index)))
+                ):
+                    return None
+            return make_proof(tree, index, note)
 
     def make_consistency_proof(self, old: int) -> api.ConsistencyProof | None:
         """Return the consistency proof between the log of `old` records and the current one.
 
-        None if the current one is smaller. Raises OSError, ValueError.
+        None if the current one is smaller. Raises OSError, ValueError, UnusableLedgerError.
         """
-        note, tiles = self.read_checkpoint()
-        if old > tiles.size:
-            return None
-        proof = merkle.consistency_proof(tiles.node, old, tiles.size)
-        return api.ConsistencyProof(old, tiles.size, tuple(_base64_texts(proof)), note)
+        with self.read(self._limited) as (note, tree):
+            if old > tree.size:
+                return None
+            proof = merkle.consistency_proof(tree.node, old, tree.size)
+            return api.ConsistencyProof(old, tree.size, tuple(_base64_texts(proof)), note)
 
-    def _select_sequences(self, tiles: Tiles, selection: EntrySelection) -> Sequence[int]:
+    def _select_sequences(self, tree: StoredTree, selection: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
         if selection.tenant is None:
             # Without an index: the records of all tenants are consecutive.
             return range(
-                selection.first, min(tiles.size, selection.first + selection.max_entries + 1)
+                selection.first, min(tree.size, selection.first + selection.max_entries + 1)
             )
         # With a timeout: a request must not wait for a slow archive that another one reads.
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             message = "records are being read for the index"
             raise IndexBehindError(message)
         try:
-            self._catch_up(tiles, self.max_read)
+            self._catch_up(tree, self.max_read)
             sequences = self._sequences_of.get(selection.tenant, array("q"))
             # The index may be ahead of the checkpoint of this response.
-            begin, end = (bisect_left(sequences, limit) for limit in (selection.first, tiles.size))
+            begin, end = (bisect_left(sequences, limit) for limit in (selection.first, tree.size))
             # One more than the limit, which shows that there are further ones.
             return sequences[begin : min(end, begin + selection.max_entries + 1)]
         finally:
             self._lock.release()
 
-    def _catch_up(self, tiles: Tiles, max_records: int) -> None:
+    def _catch_up(self, tree: StoredTree, max_records: int) -> None:
         """Index up to `max_records` newly signed records. Raises IndexBehindError if more remain."""
-        end = min(tiles.size, self._indexed + max_records)
-        for raw in _read_records(tiles, self._indexed, end):
+        end = min(tree.size, self._indexed + max_records)
+        for raw in _read_records(tree, self._indexed, end):
             # Most records belong to no tenant, and need no decoding.
             tenant = sole_tenant(decode_audit_record(raw)) if b"tenant" in raw else ""
             if tenant:
                 self._sequences_of.setdefault(tenant, array("q")).append(self._indexed)
             self._indexed += 1
-        if self._indexed < tiles.size:
-            message = f"{tiles.size - self._indexed} records are not indexed yet"
+        if self._indexed < tree.size:
+            message = f"{tree.size - self._indexed} records are not indexed yet"
             raise IndexBehindError(message)
 
     def _index_step(self) -> bool:
         """Index some records; return True if none remain. A failed read is retried."""
         try:
-            _, tiles = self.read_checkpoint()
             # Without the limit for responses: the index has one reader and may wait.
-            tiles.archive = self.archive
-            with self._lock:
-                self._catch_up(tiles, self.step_records)
+            with self.read(self.archive) as (_, tree), self._lock:
+                self._catch_up(tree, self.step_records)
         except IndexBehindError:
             return False
         except FileNotFoundError:
             return True
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UnusableLedgerError) as error:
             if not self.problem:
                 log.error(
                     "audit_index_stopped",
-                    directory=str(self.directory),
                     problem=str(error),
                     advice="run `railscope audit verify`",
                 )
@@ -229,8 +248,8 @@ class SignedEntries:
         self.problem = ""
         return True
 
-    def _entry(self, tiles: Tiles, index: int, selection: EntrySelection) -> api.AuditEntry:
-        raw = tiles.record(index)
+    def _entry(self, tree: StoredTree, index: int, selection: EntrySelection) -> api.AuditEntry:
+        raw = tree.record(index)
         record = decode_audit_record(raw)
         withheld: tuple[str, ...] = ()
         if selection.is_of_tenant_only and _names_other_party(record):
@@ -238,8 +257,8 @@ class SignedEntries:
         # Otherwise the bytes as they were hashed: encoded again, they might differ.
         return api.AuditEntry(
             index,
-            _base64_text(merkle.leaf_hash(tiles.record(index))),
-            tuple(_base64_texts(merkle.inclusion_proof(tiles.node, index, tiles.size))),
+            _base64_text(merkle.leaf_hash(tree.record(index))),
+            tuple(_base64_texts(merkle.inclusion_proof(tree.node, index, tree.size))),
             msgspec.Raw(raw),
             withheld,
         )
@@ -290,10 +309,8 @@ def _names_other_party(record: AuditRecord) -> bool:
     return any(not ref.startswith(_OWN_REFERENCES) and ref != own_claim for ref in record.ref)
 
 
-def _read_records(tiles: Tiles, first: int, end: int) -> Iterator[bytes]:
-    for tile in range(first // WIDTH, -(-end // WIDTH)):
-        begin = tile * WIDTH
-        yield from tiles.records(tile)[max(0, first - begin) : end - begin]
+def _read_records(tree: StoredTree, first: int, end: int) -> Iterator[bytes]:
+    return StoredTree(tree.connection, tree.log, end, tree.archive).records_from(first)
 
 
 def _base64_text(hashed: bytes) -> str:

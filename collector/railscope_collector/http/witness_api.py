@@ -20,20 +20,23 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from railscope import service, untrusted_text
+from railscope import untrusted_text
 from railscope.audit import log_checkpoint, merkle, record, signed_note
 from railscope_collector.access.credentials import Credential
 from railscope_collector.audit import LogWriteError, cosignatures, log_writer, signing_guard
-from railscope_collector.audit.tiles import TileError, Tiles
+from railscope_collector.audit.tables import LogDamagedError
 from railscope_collector.http import HttpApiError
 from railscope_collector.http.json_responses import json_error
 from railscope_collector.http.route_table import RouteHandlers
+from railscope_collector.ledger.database import UnusableLedgerError, call_database
 from railscope_collector.ledger.record_draft import RecordDraft
 
 PRESENT_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
 BODY_SECONDS = 30.0
 SAVE_EVERY_SECONDS = 60.0
+STOP_SECONDS = 5.0
+"""Maximum wait for the database at the end."""
 MIN_KEY_CHANGE_NS = 3_600_000_000_000
 """Minimum interval between two new keys of a node: each is a permanent record."""
 _MAX_CACHED_PROOFS = 64
@@ -70,21 +73,22 @@ class WitnessApi:
         try:
             while True:
                 await asyncio.sleep(SAVE_EVERY_SECONDS)
-                await service.run_in_thread(self._save)
+                await self._save()
         finally:
-            # In this thread: the event loop ends.
-            self._save()
+            saving = asyncio.create_task(self._save())
+            await asyncio.wait({saving}, timeout=STOP_SECONDS)
 
-    def _save(self) -> None:
+    async def _save(self) -> None:
         try:
-            self.witnesses.save()
-        except OSError as error:
-            log.error("cosignatures_write_failed", file=error.filename, problem=error.strerror)
+            await call_database(self.witnesses.read)
+            await call_database(self.witnesses.save)
+        except UnusableLedgerError as error:
+            log.error("cosignatures_write_failed", problem=str(error))
 
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
         has_submitted = credential.name in self.guard.submitted_sizes
         headers = {} if has_submitted else {PRESENT_HEADER: "held"}
-        note = self.audit.publisher.note
+        note = self.audit.note
         if not note:
             text = f"{log_checkpoint.NOTHING_SIGNED}\n"
             return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
@@ -104,8 +108,8 @@ class WitnessApi:
             text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
             return json_error(HTTPStatus.NOT_FOUND, text)
         try:
-            return web.Response(text=await service.run_in_thread(self._proof, old, new))
-        except TileError as error:
+            return web.Response(text=await call_database(self._proof, old, new))
+        except (LogDamagedError, UnusableLedgerError) as error:
             log.error("consistency_proof_failed", problem=str(error))
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
 
@@ -113,8 +117,8 @@ class WitnessApi:
         cached = self._proofs.get((old, new))
         if cached is not None:
             return cached
-        tiles = Tiles(self.audit.directory, self.audit.signed.size)
-        path = merkle.consistency_proof(tiles.node, old, new)
+        with self.audit.read() as tree:
+            path = merkle.consistency_proof(tree.node, old, new)
         text = "".join(f"{base64.b64encode(hashed).decode()}\n" for hashed in path)
         # Agents ask for the same few proofs at about the same time; old ones are not needed again.
         if len(self._proofs) >= _MAX_CACHED_PROOFS:
@@ -144,8 +148,9 @@ class WitnessApi:
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
         except (*untrusted_text.DECODING_ERRORS, signed_note.NoteError) as error:
             return json_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        except OSError as error:
-            text = f"cannot store the cosignature: {error.strerror}"
+        except (UnusableLedgerError, OSError) as error:
+            log.error("cosignature_failed", node=credential.name, problem=str(error))
+            text = "cannot read the log, or store the cosignature"
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         return web.Response(text="held\n")
 

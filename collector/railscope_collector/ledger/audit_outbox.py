@@ -2,18 +2,17 @@
 
 A draft is the content of a record before the log has assigned its position. A component that
 changes the database calls `put_record` in the transaction of the change, so there is no change
-without its record and no record without its change. The running collector transfers the rows to
-its log in order (`drain`), and notes the position of each:
+without its record and no record without its change. The writer of the audit log moves the rows
+in order, and stores the position of each in the transaction that adds the record to the log:
 
     audit_outbox   content of the record, by an id that its writer chooses
-    audit_taken    log that records it: several collectors may share a database, and one takes it
-    audit_placed   number of its record, and the size of a checkpoint that covers it
+    audit_placed   log and number of its record, and the size of the checkpoint that covers it
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -49,12 +48,6 @@ outbox_rows = sa.Table(
     sa.Column("uncertainty_ms", sa.BigInteger, nullable=False),
     *texts("actor", "subject", "data", "refs", "commitments"),
 )
-taken_rows = sa.Table(
-    "audit_taken",
-    metadata,
-    sa.Column("id", sa.Text, sa.ForeignKey("audit_outbox.id"), primary_key=True),
-    sa.Column("log", sa.Text, nullable=False),
-)
 placed_rows = sa.Table(
     "audit_placed",
     metadata,
@@ -63,7 +56,7 @@ placed_rows = sa.Table(
     sa.Column("leaf", sa.BigInteger, nullable=False),
     sa.Column("checkpoint_size", sa.BigInteger),
 )
-for _table in (outbox_rows, taken_rows, placed_rows):
+for _table in (outbox_rows, placed_rows):
     make_append_only(_table)
 
 
@@ -78,7 +71,7 @@ class OutboxError(LedgerError, ValueError):
 
 
 class OutboxRow(NamedTuple):
-    """A row that a log has taken and not placed yet."""
+    """A row that is in no log yet."""
 
     id: str
     draft: RecordDraft
@@ -91,7 +84,7 @@ class OutboxRow(NamedTuple):
 
 
 class LogPosition(NamedTuple):
-    """Position of a row in its log; without a checkpoint if none could be signed at that time."""
+    """Position of a row in its log; a log of release 0.3.0 or earlier may state no checkpoint."""
 
     id: str
     leaf: int
@@ -138,22 +131,12 @@ def newest_number(connection: sa.Connection) -> int:
     return connection.execute(sa.select(sa.func.max(outbox_rows.c.number))).scalar_one() or 0
 
 
-def take_rows(connection: sa.Connection, log: str, max_rows: int) -> list[OutboxRow]:
-    """Return the rows that this log records next, in order; rows that it has taken before come first.
-
-    A row that is taken belongs to this log permanently.
-    """
-    # Rows taken before a crash come first, or they would be in no log.
-    rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
-    if len(rows) < max_rows:
-        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(max_rows - len(rows))
-        ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
-        if ids:
-            # Another collector may take the same rows now: each of them is in one log, and the next query finds whose
-            # it is.
-            connection.execute(insert_new(connection, taken_rows), ids)
-        rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
-    identities_of_ledger = identities(connection)
+def read_unrecorded(connection: sa.Connection, max_rows: int) -> list[OutboxRow]:
+    """Return the rows that are in no log yet, in order."""
+    recorded = sa.exists().where(placed_rows.c.id == outbox_rows.c.id)
+    query = sa.select(outbox_rows).where(~recorded).order_by(outbox_rows.c.number)
+    rows = connection.execute(query.limit(max_rows)).all()
+    identities_of_ledger = identities(connection) if rows else []
     return [
         OutboxRow(row.id, _referring(row, reference(row, identities_of_ledger))) for row in rows
     ]
@@ -174,12 +157,6 @@ def reference(row: sa.Row[Any], identities: Sequence[tuple[int, str]]) -> str:
     return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
 
 
-def find_reference(connection: sa.Connection, id_: str) -> str:
-    """Return the reference to the row of this id; empty if there is none."""
-    row = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).first()
-    return reference(row, identities(connection)) if row else ""
-
-
 def store_positions(connection: sa.Connection, log: str, places: list[LogPosition]) -> None:
     """Store the positions of recorded rows."""
     rows = [{**position._asdict(), "log": log} for position in places]
@@ -187,22 +164,21 @@ def store_positions(connection: sa.Connection, log: str, places: list[LogPositio
         connection.execute(insert_new(connection, placed_rows), rows)
 
 
-def find_last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
-    """Return the last row that is noted for this log; None if there is none."""
-    recorded = sa.select(placed_rows).where(placed_rows.c.log == log)
-    row = connection.execute(recorded.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
-    return LogPosition(row.id, row.leaf, row.checkpoint_size) if row else None
-
-
-def _select_unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    recorded = sa.exists().where(placed_rows.c.id == outbox_rows.c.id)
-    joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
-    return (
-        sa.select(outbox_rows)
-        .select_from(joined)
-        .where(~recorded, condition)
-        .order_by(outbox_rows.c.number)
-    )
+def restore_positions(
+    connection: sa.Connection, log: str, records: Iterable[record.AuditRecord], size: int
+) -> None:
+    """Store the positions of records that are added to a log again, as far as this database has their rows."""
+    identities_of_ledger = identities(connection)
+    places = []
+    for added in records:
+        if not added.ref or not added.ref[-1].startswith(OUTBOX_ROW):
+            continue
+        id_ = added.ref[0].removeprefix(REFERENCE)
+        row = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).first()
+        # An older copy of the database may have another row of this id, or none.
+        if row is not None and reference(row, identities_of_ledger) == added.ref[-1]:
+            places.append(LogPosition(id_, added.seq, size))
+    store_positions(connection, log, places)
 
 
 def _row(id_: str, draft: RecordDraft) -> dict[str, object]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,42 @@ class Database:
         if self._url.get_backend_name() == "sqlite":
             return "check that its directory exists, has space, and is writable by this user"
         return "check that the server runs, and that this user may connect and create tables"
+
+
+@contextmanager
+def open_read_only(url: str) -> Iterator[Callable[[], AbstractContextManager[sa.Connection]]]:
+    """Context manager of a database that is only read, without a check of its tables: yields what begins a transaction.
+
+    Its file may be a copy that this user cannot write. Raises UnusableLedgerError, also while it is read.
+    """
+    check_url(url)
+    parsed = _parse_url(url)
+    file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+    if file is None:
+        engine = sa.create_engine(parsed, connect_args=_CONNECTION, poolclass=sa.NullPool)
+    elif not file.is_file():
+        message = f"missing database {file}"
+        raise NoLedgerError(message)
+    else:
+        place = f"{file.absolute().as_uri()}?mode=ro"
+        engine = sa.create_engine(
+            "sqlite://",
+            creator=lambda: sqlite3.connect(place, uri=True, timeout=_BUSY_SECONDS),
+            poolclass=sa.NullPool,
+        )
+
+    @contextmanager
+    def transaction() -> Iterator[sa.Connection]:
+        with engine.connect() as connection:
+            yield connection
+
+    try:
+        yield transaction
+    except sa.exc.OperationalError as error:
+        message = f"cannot read {_without_secrets(parsed)}: {_reason(error)}"
+        raise UnusableLedgerError(message) from error
+    finally:
+        engine.dispose()
 
 
 def _parse_url(url: str) -> URL:

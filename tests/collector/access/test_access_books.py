@@ -71,7 +71,6 @@ async def served(directory: Path, *, ledger: bool = True, url: str = "") -> Asyn
             yield ask
         finally:
             await runner.cleanup()
-            collector.trail.log.close()
             collector.database.close()
 
 
@@ -167,8 +166,6 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest_token("token-v")}"\n')
     async with run_collector(settings) as running:
         assert (await running.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
-    (found,) = [
-        r for r in verified_records(tmp_path / "state" / "audit") if r.type == "billing.export"
-    ]
+    (found,) = [r for r in verified_records(tmp_path / "state") if r.type == "billing.export"]
     assert (found.data["tenant"], found.actor.id) == ("imaging", "tenant/imaging/v")
     assert len(str(found.data["sha256"])) == 64

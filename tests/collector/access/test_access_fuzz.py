@@ -68,7 +68,6 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         ready.set()
         await stop[0].wait()
         await server.close()
-        collector.trail.log.close()
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()

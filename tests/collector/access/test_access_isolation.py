@@ -252,7 +252,6 @@ async def obtained(
                         found.setdefault(holder, []).append((path, answer.status, text))
     finally:
         await runner.cleanup()
-        collector.trail.log.close()
     return found
 
 

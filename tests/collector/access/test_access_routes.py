@@ -217,7 +217,7 @@ async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> Non
         assert answers[0][0] == 403
         path = "/api/v1/statements/%76isio%6E/2026-01"
         assert (await running.ask("GET", path, token=TOKENS[Role.TENANT]))[0] == 200
-    found = list(verified_records(tmp_path / "state" / "audit"))
+    found = list(verified_records(tmp_path / "state"))
     crossed = [record for record in found if record.type == "access.cross_tenant"]
     assert len(crossed) == 6
     assert {(r.actor.id, r.data["tenant"], r.out) for r in crossed} == {
@@ -242,7 +242,5 @@ async def test_with_open_reading_an_anonymous_request_is_an_operator_and_no_more
                     may = route.admits(Role.OPERATOR)
                     assert (answer.status not in {401, 429}) is may, (method, path)
         assert (await running.get("/metrics", token="wrong"))[0] in {401, 429}  # noqa: S106 - a test's token
-    denied = [
-        r for r in verified_records(tmp_path / "state" / "audit") if r.type == "access.denied"
-    ]
+    denied = [r for r in verified_records(tmp_path / "state") if r.type == "access.denied"]
     assert {(r.actor.kind, r.actor.auth) for r in denied} == {("unknown", ""), ("unknown", "token")}

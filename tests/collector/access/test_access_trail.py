@@ -52,6 +52,7 @@ async def recorded_of(
     access = AccessTrail(
         trail, RecordedCredentials(directory.parent / "identities"), clock, max_events_per_day
     )
+    trail.log.store.open()
     trail.open()
     access.open()
     tasks = [asyncio.create_task(trail.run()), asyncio.create_task(access.run())]
@@ -60,7 +61,7 @@ async def recorded_of(
     for task in reversed(tasks):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    trail.log.close()
+    trail.log.store.close()
     assert trail.lost_records == 0
     found = verified_records(directory)
     return [one for one in found if one.type.startswith(("access.", "identity.", "billing."))]
@@ -133,7 +134,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     async with run_collector(settings) as running:
         for _ in range(3):
             assert (await running.get("/metrics", token="token-board"))[0] == 401  # noqa: S106 - as above
-    found = list(verified_records(tmp_path / "state" / "audit"))
+    found = list(verified_records(tmp_path / "state"))
     identities = [
         (r.type.removeprefix("identity."), r.data["holder"])
         for r in found

@@ -81,7 +81,7 @@ async def test_twenty_nodes_report_and_another_one_is_denied_also_after_a_restar
     async with run_collector(settings) as one:
         assert (await send(one, "gpu-020"))[0] == 401
         assert (await send(one, NODES[7]))[0] == 200
-    records = list(verified_records(tmp_path / "state/audit"))
+    records = list(verified_records(tmp_path / "state"))
     denials = [record for record in records if record.type == "access.denied"]
     assert {(r.actor.id, r.data["reason"]) for r in denials} == {("node/gpu-020", OUTSIDE)}
     uses = {record.actor.id for record in records if record.type == "access.token"}

@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from support.audit import KEY, NOON_NS, audit_log, draft, running_log
+from support.audit import KEY, NOON_NS, audit_log, running_log, verify_directory
 from support.books import ONE, books_with, claim, evidence_of, gpu, manager_after
 
 from railscope.audit.record import RecordActor, RecordData, RecordSource, RecordSubject
 from railscope.cli import root
-from railscope_collector.audit.outbox_drain import OutboxDrain
-from railscope_collector.audit.verification import verify_log
-from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.tables import metadata
@@ -46,7 +44,7 @@ def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
                 await log.append(draft)
 
     asyncio.run(write())
-    return list(verify_log(directory, KEY.public).findings)
+    return list(verify_directory(directory).findings)
 
 
 def test_claims_that_pair_need_no_explanation(tmp_path: Path) -> None:
@@ -69,10 +67,10 @@ def test_claims_that_do_not_pair_are_found(tmp_path: Path) -> None:
         reported(4, "assign", "d", "seen"),
     ]
     assert findings_of(tmp_path, odd) == [
-        "record 0: tenancy.release of claim a on GPU-1, which had not been assigned",
-        "record 2: tenancy.assign of claim b on GPU-1, which was already assigned by record 1",
-        "record 3: tenancy.transfer of claim c on GPU-1, which had not been assigned",
-        "record 4: tenancy.assign of claim d on GPU-1, which had not been assigned",
+        "record 1: tenancy.release of claim a on GPU-1, which had not been assigned",
+        "record 3: tenancy.assign of claim b on GPU-1, which was already assigned by record 2",
+        "record 4: tenancy.transfer of claim c on GPU-1, which had not been assigned",
+        "record 5: tenancy.assign of claim d on GPU-1, which had not been assigned",
     ]
 
 
@@ -85,54 +83,51 @@ def test_impossible_times_are_found(tmp_path: Path) -> None:
     ]
     evaluated = RecordDraft("evidence.incident_close", actor, NOON_NS - 3600 * S_NS, "seen")
     assert findings_of(tmp_path, [*back, *ahead, evaluated]) == [
-        "record 3: admin.config: its time is 3 s before that of an earlier record",
-        "record 5: tenancy.assign: its time is 70 s after its receipt",
+        "record 4: admin.config: its time is 3 s before that of an earlier record",
+        "record 6: tenancy.assign: its time is 70 s after its receipt",
     ]
 
 
-def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Database) -> None:
-    ledger = Ledger(database)
-    books = books_with(
-        ledger, evidence_of(gpu("GPU-0", claim("red", 5, 60)), gpu("GPU-1", claim("blue", 1)))
-    )
-    closed = books.close(ONE, manager_after(ONE))
+async def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Database) -> None:
+    closed = books_with(
+        Ledger(database),
+        evidence_of(gpu("GPU-0", claim("red", 5, 60)), gpu("GPU-1", claim("blue", 1))),
+    ).close(ONE, manager_after(ONE))
     assert len(closed.invoices) == 2
-    key = tmp_path / "key.pub"
-    key.write_text(str(KEY.public))
+    url = database.engine.url.render_as_string(hide_password=False)
 
-    def check(directory: str, url: str) -> Result:
-        command = ["audit", "verify", str(tmp_path / directory), "--key", str(key), "--ledger", url]
+    def check(ledger: str) -> Result:
+        command = ["audit", "verify", url, "--key", str(KEY.public), "--ledger", ledger]
         return CliRunner().invoke(root, command)
 
-    async def write(directory: str, boot: str, *, drained: bool = False, wrong: str = "") -> None:
-        async with running_log(audit_log(tmp_path / directory, boot=boot)) as log:
-            if log.size == 0:
-                await log.append(draft(0, kind="log.genesis"))
-            if wrong:
-                data: RecordData = {"invoice": closed.invoices[0].invoice_id, "content_hash": wrong}
-                await log.append(
-                    RecordDraft("billing.issue", RecordActor("a", "b"), NOON_NS, "done", data=data)
-                )
-            while drained and await OutboxDrain(lambda: database, log).drain_batch():
-                pass
+    async def write(boot: str, *drafts: RecordDraft, is_taken: bool = True) -> None:
+        log = audit_log(tmp_path, boot=boot, database=database)
+        if not is_taken:
+            log.check_ledger = older_copy
+        async with running_log(log):
+            for each in drafts:
+                await log.append(each)
+            await log.sign()
 
-    url = database.engine.url.render_as_string(hide_password=False)
-    asyncio.run(write("log", "b0"))
-    waiting = check("log", url)
+    await write("b0", is_taken=False)
+    waiting = check(url)
     assert (waiting.exit_code, waiting.output.count("is not recorded yet")) == (0, 4)
-    asyncio.run(write("log", "b1", drained=True))
-    good = check("log", url)
+    await write("b1")
+    good = check(url)
     assert (good.exit_code, good.output.count("to explain")) == (0, 0)
     Database(f"sqlite:///{tmp_path / 'empty.db'}", metadata).close()
-    empty = check("log", f"sqlite:///{tmp_path / 'empty.db'}")
+    empty = check(f"sqlite:///{tmp_path / 'empty.db'}")
     missing = re.findall(r"of record \d+ is missing(?! in)", empty.output)
     assert (empty.exit_code, len(missing)) == (1, 4)
-    asyncio.run(write("other", "b0", wrong="0" * 64))
-    changed = check("other", url)
-    assert changed.exit_code == 1
-    assert "billing.issue without a source row in a database" in changed.output
-    assert "is recorded in another log" not in changed.output, "damage comes first"
-    asyncio.run(write("log", "b2", wrong="0" * 64))
-    assert "billing.issue without a source row in a database" in check("log", url).output
-    assert check("log", "sqlite:////nowhere/at/all.db").exit_code == 1
-    assert check("log", "postgresql://127.0.0.1:1/none").exit_code == 5
+    data: RecordData = {"invoice": closed.invoices[0].invoice_id, "content_hash": "0" * 64}
+    await write(
+        "b2", RecordDraft("billing.issue", RecordActor("a", "b"), NOON_NS, "done", data=data)
+    )
+    assert "billing.issue without a source row in a database" in check(url).output
+    assert check("sqlite:////nowhere/at/all.db").exit_code == 1
+    assert check("postgresql://127.0.0.1:1/none").exit_code == 5
+
+
+def older_copy() -> None:
+    message = "an older copy"
+    raise UnusableLedgerError(message)

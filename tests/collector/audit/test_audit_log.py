@@ -1,33 +1,40 @@
-"""The writer of the audit log: its guarantees while it runs, after a crash and after manipulation."""
+"""The writer of the audit log: its guarantees while it runs, after a crash, and after a restore of the database."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running_log, write_log
+from sqlalchemy import text
+from support.audit import (
+    KEY,
+    append_drafts,
+    audit_log,
+    database_in,
+    draft,
+    running_log,
+    verify_directory,
+    without_triggers,
+    write_log,
+)
+from support.examples import fewer_examples
+from support.waiting import wait_until
 
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash
 from railscope.audit.record import RecordError, decode_audit_record
-from railscope_collector.audit import LogWriteError
-from railscope_collector.audit.audit_trail import AuditTrail
-from railscope_collector.audit.tiles import (
-    Tiles,
-    tile_name,
-)
-from railscope_collector.audit.verification import verify_log
-from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
+from railscope_collector.audit import LogWriteError, SigningPostponedError, own_records
+from railscope_collector.audit.log_writer import AuditLog
+from railscope_collector.ledger.audit_outbox import count_unrecorded, put_record
+from railscope_collector.ledger.database import Database, UnusableLedgerError
 
 
-def stored(directory: Path, size: int) -> list[bytes]:
-    tiles = Tiles(directory, size)
-    return [tiles.record(sequence) for sequence in range(size)]
+def stored(log: AuditLog) -> list[bytes]:
+    with log.read() as tree:
+        return [*tree.records_from(0)]
 
 
 def root_over(records: list[bytes]) -> bytes:
@@ -39,25 +46,28 @@ def root_over(records: list[bytes]) -> bytes:
 
 async def test_records_get_their_numbers_in_order_and_are_signed(tmp_path: Path) -> None:
     async with running_log(audit_log(tmp_path)) as log:
-        assert await append_drafts(log, range(300)) == list(range(300))
-        assert log.signed.size == 0
+        await append_drafts(log, range(300))
         await log.sign()
-        assert (log.signed.size, log.size) == (300, 300)
-    records = stored(tmp_path, 300)
-    assert [decode_audit_record(raw).seq for raw in records] == list(range(300))
-    assert [decode_audit_record(raw).src.n for raw in records] == list(range(300))
-    signed = read_checkpoint((tmp_path / "checkpoint").read_text(), KEY.public).tree
-    assert signed == TreeHead(300, root_over(records))
+        assert (log.signed.size, log.waiting) == (301, 0)
+        records = stored(log)
+        signed = read_checkpoint(log.note, KEY.public).tree
+    decoded = [decode_audit_record(raw) for raw in records]
+    assert [record.seq for record in decoded] == list(range(301))
+    assert decoded[0].type == "log.genesis"
+    assert [record.src.n for record in decoded[1:]] == list(range(300))
+    assert signed == TreeHead(301, root_over(records))
+    assert verify_directory(tmp_path, [log.note]).findings == ()
 
 
+@fewer_examples(20)
 @given(groups=st.lists(st.integers(1, 9) | st.integers(1, 300), min_size=1, max_size=3))
-def test_the_root_does_not_depend_on_how_records_came_together(
+def test_the_contents_do_not_depend_on_how_records_came_together(
     tmp_path_factory: pytest.TempPathFactory, groups: list[int]
 ) -> None:
-    total = sum(groups)
-    in_groups = write_log(tmp_path_factory.mktemp("groups"), groups)
-    at_once = write_log(tmp_path_factory.mktemp("once"), [total])
-    assert in_groups == at_once
+    directory = tmp_path_factory.mktemp("groups")
+    head = write_log(directory, groups)
+    assert head.size == sum(groups) + 1
+    assert verify_directory(directory).checkpoint.tree == head
 
 
 async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
@@ -66,173 +76,189 @@ async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
         answers = await asyncio.gather(
             log.append(draft(0)), log.append(wrong), log.append(draft(2)), return_exceptions=True
         )
-        assert answers[0::2] == [0, 1]
+        assert answers[0::2] == [None, None]
         assert isinstance(answers[1], RecordError)
-    assert not verify_log(tmp_path, KEY.public).findings
+    assert not verify_directory(tmp_path).findings
 
 
-async def test_a_second_writer_is_rejected(tmp_path: Path) -> None:
-    async with running_log(audit_log(tmp_path)):
-        with pytest.raises(LogWriteError, match="another collector writes"):
-            audit_log(tmp_path).open()
+async def test_records_wait_until_the_guard_permits_a_signature(tmp_path: Path) -> None:
+    """Nothing is in the log before: neither the records of the start nor those of an earlier process."""
+    refused = ["agents have not presented their checkpoints"]
 
+    def guard() -> None:
+        for reason in refused:
+            raise SigningPostponedError(reason)
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.thorough)])
-async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path, every: int) -> None:
-    """T5: a crash at any point of a write loses no acknowledged record."""
-    log = audit_log(tmp_path / "log")
-    ends: list[tuple[int, int]] = [(0, 0)]
-    stated: dict[int, bytes] = {}
-    async with running_log(log):
-        (journal,) = (tmp_path / "log" / "journal").iterdir()
-        stated[0] = (tmp_path / "log" / "acknowledged").read_bytes()
-        for count in (1, 3, 2):
-            await append_drafts(log, range(log.size, log.size + count))
-            ends.append((journal.stat().st_size, log.size))
-            stated[log.size] = (tmp_path / "log" / "acknowledged").read_bytes()
-        shutil.copytree(tmp_path / "log", tmp_path / "copy")
-        shutil.copytree(tmp_path / "log", tmp_path / "first")
-    content = journal_of(tmp_path / "copy").read_bytes()
-    for length in range(0, len(content) + 1, every):
-        journal_of(tmp_path / "copy").write_bytes(content[:length])
-        durable = max(records for end, records in ends if end <= length)
-        # The count is written behind the group, and may be late.
-        late = durable if length % 2 else max(size for size in stated if size <= durable // 2)
-        (tmp_path / "copy" / "acknowledged").write_bytes(stated[late])
-        for name in ("epoch", "witnesses"):
-            shutil.copy(tmp_path / "first" / name, tmp_path / "copy" / name)
-        again = audit_log(tmp_path / "copy", boot="b1")
-        again.open()
-        assert again.lost_records == 0
-        assert again.size == max(records for end, records in ends if end <= length)
-        again.close()
-
-
-async def test_an_acknowledged_group_that_is_damaged_is_not_a_torn_one(tmp_path: Path) -> None:
-    log = audit_log(tmp_path / "log")
-    async with running_log(log):
-        await log.append(draft(0, kind="log.genesis"))
+    for boot in ("b0", "b1"):
+        log = audit_log(tmp_path, boot=boot, before_signing=guard)
+        log.store.open()
+        log.open()
+        log.append_before_running(draft(0))
+        log.store.close()
+        async with running_log(log):
+            await append_drafts(log, range(2))
+            with pytest.raises(SigningPostponedError, match="have not presented"):
+                await log.sign()
+            with log.database().transaction() as connection:
+                for table in ("audit_record", "audit_head"):
+                    count = text(f"SELECT count(*) FROM {table}")  # noqa: S608 - our own names
+                    assert connection.execute(count).scalar_one() == 0
+    refused.clear()
+    async with running_log(audit_log(tmp_path, boot="b2")) as log:
         await log.sign()
-        for count in (3, 2):
-            await append_drafts(log, range(log.size, log.size + count))
-        shutil.copytree(tmp_path / "log", tmp_path / "copy")
-    path = journal_of(tmp_path / "copy")
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(
-        LogVerificationError, match="missing in the journal: 2 acknowledged records"
-    ) as caught:
-        verify_log(tmp_path / "copy", KEY.public)
-    assert caught.value.outcome == VerifyOutcome.ALTERED
-    again = AuditTrail(audit_log(tmp_path / "copy", boot="b1"), "1.0", lambda: NOON_NS)
-    again.open()
-    found = [decode_audit_record(raw) for raw in again.log.records(4)]
-    assert (found[0].type, found[0].data) == ("log.recovered", {"missing": 2, "from": 4})
-    again.log.close()
-    later = audit_log(tmp_path / "copy", boot="b2")
-    later.open()
-    assert (later.lost_records, later.size) == (0, 6)
-    later.close()
-    findings = verify_log(tmp_path / "copy", KEY.public).findings
-    assert "record 4: 2 earlier records were lost unsigned" in findings
+        assert (log.signed.size, log.waiting) == (7, 0)
 
 
-def journal_of(directory: Path) -> Path:
-    (path,) = (directory / "journal").iterdir()
-    return path
+class LosingRecords(own_records.OwnRecords):
+    """Records of a collector whose process ends after the transaction of the database."""
+
+    def move(self, *_: object) -> None:
+        message = "the power is gone"
+        raise OSError(message)
 
 
-async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
-    tmp_path: Path,
-) -> None:
-    power_is_gone = LogWriteError("the power is gone")
-
-    def crash(_: TreeHead) -> None:
-        shutil.copytree(tmp_path / "log", tmp_path / "crashed")
-        raise power_is_gone
-
-    async with running_log(audit_log(tmp_path / "log")) as log:
-        await append_drafts(log, range(250))
-        await log.sign()
-        await append_drafts(log, range(250, 600))
-        log.publisher.before_signing = crash
-        with pytest.raises(LogWriteError):
+async def test_a_crash_after_the_commit_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    with database_in(tmp_path) as database:
+        with database.transaction(writes=True) as connection:
+            put_record(connection, "fact/0", draft(7))
+        async with running_log(audit_log(tmp_path, database=database)) as log:
             await log.sign()
-        assert (log.signed.size, log.size) == (250, 600)
-        log.publisher.before_signing = None
-    assert verify_log(tmp_path / "log", KEY.public).checkpoint.tree.size == 600
-    async with running_log(audit_log(tmp_path / "crashed", boot="b1")) as log:
-        assert (log.signed.size, log.size) == (250, 600)
-        assert await append_drafts(log, [600]) == [600]
-    found = verify_log(tmp_path / "crashed", KEY.public)
-    assert (found.checkpoint.tree.size, found.unsigned, found.findings) == (601, 0, ())
-    assert stored(tmp_path / "crashed", 600) == stored(tmp_path / "log", 600)
-
-
-async def test_a_crash_between_checkpoint_and_tidying_up_doubles_nothing(tmp_path: Path) -> None:
-    def keep_the_journal(_: TreeHead) -> None:
-        shutil.copytree(tmp_path / "log" / "journal", tmp_path / "journal")
-
-    async with running_log(audit_log(tmp_path / "log")) as log:
-        log.publisher.before_signing = keep_the_journal
-        await append_drafts(log, range(100))
+            log.own = LosingRecords(log.store, log.name)
+            log.own.open()
+            await append_drafts(log, range(3))
+            with pytest.raises(OSError, match="the power is gone"):
+                await log.sign()
+    async with running_log(audit_log(tmp_path, boot="b1")) as log:
+        await append_drafts(log, [9])
         await log.sign()
-    forgotten = {path.name for path in (tmp_path / "journal").iterdir()}
-    forgotten -= {path.name for path in (tmp_path / "log" / "journal").iterdir()}
-    assert forgotten
-    for name in forgotten:
-        shutil.copy(tmp_path / "journal" / name, tmp_path / "log" / "journal")
-    async with running_log(audit_log(tmp_path / "log", boot="b1")) as log:
-        assert (log.signed.size, log.size) == (100, 100)
-        await append_drafts(log, [100])
-    found = verify_log(tmp_path / "log", KEY.public)
-    assert (found.checkpoint.tree.size, found.findings) == (101, ())
+        numbers = [decode_audit_record(raw).data.get("number") for raw in stored(log)]
+        assert numbers == [None, 7, 0, 1, 2, 9]
+        assert [*log.records(0)] == stored(log), "the tail has what was added before the crash"
+    assert not verify_directory(tmp_path).findings
 
 
-async def test_what_lies_on_disk_is_checked_before_more_is_signed(tmp_path: Path) -> None:
-    async with running_log(audit_log(tmp_path)) as log:
-        await append_drafts(log, range(10))
-        await log.sign()
-        tile = tmp_path / tile_name(0, 0, 10)
-        good = tile.read_bytes()
-        tile.write_bytes(bytes(32) + good[32:])
-        await log.append(draft(10))
-        with pytest.raises(LogWriteError, match="railscope audit verify"):
-            await log.sign()
-        assert log.signed.size == 10
-        tile.write_bytes(good)
-        await log.sign()
-        assert log.signed.size == 11
+async def test_records_wait_while_the_database_is_unavailable(tmp_path: Path) -> None:
+    gone = ["the server is gone"]
+    log = audit_log(tmp_path)
+    find = log.database
 
+    def database() -> Database:
+        for reason in gone:
+            raise UnusableLedgerError(reason)
+        return find()
 
-def test_tiles_have_the_documented_names() -> None:
-    assert tile_name(0, 1234067) == "tile/0/x001/x234/067"
-    assert tile_name("entries", 273, 112) == "tile/entries/273.p/112"
-
-
-async def swapped(directory: Path, change: Callable[[], object]) -> str:
-    """Return the reason why a running writer does not sign after a change."""
-    async with running_log(audit_log(directory)) as log:
+    log.database = database
+    async with running_log(log):
         await append_drafts(log, range(3))
-        kept = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-        change()
-        with pytest.raises((LogWriteError, ValueError)) as caught:
+        await wait_until(lambda: log.signing_problem, "the reason is stated")
+        assert (log.signing_problem, log.waiting, log.signed.size) == ("the server is gone", 3, 0)
+        gone.clear()
+        await log.sign()
+        assert (log.waiting, log.signed.size) == (0, 4)
+
+
+async def test_two_writers_of_one_log_continue_each_other(tmp_path: Path) -> None:
+    """Collectors of a group: each has its own records, and one log."""
+    with database_in(tmp_path / "shared") as database:
+        one = audit_log(tmp_path / "one", boot="b1", database=database)
+        two = audit_log(tmp_path / "two", boot="b2", database=database)
+        async with running_log(one), running_log(two):
+            for log in (one, two, one, two):
+                await append_drafts(log, range(3))
+                await log.sign()
+            assert (one.signed.size, two.signed.size) == (10, 13)
+            two.is_active = lambda: False
+            await append_drafts(two, range(20, 22))
+            await two.sign()
+            assert two.waiting == 0
+            await one.sign()
+            assert one.signed.size == 15
+    assert not verify_directory(tmp_path / "shared").findings
+
+
+async def grow(directory: Path, count: int, boot: str) -> str:
+    async with running_log(audit_log(directory, boot=boot)) as log:
+        await append_drafts(log, range(count))
+        await log.sign()
+        return log.note
+
+
+async def test_a_restored_older_database_gets_the_same_records_again(tmp_path: Path) -> None:
+    with database_in(tmp_path) as database, database.transaction(writes=True) as connection:
+        put_record(connection, "fact/0", draft(7))
+    await grow(tmp_path, 300, "b0")
+    with database_in(tmp_path) as database, database.transaction(writes=True) as connection:
+        put_record(connection, "fact/1", draft(8))
+    shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "older")
+    note = await grow(tmp_path, 300, "b1")
+    shutil.copy(tmp_path / "older", tmp_path / "ledger.sqlite")
+    log = audit_log(tmp_path, boot="b2", before_signing=_refuse)
+    async with running_log(log):
+        log.follow()
+        assert log.note == note, "the checkpoint that was signed then; nothing new is signed"
+        with log.database().transaction() as connection:
+            assert count_unrecorded(connection) == 0, "the row is recorded, and not a second time"
+    await grow(tmp_path, 5, "b3")
+    found = verify_directory(tmp_path, [note])
+    assert (found.anchors, found.findings) == (1, ())
+
+
+def _refuse() -> None:
+    message = "not now"
+    raise SigningPostponedError(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("DELETE FROM audit_tail WHERE number < 450", "expected a newer copy"),
+        ("UPDATE audit_tail SET content = x'7b7d' WHERE number = 400", "do not precede those of this collector"),
+    ],
+)  # fmt: skip
+async def test_a_tail_that_does_not_continue_the_database_stops_the_log(
+    tmp_path: Path, change: str, problem: str
+) -> None:
+    await grow(tmp_path, 300, "b0")
+    shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "older")
+    await grow(tmp_path, 300, "b1")
+    shutil.copy(tmp_path / "older", tmp_path / "ledger.sqlite")
+    log = audit_log(tmp_path, boot="b2")
+    log.store.open()
+    with log.store.transaction() as own:
+        own.execute(change)
+    log.store.close()
+    async with running_log(log):
+        with pytest.raises(LogWriteError, match=problem):
             await log.sign()
-        for path, content in kept.items():
-            if path.read_bytes() != content:
-                path.write_bytes(content)
-    return str(caught.value)
+    assert verify_directory(tmp_path).checkpoint.tree.size == 301
 
 
-async def test_a_running_writer_finds_that_its_files_were_replaced(tmp_path: Path) -> None:
-    def shorten() -> None:
-        path = journal_of(tmp_path / "log")
-        os.truncate(path, path.stat().st_size - 1)
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE audit_record SET leaf = zeroblob(32) WHERE number = 299",
+        "DELETE FROM audit_record WHERE number = 299",
+        "UPDATE audit_subtree SET hash = zeroblob(32)",
+        "UPDATE audit_head SET note = 'x'",
+        "INSERT INTO audit_record SELECT log, 500, leaf, content FROM audit_record WHERE number = 1",
+    ],
+)
+async def test_an_altered_log_is_not_continued(tmp_path: Path, change: str) -> None:
+    await grow(tmp_path, 300, "b0")
+    with database_in(tmp_path) as database, database.transaction(writes=True) as connection:
+        without_triggers(connection, of_log=True)
+        connection.execute(text(change))
+    async with running_log(audit_log(tmp_path, boot="b1")) as log:
+        with pytest.raises(
+            LogWriteError, match=r"the audit log was altered.*railscope audit verify"
+        ):
+            await log.sign()
 
-    def older() -> None:
-        path = tmp_path / "log" / "acknowledged"
-        path.write_bytes(path.read_bytes()[:-9] + b"AAAAAAAA\n")
 
-    assert "replaced or changed" in await swapped(tmp_path / "log", shorten)
-    assert "file replaced or changed during a write" in await swapped(tmp_path / "log", older)
+async def test_a_tail_is_bounded(tmp_path: Path) -> None:
+    log = audit_log(tmp_path)
+    log.own.max_tail = 100
+    async with running_log(log):
+        await append_drafts(log, range(600))
+        await log.sign()
+        assert (log.own.first, log.own.end) == (501, 601)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from support.agent_events import AgentEvents
-from support.audit import KEY
+from support.audit import verify_directory
 from support.event_recording import record_events, recorded_events, run_observers, wait_for_records
 from support.examples import fewer_examples
 
@@ -17,7 +17,6 @@ from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 from railscope_collector.audit.log_secrets import PersonalSalts
-from railscope_collector.audit.verification import verify_log
 from railscope_collector.fleet.recent_events import SeenEvent
 
 
@@ -38,7 +37,7 @@ async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     )
     assert assign.ref == ["frame/n1/run-1/tenancy/1/0"]
     assert assign.data["workload"] == "job 7"
-    found = verify_log(tmp_path / "log", KEY.public)
+    found = verify_directory(tmp_path / "log")
     assert found.findings == ()
 
 
@@ -185,7 +184,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     assert sorted(joined) == ["n1", "n2"]
     conflicts = [str(record.data) for record in found if record.type == "tenancy.conflict"]
     assert len(conflicts) == len(set(conflicts)) == len(reported)
-    assert verify_log(directory / "log", KEY.public).findings == ()
+    assert verify_directory(directory / "log").findings == ()
 
 
 async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:

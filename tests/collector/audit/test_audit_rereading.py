@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from structlog.testing import capture_logs
-from support.audit import KEY, write_log
+from support.audit import KEY, database_in, without_triggers, write_log
 
 from railscope_collector.audit.periodic_verification import PeriodicVerification
+from railscope_collector.ledger.database import SharedDatabase
+from railscope_collector.tables import metadata
 
 NS = 1_000_000_000
 
@@ -24,20 +27,21 @@ class VerificationClock:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    write_log(tmp_path / "log", [10])
-    return tmp_path / "log"
+    write_log(tmp_path, [10])
+    return tmp_path
 
 
 def rereading(
     directory: Path, clock: VerificationClock, period_seconds: float = 3600
 ) -> PeriodicVerification:
-    return PeriodicVerification(directory, KEY.public, period_seconds, clock)
+    database = SharedDatabase(f"sqlite:///{directory / 'ledger.sqlite'}", metadata)
+    return PeriodicVerification(database.open, KEY.public, period_seconds, clock)
 
 
 def alter(directory: Path) -> None:
-    for path in (directory / "tile/entries").rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes().replace(b'"number":1', b'"number":7'))
+    with database_in(directory) as database, database.transaction(writes=True) as connection:
+        without_triggers(connection, of_log=True)
+        connection.execute(text("UPDATE audit_record SET content = x'7b7d' WHERE number = 3"))
 
 
 async def test_an_alteration_is_found_and_logged_and_the_age_grows(directory: Path) -> None:

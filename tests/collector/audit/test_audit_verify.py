@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import shutil
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.audit import KEY, append_drafts, audit_log, running_log, write_log
+from support.audit import KEY, audit_log, database_in, running_log, write_log
 
 from railscope.audit.log_checkpoint import Checkpoint
 from railscope.audit.merkle import TreeHead, root_of
 from railscope.audit.record import RecordActor
 from railscope.cli import root
 from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
-from railscope_collector.audit.tiles import Tiles
-from railscope_collector.audit.verification import verify_log
-from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.tables import GrowingTree, StoredTree, insert_records, log_name
+from railscope_collector.ledger.database import open_read_only
 from railscope_collector.ledger.record_draft import RecordDraft
 
-SIZE = 600
-UNSIGNED = 5
+SIZE = 601
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with full and partial tiles, two checkpoints behind it, and a tail not signed yet."""
-    directory = tmp_path_factory.mktemp("good") / "log"
+    """The database of a log with full and partial bundles, and a checkpoint behind it."""
+    directory = tmp_path_factory.mktemp("good")
     write_log(directory, [300, 300])
-
-    async def crash_with_a_tail() -> None:
-        async with running_log(audit_log(directory, boot="b1")) as log:
-            await append_drafts(log, range(SIZE, SIZE + UNSIGNED))
-            shutil.copytree(directory, directory.with_name("with-tail"))
-
-    asyncio.run(crash_with_a_tail())
-    return directory.with_name("with-tail")
+    return directory / "ledger.sqlite"
 
 
-def outcome(directory: Path, *anchors: str) -> tuple[VerifyOutcome, str]:
-    try:
-        verify_log(directory, KEY.public, anchors)
-    except LogVerificationError as error:
-        return error.outcome, str(error)
-    return VerifyOutcome.CONSISTENT, ""
+def tree_in(path: Path, size: int = SIZE) -> contextlib.AbstractContextManager[StoredTree]:
+    return contextlib.contextmanager(_tree_in)(path, size)
+
+
+def _tree_in(path: Path, size: int) -> Iterator[StoredTree]:
+    with open_read_only(f"sqlite:///{path}") as transaction, transaction() as connection:
+        yield StoredTree(connection, log_name(KEY.public), size)
 
 
 # The command line ----------------------------------------------------------------------------
@@ -63,7 +55,8 @@ def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> Non
     (tmp_path / "proof").write_text(proof)
     code, output, stated = railscope("check-proof", tmp_path / "proof", "--key", key)
     assert stated.startswith(f"proven: record 417 of {SIZE}, signed by {KEY.public.name}, ")
-    assert (code, output.strip().encode()) == (0, Tiles(good, SIZE).record(417))
+    with tree_in(good) as tree:
+        assert (code, output.strip().encode()) == (0, tree.record(417))
     path = proof.split("\n")[3]
     respelled = f"{path[:-2]}{chr(ord(path[-2]) + 1)}="
     assert base64.b64decode(respelled) == base64.b64decode(path)
@@ -78,34 +71,27 @@ def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> Non
     code, _, problem = railscope("prove", good, str(SIZE), "--key", key)
     assert (code, problem.strip()) == (
         1,
-        "Error: invalid record index: 600: expected less than 600, the size of the tree",
+        "Error: invalid record index: 601: expected less than 601, the size of the tree",
     )
 
 
 def test_a_record_is_proven_at_its_own_index_only(good: Path, tmp_path: Path) -> None:
     """A log could contain one record twice: each proof states the index, and so does the record."""
-    records = Tiles(good, SIZE).records(0)[:3]
-    tiles = Tiles(tmp_path)
-    tiles.grow([*records[:2], records[1]])
-    note = Checkpoint(KEY.name, TreeHead(3, root_of(tiles.node, 3))).sign(KEY)
-    assert check_proof(make_proof(tiles, 1, note), KEY.public) == records[1]
-    with pytest.raises(ProofError, match="record 1 at index 2"):
-        check_proof(make_proof(tiles, 2, note), KEY.public)
+    with tree_in(good) as tree:
+        records = [tree.record(number) for number in range(2)]
+    with database_in(tmp_path) as database, database.transaction(writes=True) as connection:
+        insert_records(connection, "log", GrowingTree(), [*records, records[1]])
+        twice = StoredTree(connection, "log", 3)
+        note = Checkpoint(KEY.name, TreeHead(3, root_of(twice.node, 3))).sign(KEY)
+        assert check_proof(make_proof(twice, 1, note), KEY.public) == records[1]
+        with pytest.raises(ProofError, match="record 1 at index 2"):
+            check_proof(make_proof(twice, 2, note), KEY.public)
 
 
 def test_an_unreadable_value_is_not_a_verdict(good: Path, tmp_path: Path) -> None:
     key = str(KEY.public)
-    for name in ("checkpoint", "tile/0/000", "tile/entries/000", "journal"):
-        directory = shutil.copytree(good, tmp_path / name.replace("/", "-"))
-        path = directory / name
-        if path.is_dir():
-            shutil.rmtree(path)
-            path.touch()
-        else:
-            path.unlink()
-            path.mkdir()
-        code, _, problem = railscope("verify", directory, "--key", key)
-        assert (code, problem.split(":")[0], name in problem) == (5, "unreadable", True)
+    code, _, problem = railscope("verify", tmp_path / "missing", "--key", key)
+    assert (code, problem.split(":")[0]) == (5, "unreadable")
     (tmp_path / "anchor").write_bytes(b"\xff\xfe")
     arguments = ("verify", good, "--key", key, "--anchor", tmp_path / "anchor")
     assert railscope(*arguments)[0] == 3
@@ -115,11 +101,11 @@ async def test_a_record_shown_is_one_line_for_any_content(tmp_path: Path) -> Non
     actor = RecordActor("operator", "eve\n     9  forged\x1b[2J\u202e")
     async with running_log(audit_log(tmp_path)) as log:
         await log.append(RecordDraft("access.login", actor, 10**25, "done"))
-    code, output, _ = railscope("show", tmp_path)
+    code, output, _ = railscope("show", tmp_path / "ledger.sqlite", "--from", "1")
     assert (code, output) == (
         0,
         (
-            f"       0  {10**25} ns  Sign-in, by operator "
+            f"       1  {10**25} ns  Sign-in, by operator "
             "eve\\n     9  forged\\u001b[2J\\u202e  done\n"
         ),
     )

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
-from support.audit import KEY, audit_log, draft, running_log, without_triggers
+from support.audit import KEY, audit_log, running_log, without_triggers
 from support.books import (
     ALL,
     BOSS,
@@ -33,9 +33,9 @@ from support.books import (
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
+from railscope_collector.audit import tables as audit_tables
 from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
 from railscope_collector.audit.ledger_watch import LedgerWatch, OlderCopyError
-from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.audit.verify_outcome import VerifyOutcome
 from railscope_collector.billing import administration, tables
@@ -50,7 +50,7 @@ from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.jobs import imported_lists
 from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.ledger import head_chain
-from railscope_collector.ledger.audit_outbox import outbox_rows, placed_rows, taken_rows
+from railscope_collector.ledger.audit_outbox import outbox_rows, placed_rows
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
@@ -86,18 +86,13 @@ def billed(ledger: Ledger) -> BillingBooks:
 
 
 async def log_of(directory: Path, database: Database) -> None:
-    """An audit log with all records of a database."""
-    async with running_log(audit_log(directory)) as log:
-        if log.size == 0:
-            await log.append(draft(0, kind="log.genesis"))
-        drain = OutboxDrain(lambda: database, log)
-        while await drain.drain_batch():
-            pass
-        await drain.drain_batch()
+    """The records of a database in its audit log."""
+    async with running_log(audit_log(directory, database=database)) as log:
+        await log.sign()
 
 
-def checked(directory: Path, url: str) -> tuple[int, str]:
-    command = ["audit", "verify", str(directory), "--key", str(KEY.public), "--ledger", url]
+def checked(url: str, ledger: str = "") -> tuple[int, str]:
+    command = ["audit", "verify", url, "--key", str(KEY.public), "--ledger", ledger or url]
     result = CliRunner().invoke(root, command)
     return result.exit_code, result.output
 
@@ -130,9 +125,10 @@ def test_every_table_is_covered_by_heads_or_named_here() -> None:
     evidence = {name for name in metadata.tables if name.startswith("evidence_")}
     evidence -= {archives.name, removals.name}
     own = {
-        "audit_outbox", "audit_taken", "audit_placed", "ledger_schema", "collector_lease",
+        "audit_outbox", "audit_placed", "ledger_schema", "collector_lease",
         "collector_head_file", "receipt_key",
     }  # fmt: skip
+    own |= {table.name for table in audit_tables.TABLES}
     chain = {head_chain.databases.name, head_chain.heads.name, head_chain.stops.name}
     assert metadata.tables.keys() - set(tables_covered()) == evidence | own | chain
 
@@ -186,11 +182,11 @@ async def test_any_change_of_a_row_is_found(
     import_list(ledger, listed, TimedActor(BOSS, manager_after(ONE).now_ns))
     add_archive(ledger.database)
     await log_of(tmp_path / "log", ledger.database)
-    status, output = checked(tmp_path / "log", url)
+    status, output = checked(url)
     assert status == VerifyOutcome.CONSISTENT
     assert re.search(r"^database: \d+ rows, \d+ heads, equal$", output, re.MULTILINE)
     assert reconciled(books) == (True, "")
-    recorded = verify_log(tmp_path / "log", KEY.public).ledger
+    recorded = verify_log(ledger.database.transaction, KEY.public).ledger
     with ledger.database.transaction() as connection:
         found = [(name, kind) for name in tables_covered() for kind in changes(connection, name)]
     for name, kind in found[::every]:
@@ -229,7 +225,7 @@ async def test_the_command_names_the_row_and_exits_with_1(
     with ledger.database.transaction(writes=True) as connection:
         without_triggers(connection)
         connection.execute(update(tables.voids).values(reason="right"))
-    status, output = checked(tmp_path / "log", url)
+    status, output = checked(url)
     assert status == VerifyOutcome.ALTERED
     assert "void " in output
     assert "it was changed by hand" in output
@@ -249,12 +245,11 @@ async def test_a_rewritten_head_contradicts_its_record(
         without_triggers(connection)
         connection.execute(update(tables.voids).values(reason="right"))
         connection.execute(delete(head_chain.heads))
-        for table in (placed_rows, taken_rows):
-            connection.execute(delete(table).where(table.c.id.startswith(HEAD)))
+        connection.execute(delete(placed_rows).where(placed_rows.c.id.startswith(HEAD)))
         connection.execute(delete(outbox_rows).where(outbox_rows.c.type == HEAD))
         kinds = [row for kind in covered_tables for row in head_chain.read_rows(connection, kind)]
         head_chain.append_head(connection, kinds, START)
-    status, output = checked(tmp_path / "log", url)
+    status, output = checked(url)
     assert (status, "head 1 does not match record" in output) == (VerifyOutcome.ALTERED, True)
 
 
@@ -266,8 +261,8 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     books.close(ONE, manager_after(ONE))
     await log_of(tmp_path / "log", ledger.database)
     ledger.close()
-    assert checked(tmp_path / "log", url)[0] == VerifyOutcome.CONSISTENT
-    status, output = checked(tmp_path / "log", f"sqlite:///{older}")
+    assert checked(url)[0] == VerifyOutcome.CONSISTENT
+    status, output = checked(url, f"sqlite:///{older}")
     assert (status, "is missing in the database" in output, "older copy" in output) == (
         1,
         True,
@@ -275,9 +270,9 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     )
     empty = tmp_path / "empty.db"
     Ledger.open(f"sqlite:///{empty}", metadata).close()
-    status, output = checked(tmp_path / "log", f"sqlite:///{empty}")
+    status, output = checked(url, f"sqlite:///{empty}")
     assert (status, "belongs to another database" in output) == (1, True)
-    status, output = checked(tmp_path / "log", f"sqlite:///{tmp_path / 'none.db'}")
+    status, output = checked(url, f"sqlite:///{tmp_path / 'none.db'}")
     assert (status, "no ledger in" in output) == (1, True)
 
 
@@ -324,6 +319,7 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
 
 
 async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path: Path) -> None:
+    """The audit log goes on with the records of the lost part: they are added again."""
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     url = f"sqlite:///{older}"
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
@@ -346,7 +342,7 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     watch.check()
     BillingBooks.for_ledger(copy, ALL).close(ONE, TimedActor(BOSS, manager_after(THREE).now_ns))
     await log_of(tmp_path / "log", copy.database)
-    status, output = checked(tmp_path / "log", url)
+    status, output = checked(url)
     copy.close()
     assert status == VerifyOutcome.CONSISTENT, output
     assert "was lost with its database" in output

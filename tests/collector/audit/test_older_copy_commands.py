@@ -39,7 +39,7 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
         lambda: 0,
         state / ledger_watch.KNOWN_HEAD_FILE,
     )
-    watch.start(None)
+    watch.start()
     watch.check()
     shutil.copy(state / FILE, older)
     given = adjustment_charge("red", Fraction(1), ONE, "after the copy")

@@ -41,6 +41,7 @@ def service_in(directory: Path) -> DiagnosisService:
 
 @asynccontextmanager
 async def recording(service: DiagnosisService) -> AsyncIterator[None]:
+    service.trail.log.store.open()
     service.trail.open()
     task = asyncio.create_task(service.trail.log.run())
     try:
@@ -63,7 +64,8 @@ def change(sequence: int, incident: str = "i1", kind: str = "opened") -> Diagnos
 
 
 def recorded(service: DiagnosisService) -> Counter[object]:
-    records = map(decode_audit_record, service.trail.log.records(0))
+    log = service.trail.log
+    records = map(decode_audit_record, [*log.records(0), *log.waiting_records()])
     return Counter(each.data["incident"] for each in records if "incident" in each.data)
 
 

@@ -79,9 +79,7 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
             lambda: running.get("/api/v1/audit", "token-auditor"),
             lambda found: "retired_seen" in found[1] and "device.retire" in found[1],
         )
-    found = {
-        (r.type, r.data.get("what")): r for r in verified_records(tmp_path / "state" / "audit")
-    }
+    found = {(r.type, r.data.get("what")): r for r in verified_records(tmp_path / "state")}
     retirement = found["device.retire", "retired"]
     assert (retirement.obj.gpu, retirement.data["why"]) == ("GPU-n1-1", "sent back")
     assert (retirement.actor.kind, retirement.actor.id) == ("administrator", "retired_file")

@@ -1,0 +1,205 @@
+"""Logs in directories: import of the log of release 0.3.0 or earlier, and of an export.
+
+    checkpoint, tile/   signed records and hashes (`tiles`)
+    journal/            records of release 0.3.0 that were acknowledged and not signed yet
+
+Every record is hashed again, and the root over them must be the signed one. Full tiles of entries that are in an archive are imported
+by their hashes, and stay in the archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from railscope import convert_errors
+from railscope.audit import log_checkpoint, merkle, signed_note
+from railscope.durable_files import sync_directory
+from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope.untrusted_text import DECODING_ERRORS
+from railscope_collector.audit import AuditLogError, cosignatures, tables, tiles
+from railscope_collector.framelog.segment_files import HEAD, read_payload
+
+DIRECTORY = "audit"
+"""Directory of the former log in the state directory."""
+SUFFIX = ".before"
+KEEP_DAYS = 7
+_NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
+
+
+class FormerLogError(AuditLogError, ValueError):
+    """A directory that cannot be imported; the message names the file, the value and the remedy."""
+
+
+def read_note(directory: Path) -> str:
+    """Return the newest checkpoint of a directory, unverified; empty if nothing is signed. Raises NoteError, OSError."""
+    path = directory / "checkpoint"
+    return signed_note.read_note(path) if path.exists() else ""
+
+
+def read_unsigned(directory: Path, key: signed_note.PublicKey) -> list[bytes]:
+    """Return the records of the journal that are not signed yet. Raises FormerLogError, OSError."""
+    size = 0
+    with convert_errors(
+        signed_note.NoteError, FormerLogError, f"invalid checkpoint of {directory}: "
+    ):
+        if note := read_note(directory):
+            size = log_checkpoint.read_own_checkpoint(note, key).tree.size
+    journal = directory / "journal"
+    following, unsigned = size, list[bytes]()
+    for path in sorted(journal.glob("journal-*.wal")) if journal.exists() else ():
+        name = _NAME.fullmatch(path.name)
+        if name is None or int(name[1]) > following:
+            message = (
+                f"invalid journal file {path}: expected one that begins at record {following} or before it; fix: restore the"
+                " directory from a backup"
+            )
+            raise FormerLogError(message)
+        first = int(name[1])
+        raws = _read_journal_file(path, bytes.fromhex(name[2]))
+        unsigned += raws[following - first :]
+        following = max(following, first + len(raws))
+    return unsigned
+
+
+def _read_journal_file(path: Path, marker: bytes) -> list[bytes]:
+    """Return the records of a file of the journal, up to a group that a crash has torn."""
+    content, position, raws = path.read_bytes(), 0, list[bytes]()
+    while content.startswith(marker, position):
+        payload = read_payload(content, position)
+        if payload is None:
+            break
+        raws += tiles.decode_bundle(payload)
+        position += HEAD.size + len(payload)
+    return raws
+
+
+def keep_conflicts(directory: Path, conflicts: Path) -> None:
+    """Move the checkpoints of agents that contradict the log out of its directory. Raises OSError."""
+    if (directory / conflicts.name).exists() and not conflicts.exists():
+        (directory / conflicts.name).rename(conflicts)
+        sync_directory(conflicts.parent)
+
+
+def import_log(
+    connection: sa.Connection, log: str, key: signed_note.PublicKey | None, directory: Path
+) -> None:
+    """Import the signed records with the same leaves, and the checkpoint; nothing if nothing is signed.
+
+    Without a key, the signature is not verified. Raises FormerLogError, NoteError, OSError.
+    """
+    note = read_note(directory)
+    if not note:
+        return
+    head = log_checkpoint.read_own_checkpoint(note, key).tree if key else claimed_tree(note)
+    tree = tables.GrowingTree()
+    for index in range(-(-head.size // tiles.WIDTH)):
+        width = min(tiles.WIDTH, head.size - index * tiles.WIDTH)
+        if (raws := _read_entries(directory, index, width)) is not None:
+            tables.insert_records(connection, log, tree, raws)
+        else:
+            row = (directory / tiles.tile_name(0, index)).read_bytes()
+            tables.insert_archived(connection, log, tree, tiles.split_hashes(row))
+    if tree.head != head:
+        message = (
+            f"cannot import the audit log {directory}: its {tree.range.size} records have the root"
+            f" {tree.range.root.hex()}: expected {head.size} records with the signed root {head.root.hex()}; fix: restore the"
+            " directory from a backup, or run `railscope audit verify` of the version that wrote it"
+        )
+        raise FormerLogError(message)
+    tables.replace_row(connection, tables.heads, {"log": log, "note": note})
+    path = directory / "witnesses"
+    if path.exists():
+        # Its second line is a signature. What is damaged is left out: agents send their cosignatures again.
+        line = path.read_bytes().partition(b"\n")[0]
+        with contextlib.suppress(*DECODING_ERRORS):
+            found = msgspec.json.decode(line, type=dict[str, cosignatures.CosignedCheckpoint])
+            cosignatures.store_witnesses(connection, log, found)
+
+
+def claimed_tree(note: str) -> merkle.TreeHead:
+    """Return the size and root that a checkpoint states, unverified. Raises FormerLogError."""
+    lines = note.split("\n")
+    root = signed_note.decode_base64(lines[2]) if len(lines) > 2 else b""  # noqa: PLR2004 - origin, size, root
+    if not root or not log_checkpoint.SIZE.fullmatch(lines[1]):
+        message = f"invalid checkpoint {note[:100]!r}: expected origin, size and root"
+        raise FormerLogError(message)
+    return merkle.TreeHead(int(lines[1]), root)
+
+
+def _read_entries(directory: Path, index: int, width: int) -> list[bytes] | None:
+    """Return the records of a tile; None if only its hashes are in the directory. Raises FormerLogError."""
+    full = directory / tiles.tile_name("entries", index)
+    partial = directory / tiles.tile_name("entries", index, width)
+    # A tile may have been filled by a writer that was killed before it signed: it begins with the partial one.
+    path = partial if partial.exists() else full
+    if not path.exists():
+        if width == tiles.WIDTH and (directory / tiles.tile_name(0, index)).exists():
+            return None
+        message = f"missing tile {path} of records: expected {width} records; fix: restore the directory from a backup"
+        raise FormerLogError(message)
+    with convert_errors(tiles.TileError, FormerLogError, f"damaged tile {path}: "):
+        return tiles.decode_bundle(path.read_bytes())[:width]
+
+
+def export_log(tree: tables.StoredTree, note: str, directory: Path) -> None:
+    """Write a log as files for other tools. Raises LogDamagedError, OSError."""
+    for level, index, width, content in _tiles_of(tree):
+        path = directory / tiles.tile_name(level, index, width)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    cosigned = cosignatures.read_witnesses(tree.connection, tree.log)
+    (directory / "witnesses").write_bytes(msgspec.json.encode(cosigned, order="sorted") + b"\n")
+    # Last: a directory with a checkpoint is complete.
+    (directory / "checkpoint").write_text(note)
+
+
+def _tiles_of(tree: tables.StoredTree) -> Iterator[tuple[int | str, int, int, bytes]]:
+    """Yield level, index, width and content of each tile."""
+    rows: list[list[merkle.Hash]] = []
+    counts: list[int] = []
+
+    def add(level: int, hashed: merkle.Hash) -> Iterator[tuple[int, int, int, bytes]]:
+        if level == len(rows):
+            rows.append([])
+            counts.append(0)
+        rows[level].append(hashed)
+        if len(rows[level]) == tiles.WIDTH:
+            full, rows[level] = rows[level], []
+            yield level, counts[level], tiles.WIDTH, b"".join(full)
+            counts[level] += 1
+            yield from add(level + 1, tiles.complete_root(full))
+
+    bundle: list[bytes] = []
+    for number, raw in enumerate(tree.records_from(0), 1):
+        bundle.append(raw)
+        yield from add(0, merkle.leaf_hash(raw))
+        if len(bundle) == tiles.WIDTH or number == tree.size:
+            yield "entries", (number - 1) // tiles.WIDTH, len(bundle), tiles.encode_bundle(bundle)
+            bundle = []
+    for level, row in enumerate(rows):
+        if row:
+            yield level, counts[level], len(row), b"".join(row)
+
+
+def set_aside(directory: Path, now_ns: int) -> None:
+    """Rename the directory of a log that was imported. Raises OSError."""
+    aside = directory.with_name(directory.name + SUFFIX)
+    if aside.exists():
+        shutil.rmtree(aside)
+    directory.rename(aside)
+    os.utime(aside, ns=(now_ns, now_ns))
+
+
+def delete_old(directory: Path, now_ns: int) -> None:
+    """Delete the directory that was set aside, a week later. Raises OSError."""
+    aside = directory.with_name(directory.name + SUFFIX)
+    if aside.exists() and aside.stat().st_mtime < (now_ns - KEEP_DAYS * DAY_NS) // SECOND_NS:
+        shutil.rmtree(aside)
