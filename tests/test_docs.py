@@ -219,7 +219,7 @@ CHART = yaml.safe_load((ROOT / "deploy/helm/railscope/values.yaml").read_text())
 CHART_VALUES = {f"{section}.{key}" for section, keys in CHART.items() if isinstance(keys, dict) for key in keys}  # fmt: skip
 NOT_SETTINGS = re.compile(
     r"(tenancy|billing)\.(?!\w+_(file|url|seconds)$)"  # types of audit records
-    r"|audit\.key$|ledger\.(known|sqlite)$"  # files
+    r"|audit\.(key|pub)$|ledger\.(known|sqlite)$"  # files
 )
 
 

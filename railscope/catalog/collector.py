@@ -70,19 +70,19 @@ SINK_WRITTEN = _COLLECTOR.counter("railscope_collector_influx_written_lines_tota
 
 # Audit log ---------------------------------------------------------------------------------------
 AUDIT_RECORDS = _COLLECTOR.gauge("railscope_audit_records", "Records in the audit log.", "audit log")
-AUDIT_UNSIGNED = _COLLECTOR.gauge("railscope_audit_unsigned_records", "Durable records of the audit log that no signed checkpoint covers yet.", "audit log")
+AUDIT_UNSIGNED = _COLLECTOR.gauge("railscope_audit_unsigned_records", "Acknowledged records that are not in the signed audit log yet.", "audit log")
 AUDIT_LOST = _COLLECTOR.counter("railscope_audit_lost_records_total", "Records that could not be written to the audit log.", "audit log")
 DENIALS = _COLLECTOR.counter("railscope_audit_denials_total", "Requests denied for lack of the right credential.", "collector")
 AUDIT_WAITING = _COLLECTOR.gauge("railscope_audit_waiting_events", "Events of agents that are not in the audit log yet.", "collector")
 AUDIT_OVERFLOWED = _COLLECTOR.counter("railscope_audit_overflowed_events_total", "Events of agents that exceeded the audit queue and were read again from the frame log.", "collector")
 AUDIT_UNNUMBERED = _COLLECTOR.counter("railscope_audit_unnumbered_events_total", "Events that could not be recorded because an old agent does not number them.", "collector")
 OUTBOX_WAITING = _COLLECTOR.gauge("railscope_audit_outbox_waiting_records", "Records of changes to the ledger that are not in the audit log yet.", "ledger")
-LEDGER_REPLACED = _COLLECTOR.gauge("railscope_ledger_replaced", "1 if the ledger database is older than or different from the one that the audit log has recorded, so that nothing is finalized or billed, 0 otherwise.", "heads of the ledger in the audit log")
+LEDGER_REPLACED = _COLLECTOR.gauge("railscope_ledger_replaced", "1 if the ledger database is older than or different from the one that the collector has known, so that nothing is finalized or billed, 0 otherwise.", "heads of the ledger in the audit log")
 AUDIT_CONFLICT = _COLLECTOR.gauge("railscope_audit_checkpoint_conflict", "1 if an agent has a checkpoint that was never in the audit log, so that nothing is signed, 0 otherwise.", "checkpoints of agents")
 AUDIT_VERIFIED = _COLLECTOR.gauge("railscope_audit_verified", "1 if the collector's last verification of the whole audit log matched the signed state, 0 otherwise.", "as railscope audit verify")
 AUDIT_VERIFIED_AGE = _COLLECTOR.gauge("railscope_audit_verification_age_seconds", "Age of the last verification of the whole audit log that matched the signed state.", "as railscope audit verify")
-AUDIT_ARCHIVED = _COLLECTOR.gauge("railscope_audit_archived_records", "Records of the audit log that are in the archive and no longer in its directory; absent while entries are not archived.", "audit log")
-AUDIT_ARCHIVE_FAILURES = _COLLECTOR.counter("railscope_audit_archive_failures_total", "Attempts to archive entries of the audit log that failed; the entries stay in its directory.", "audit log")
+AUDIT_ARCHIVED = _COLLECTOR.gauge("railscope_audit_archived_records", "Records of the audit log that are in the archive and no longer in the database; absent while entries are not archived.", "audit log")
+AUDIT_ARCHIVE_FAILURES = _COLLECTOR.counter("railscope_audit_archive_failures_total", "Attempts to archive entries of the audit log that failed; the entries stay in the database.", "audit log")
 AUDIT_WITNESSES = _COLLECTOR.gauge("railscope_audit_witnesses", "Nodes that have cosigned a checkpoint of the audit log.", "cosignatures of agents")
 
 # Inventory ---------------------------------------------------------------------------------------

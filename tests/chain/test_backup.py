@@ -251,9 +251,7 @@ async def backed_up(site: ProgramDirectory, server: postgresql.PostgreSQL) -> Re
     await one.stores(FIRST | LOST)
 
     async def is_recorded() -> bool:
-        return "billing.head" in await one.run_command(
-            f"railscope audit show --json {STATE}/audit; false"
-        )
+        return "billing.head" in await one.run_command("railscope audit show --json URL; false")
 
     await wait_until(is_recorded, "the price book is in the audit log")
     return one
@@ -305,15 +303,14 @@ async def test_a_ledger_moves_to_postgresql_while_agents_keep_their_frames(
 
 
 @pytest.mark.thorough
-async def test_an_older_audit_log_is_detected(
+async def test_the_audit_log_outlives_the_state_directory(
     site: ProgramDirectory, server: postgresql.PostgreSQL
 ) -> None:
+    """It is in the database: an older copy of the state directory continues it."""
     one = await backed_up(site, server)
     await one.lose_disk()
     await one.run("Restore the state directory")
-    await one.collector.find_logged("audit_signing_stopped .*an older copy of the log was restored")
     await one.stores(FIRST | LOST)  # it is in the database
     await one.send(one.body())
     await one.stores(ALL)
-    (named,) = await one.run("Verify after a restore")
-    assert "head 1 has no record; price book 1: it has no record" in named
+    assert await one.run("Verify after a restore") == []

@@ -123,7 +123,7 @@ def check_stopped(rest: str, number: signal.Signals, directory: Path) -> None:
     assert re.search(r"^SUMMARY: 5 nodes ran\. .*\.$", rest, re.MULTILINE)
     assert not processes_in(directory)
     assert [path.name for path in directory.parent.iterdir()] == ["demo"]
-    assert (directory / "collector/audit/key.pub").is_file()
+    assert (directory / "collector/audit.pub").is_file()
 
 
 @pytest.mark.thorough

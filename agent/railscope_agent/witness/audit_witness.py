@@ -186,7 +186,7 @@ class AuditWitness:
             "audit_log_key_trusted",
             collector=self.collector,
             key=str(key),
-            advice="first key received; compare it with the log's key.pub",
+            advice="first key received; compare it with audit.pub of the collector",
         )
         return key
 

@@ -40,6 +40,7 @@ MAX_WAITING = 100_000
 MAX_GROUP_RECORDS = 256
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
+FOLLOW_SECONDS = 5.0
 COUNT_SECONDS = 60.0
 """Maximum period between two full counts of the outbox: a row may be committed after a later one."""
 STOP_SECONDS = 5.0
@@ -100,6 +101,7 @@ class AuditLog:
     _newest_row: int = -1
     """Number of the last row of the outbox when none was pending; -1 if it must be determined."""
     _counted_seconds: float = 0.0
+    _followed_seconds: float = -1e9
     _queued: list[_QueuedRecord] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _move_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,6 +141,17 @@ class AuditLog:
                 transactions.lock(connection, _LOCK)
                 self._follow(connection)
             self._keep_tail()
+
+    async def follow_others(self) -> None:
+        """Read the head again, every few seconds, while another collector may have written it.
+
+        Raises LogWriteError, UnusableLedgerError, OSError.
+        """
+        now_seconds = time.monotonic()
+        if self._tree is None and now_seconds >= self._followed_seconds + FOLLOW_SECONDS:
+            await call_database(self.follow)
+            if not self.is_active():
+                self._tree, self._followed_seconds = None, now_seconds
 
     def genesis(self) -> str:
         """Return the hash of the first record, which identifies the log; empty without one. Raises LogDamagedError."""

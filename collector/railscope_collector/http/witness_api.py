@@ -88,6 +88,12 @@ class WitnessApi:
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
         has_submitted = credential.name in self.guard.submitted_sizes
         headers = {} if has_submitted else {PRESENT_HEADER: "held"}
+        try:
+            await self.audit.follow_others()
+        except (LogWriteError, UnusableLedgerError, OSError) as error:
+            # Not 404: an agent that holds a checkpoint would report that the log was emptied.
+            log.error("checkpoint_read_failed", problem=str(error))
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
         note = self.audit.note
         if not note:
             text = f"{log_checkpoint.NOTHING_SIGNED}\n"

@@ -290,7 +290,7 @@ class DemoCluster:
             f"  {self.directory / 'tokens' / name!s:40} {what}"
             for name, (_, what) in READERS.items()
         )
-        audit = self.directory / _COLLECTOR / "audit"
+        state = self.directory / _COLLECTOR
         program = shutil.which("railscope") or Path(sys.executable).with_name("railscope")
         return (
             f"Open in a browser\n  {self.url + '/':40} web console\n"
@@ -298,6 +298,6 @@ class DemoCluster:
             f"Metrics and data\n  {self.url + '/metrics':40} aggregates for Prometheus\n"
             f"  {self.url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
             f"In another terminal\n  {program} status --collector {self.url}\n  {program} top --collector {self.url}\n"
-            f"  {program} audit verify {audit} --key {audit / 'key.pub'}\n"
+            f"  {program} audit verify {state / 'ledger.sqlite'} --key {state / 'audit.pub'}\n"
             f"Metrics of the agents\n{lines}\nStop with Ctrl-C."
         )

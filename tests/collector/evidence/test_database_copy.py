@@ -21,6 +21,7 @@ from support.story import NodeReporter, accept
 
 from railscope.cli import root
 from railscope.service import lock_state_directory
+from railscope_collector.audit import tables as audit_tables
 from railscope_collector.billing import tables
 from railscope_collector.ledger import audit_outbox
 from railscope_collector.ledger.database import Database
@@ -48,7 +49,7 @@ def state(tmp_path: Path) -> Path:
     books = books_with(ledger, ALL)
     books.close(ONE, manager_after(ONE))
     with ledger.database.transaction(writes=True) as connection:
-        audit_outbox.take_rows(connection, "log", 2)
+        audit_tables.insert_records(connection, "log", audit_tables.GrowingTree(), [b"x"] * 300)
     ledger.close()
     return directory
 
@@ -108,7 +109,8 @@ def test_the_copy_has_all_rows_and_continues(state: Path, target: str) -> None:
         "evidence_claim",
         "ledger_entry",
         "billing_charge",
-        "audit_taken",
+        "audit_record",
+        "audit_subtree",
     ):
         assert counts[name], name
     ledger = Ledger.open(target, metadata)
