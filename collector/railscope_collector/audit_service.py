@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from railscope import __version__, durable_files, service
 from railscope.audit.record import RecordError, RecordSource
@@ -21,6 +22,7 @@ from railscope.settings import SettingsError
 from railscope_collector import state_store
 from railscope_collector.active_collector import ActiveRole
 from railscope_collector.audit import (
+    AuditLogError,
     LogWriteError,
     audit_trail,
     cosignatures,
@@ -45,6 +47,8 @@ from railscope_collector.http.witness_api import WitnessApi
 from railscope_collector.ledger import directory_holder
 from railscope_collector.ledger.database import Database, SharedDatabase, UnusableLedgerError
 from railscope_collector.state.state_checkpointer import StateCheckpointer
+
+log = structlog.get_logger(__name__)
 
 RECORDER_STATE_FILE = "observed"
 PUBLIC_KEY_FILE = "audit.pub"
@@ -188,12 +192,13 @@ class AuditService:
         self.watch.start()
 
     def take_over(self) -> None:
-        """Continue with the log of another collector of the group, before this one receives frames. Blocking.
-
-        Raises LogWriteError, LogDamagedError, UnusableLedgerError, OSError.
-        """
-        self.observed.catch_up()
-        self.witness_api.witnesses.read()
+        """Continue with the log of another collector of the group, before this one receives frames. Blocking."""
+        try:
+            self.observed.catch_up()
+            self.witness_api.witnesses.read()
+        # Frames are received also if the log was altered: records then wait, and the writer reports the reason.
+        except (AuditLogError, RecordError, UnusableLedgerError, OSError) as error:
+            log.error("audit_log_not_continued", problem=str(error))
 
     async def hold_directory(self) -> None:
         """Hold the state directory, by the identity of its outbox, in a shared database. Raises DirectoryInUseError."""
