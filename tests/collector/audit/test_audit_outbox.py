@@ -12,6 +12,8 @@ from support.audit import KEY, audit_log, draft, running_log
 from support.metered import record_number
 
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
+from railscope.settings import SettingsError
+from railscope_collector.audit.log_secrets import load_group_key, store_key
 from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.ledger.audit_outbox import (
@@ -188,3 +190,20 @@ def test_the_actor_survives_the_way_through_the_database(database: Database) -> 
         17,
         commitments={"user": "0" * 64},
     )
+
+
+def test_collectors_of_a_group_have_the_key_of_the_first_one(
+    tmp_path: Path, database: Database
+) -> None:
+    first = load_group_key(database, "east", tmp_path / "a", "log.example")
+    second = load_group_key(database, "east", tmp_path / "b", "log.example")
+    assert str(second.public) == str(first.public)
+    other = load_group_key(database, "west", tmp_path / "c", "log.example")
+    assert str(other.public) != str(first.public)
+    store_key(tmp_path / "b", second)
+    assert str(load_group_key(database, "east", tmp_path / "b", "").public) == str(first.public)
+    (tmp_path / "d").write_text(KEY.secret_text())
+    with pytest.raises(
+        SettingsError, match=r"expected that of cluster.group 'east'.*move the file"
+    ):
+        load_group_key(database, "east", tmp_path / "d", "log.example")
