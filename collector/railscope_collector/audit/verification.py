@@ -27,7 +27,7 @@ from railscope_collector.ledger.database import UnusableLedgerError
 
 _BUNDLES = 16
 """Bundles of 256 records that are read in one transaction."""
-_FORMER_TABLES = {"audit_taken"}
+_FORMER_TABLES = {"audit_taken", "collector_member"}
 """Tables of earlier releases, which this one does not read."""
 
 
