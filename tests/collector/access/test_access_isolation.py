@@ -231,6 +231,7 @@ async def obtained(
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings_, billing=BookedRows(cluster.booked))
     collector.refresher.views = cluster.views()
+    collector.refresher.max_age_seconds = 1e10  # answers use them, however old they are
     for event in cluster.events:
         collector.core.add_event(event)
     for node in cluster.nodes:
