@@ -110,11 +110,9 @@ def main(*, is_quick: bool, only: int | None) -> None:
         capture = directory / load.SPEC.node
         load.write_node(capture, ENVELOPE_SECONDS * (2 + turns))
         frames = load.NodeFrames(capture, ENVELOPE_SECONDS)
-        columns = sum(map(load.columns_of, frames.schemas.values()))
+        columns = sum(each.width for each in frames.schemas.values())
         values = statistics.mean(
-            sum(
-                batch.rows * load.columns_of(frames.schemas[batch.schema]) for batch in each.batches
-            )
+            sum(batch.rows * frames.schemas[batch.schema].width for batch in each.batches)
             for each in frames.envelopes[1:]
         )
         report.figure(

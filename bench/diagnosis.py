@@ -22,7 +22,7 @@ import msgspec
 
 from bench import load
 from bench.harness import Aim, BenchReport, cpu_seconds, is_quick_option, mebibytes, reporting
-from railscope.wire import Batch, WireSchema
+from railscope.wire import HASH_BYTES, Batch, WireSchema
 from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
 from railscope_collector.live_diagnosis.diagnosis_engine import KEPT_SLOTS, OPEN_SLOTS
 from railscope_collector.workloads.job_roster import JobKey
@@ -68,7 +68,7 @@ def main(*, is_quick: bool) -> None:
 
 
 class NamedFrames:
-    """The frames of the node under the names of others, with a digest of its own for each schema of each of them."""
+    """The frames of the node under the names of others, with names of their own."""
 
     def __init__(self, frames: load.NodeFrames) -> None:
         self._frames = frames
@@ -78,16 +78,19 @@ class NamedFrames:
         """Return the frames of a node in a slot."""
         own = number.to_bytes(_NUMBER_BYTES, "little")
         batches = self._frames.batches(slot, number)
-        return [msgspec.structs.replace(each, schema=own + each.schema) for each in batches]
+        return [msgspec.structs.replace(each, names=own + each.names) for each in batches]
 
     def find_schema(self, number: int, digest: bytes) -> WireSchema:
         """Return a schema of a node by its digest."""
-        return load.of_node(self._frames.schemas[digest[_NUMBER_BYTES:]], number)
+        common = digest[:HASH_BYTES] + digest[HASH_BYTES + _NUMBER_BYTES :]
+        schema = self._frames.schemas[common]
+        entities = load.of_node(schema.entities, number)
+        return msgspec.structs.replace(schema, entities=entities)
 
     def gpus(self, number: int) -> list[str]:
         """Return the UUIDs of the GPUs of a node."""
-        schemas = (load.of_node(each, number) for each in self._frames.schemas.values())
-        return sorted({e.key[0] for each in schemas for e in each.entities if e.kind == "gpu"})
+        names = (load.of_node(each, number) for each in self._frames.names.values())
+        return sorted({row.key[0] for rows in names for row in rows if row.kind == "gpu"})
 
 
 class DiagnosedNodes:

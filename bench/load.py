@@ -1,21 +1,23 @@
 """The load of a collector and of a diagnosis: one simulated node with 8 GPUs and 10 NICs, under the names of many.
 
 The node trains without a fault. Each of the others has its own GPUs, and multiples of the node's counters and of the changes of its gauges; a
-schema without a GPU is the same for all.
+list of names without a GPU is the same for all.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from railscope import __version__, catalog, frame, wire
+from railscope import __version__, catalog, envelopes, frame, wire
 from railscope.capture import write_capture
 from railscope.catalog.declare import MetricKind
+from railscope.shapes import SchemaTable
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings, CollectorLink
 from railscope_simulator import NodeSpec, capture_metadata, moments
@@ -38,9 +40,17 @@ class NodeFrames:
 
     def __init__(self, capture: Path, seconds: int) -> None:
         self.envelopes = list(CaptureReplay(capture, AgentSettings()).envelopes(seconds))
-        schemas = [each for envelope in self.envelopes for each in envelope.schemas]
-        self.schemas = {wire.schema_hash(each): each for each in schemas}
-        self._counters = {digest: counters_of(each) for digest, each in self.schemas.items()}
+        self.table = SchemaTable()
+        self.shapes: dict[bytes, bytes] = {}
+        self.names: dict[bytes, wire.NameRows] = {}
+        for envelope in self.envelopes:
+            self.table.add(envelope)
+            self.shapes |= {wire.content_hash(each): each for each in envelope.shapes}
+            for content in envelope.names:
+                self.names[wire.content_hash(content)] = envelopes.decode_names(content)
+        used = {batch.schema for envelope in self.envelopes for batch in envelope.batches}
+        self.schemas = {identity: self.table[identity] for identity in used}
+        self._counters = {identity: counters_of(each) for identity, each in self.schemas.items()}
 
     def batches(self, position: int, multiple: int) -> list[wire.Batch]:
         """Return the batches of an envelope with a multiple of its values."""
@@ -65,8 +75,8 @@ def token(node: str) -> str:
     return f"token-of-{node}"
 
 
-def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
-    """Return the schema of another node of the same build, with other GPUs."""
+def of_node(rows: Sequence[wire.WireEntity], number: int) -> tuple[wire.WireEntity, ...]:
+    """Return the names or entities of another node of the same build, with other GPUs."""
 
     def own_entity(entity: wire.WireEntity) -> wire.WireEntity:
         if not entity.key or not entity.key[0].startswith(_GPU):
@@ -74,14 +84,7 @@ def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
         key = (f"{_GPU}{number:08x}{entity.key[0][12:]}", *entity.key[1:])
         return wire.WireEntity(entity.kind, key, entity.facts)
 
-    return wire.WireSchema(
-        schema.stream, schema.groups, tuple(own_entity(e) for e in schema.entities)
-    )
-
-
-def columns_of(schema: wire.WireSchema) -> int:
-    """Return the number of columns of a schema."""
-    return sum(len(group.entities) for group in schema.groups)
+    return tuple(map(own_entity, rows))
 
 
 def counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
@@ -98,23 +101,29 @@ class Envelopes:
 
     def __init__(self, frames: NodeFrames, nodes: int) -> None:
         self._frames, self._nodes = frames, nodes
-        common = {
-            digest: digest for digest, schema in frames.schemas.items() if not _has_gpus(schema)
-        }
-        own = {digest: schema for digest, schema in frames.schemas.items() if digest not in common}
-        self._digests = [
-            common | {d: wire.schema_hash(of_node(each, number)) for d, each in own.items()}
+        self._hashes = [
+            {
+                digest: wire.content_hash(wire.encode_part(of_node(rows, number)))
+                for digest, rows in frames.names.items()
+            }
             for number in range(nodes)
         ]
+        self._registered: set[int] = set()
 
-    def schemas(self, number: int, digests: list[str]) -> bytes:
-        """Return an envelope with the schemas that the collector requests from one node."""
-        requested = [
-            of_node(self._frames.schemas[digest], number)
-            for digest, own in self._digests[number].items()
-            if own.hex() in digests
-        ]
-        return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
+    def parts(self, number: int, shapes: Sequence[str], names: Sequence[str]) -> bytes:
+        """Return an envelope with the shapes and names that the collector requests from one node."""
+        parts = wire.SentParts(
+            [each for digest, each in self._frames.shapes.items() if digest.hex() in shapes],
+            [
+                self._own_names(number, digest)
+                for digest, own in self._hashes[number].items()
+                if own.hex() in names
+            ],
+        )
+        return wire.pack(wire.envelope(origin(number), [], parts, agent_version=__version__))
+
+    def _own_names(self, number: int, digest: bytes) -> bytes:
+        return wire.encode_part(of_node(self._frames.names[digest], number))
 
     def variants(self, turn: int) -> list[list[wire.Batch]]:
         """Return the batches of a turn, for each variant of nodes."""
@@ -128,14 +137,18 @@ class Envelopes:
         own = [
             msgspec.structs.replace(
                 batch,
-                schema=self._digests[number][batch.schema],
+                names=self._hashes[number][batch.names],
                 wall_ns=tuple(each - newest_wall_ns + wall_ns for each in batch.wall_ns),
                 boot_ns=tuple(each - newest_boot_ns + boot_ns for each in batch.boot_ns),
                 events=(),
             )
             for batch in batches
         ]
-        return wire.pack(wire.envelope(origin(number), own, (), agent_version=__version__))
+        # As an agent: with the names in the first envelope of the run.
+        names = [] if number in self._registered else list(self._frames.names)
+        self._registered.add(number)
+        parts = wire.SentParts(names=[self._own_names(number, digest) for digest in names])
+        return wire.pack(wire.envelope(origin(number), own, parts, agent_version=__version__))
 
 
 def request(number: int, body: bytes) -> bytes:
@@ -150,10 +163,6 @@ def request(number: int, body: bytes) -> bytes:
     }
     text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
     return f"POST {_PATH} HTTP/1.1\r\n{text}\r\n".encode() + body
-
-
-def _has_gpus(schema: wire.WireSchema) -> bool:
-    return any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
 
 
 def origin(number: int) -> frame.FrameOrigin:

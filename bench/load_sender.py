@@ -1,7 +1,7 @@
 """The process that sends a load to a collector, over one connection for each node.
 
 `sending` starts `python -m bench.load_sender PORT CAPTURE NODES`, which reads a line for each turn from standard input: the seconds over which
-the turn is spread. It answers with a line of JSON. Like an agent, it sends the schemas that the collector requests, and then the frames again.
+the turn is spread. It answers with a line of JSON. Like an agent, it sends the shapes and names that the collector requests, and then the frames again.
 
 An acknowledgement takes from the time at which its request was sent to the time at which the kernel received its last bytes (`SO_TIMESTAMPNS`).
 So a sender that is late, because the machine is busy, adds nothing to it; its lateness is a figure of its own.
@@ -204,7 +204,7 @@ class _Generator:
         return SentTurn(sum(sizes), latencies, lateness)
 
     async def _send(self, number: int, body: bytes) -> float:
-        """Send frames until they are acknowledged, and the schemas that the collector requests; return the seconds."""
+        """Send frames until they are acknowledged, and the shapes and names that the collector requests; return the seconds."""
         connection = self._connections[number]
         sent_ns = time.time_ns()
         for _ in range(_MAX_TRIES):
@@ -212,9 +212,10 @@ class _Generator:
             if answer.status // 100 == 2:  # noqa: PLR2004 - HTTP's success
                 return (answer.received_ns - sent_ns) / SECOND_NS
             if answer.status == _CONFLICT:
-                requested = json.loads(answer.content)["unknown_schemas"]
-                schemas = self._envelopes.schemas(number, requested)
-                answer = await connection.exchange(request(number, schemas))
+                reply = json.loads(answer.content)
+                requested = (reply.get(f"unknown_{each}", ()) for each in ("shapes", "names"))
+                parts = self._envelopes.parts(number, *requested)
+                answer = await connection.exchange(request(number, parts))
             elif answer.status != _NOT_NOW:
                 break
             if answer.status == _NOT_NOW:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, compress, groupby, pairwise
 from operator import itemgetter, sub
 
-from railscope import reading, wire
+from railscope import reading, shapes, wire
 from railscope.envelopes import within_bounds
 from railscope.frame import Event, Frame
 
+_RESERVED_REASON = reading.Absent.UNSUPPORTED.value
 _DIGITS = b"0".ljust(256, b"1")
 
 
@@ -26,6 +28,9 @@ def encode_batches(frames: Iterable[Frame]) -> list[wire.Batch]:
 
 def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
     """Encode consecutive frames of one schema as one batch."""
+    parts = shapes.schema_parts(frames[0].schema)
+    if parts.columns is not None:
+        frames = [_with_reserve(frame, parts.columns) for frame in frames]
     first = frames[0]
     rows = [frame.values for frame in frames]
     moved = 0
@@ -39,7 +44,8 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
     steps = [list(map(sub, after, before)) for before, after in pairwise(columns)]
     return wire.Batch(
         stream=first.schema.stream,
-        schema=wire.schema_identity(first.schema),
+        shape=parts.shape_hash,
+        names=parts.names_hash,
         first_sequence=first.sequence,
         wall_ns=tuple(frame.timestamp.wall_ns for frame in frames),
         boot_ns=tuple(frame.timestamp.boot_ns for frame in frames),
@@ -52,6 +58,20 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
             _encode_event(row, event) for row, frame in enumerate(frames) for event in frame.events
         ),
         read_delays=_encode_delays(frames),
+    )
+
+
+def _with_reserve(frame: Frame, columns: Sequence[int]) -> Frame:
+    """Return a frame with the columns of its shape; those in reserve have no value."""
+    # The last item is that of all columns in reserve, whose number is -1.
+    pick = itemgetter(*columns)
+    reasons = (frame.reasons or bytes(len(frame.values))) + bytes([_RESERVED_REASON])
+    delays = array("I", frame.read_delays)
+    return replace(
+        frame,
+        values=array("q", pick([*frame.values, 0])),
+        reasons=bytes(pick(reasons)),
+        read_delays=array("I", pick([*delays, 0])).tobytes() if delays else b"",
     )
 
 

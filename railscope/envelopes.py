@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -28,7 +28,7 @@ MAX_WINDOW_LOG = 24
 # Bounds of one envelope. Receivers check each bound before they decode the data beyond it, so that
 # a few bytes on the wire never cause large memory use.
 MAX_BATCHES, MAX_FRAMES, MAX_EVENTS = 1000, 20_000, 10_000
-MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_EVENT_BYTES = 1 << 20, 4 << 20, 32 << 10
+MAX_SHAPE_BYTES, MAX_PARTS_BYTES, MAX_EVENT_BYTES = 1 << 20, 4 << 20, 32 << 10
 MAX_TEXT = 4000
 """Characters of a text that is not a name."""
 MAX_KEYS, MAX_FACTS = 16, 64
@@ -37,8 +37,15 @@ MAX_EVENT_TEXT = 16_384
 _CUT_TEXT = 410
 """Length to which each fact of an event with more text than that is cut. Longer than any valid text of a
 claim, so that no claim is accepted with a truncated text."""
-_schema_decoder = msgspec.msgpack.Decoder(wire.WireSchema)
+_shape_decoder = msgspec.msgpack.Decoder(wire.Shape)
+_names_decoder = msgspec.msgpack.Decoder(
+    Annotated[wire.NameRows, msgspec.Meta(max_length=wire.MAX_NAME_ROWS)]
+)
 _event_decoder = msgspec.msgpack.Decoder(wire.WireEvent)
+
+
+_VERSIONS = {wire.MAGIC: wire.VERSION, wire.FORMER_MAGIC: wire.FORMER_VERSION}
+_Hash: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=wire.HASH_BYTES)]
 
 
 class _Version(msgspec.Struct):
@@ -55,7 +62,10 @@ class _SealedEnvelope(msgspec.Struct):
     node: wire.Name
     run: wire.Name
     boot_id: wire.Name
+    shapes: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=wire.MAX_SCHEMAS)] = ()
+    names: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=wire.MAX_SCHEMAS)] = ()
     schemas: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=wire.MAX_SCHEMAS)] = ()
+    """Of version 1."""
     batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
     agent_version: wire.Name = ""
     ended: wire.RunEnd | None = None
@@ -66,12 +76,15 @@ class _SealedBatch(msgspec.Struct):
     """A batch with events that are not decoded yet."""
 
     stream: wire.Name
-    schema: Annotated[bytes, msgspec.Meta(max_length=wire.HASH_BYTES)]
     first_sequence: int
     wall_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
     boot_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
     base: bytes
     changed: bytes
+    shape: _Hash = b""
+    names: _Hash = b""
+    schema: _Hash = b""
+    """Of version 1."""
     steps: bytes = b""
     reasons: bytes = b""
     uncertainty_ns: int | None = None
@@ -100,8 +113,8 @@ class OpenedBody(NamedTuple):
     batches: list[_SealedBatch]
 
     @property
-    def schemas(self) -> list[bytes]:
-        """Return the schemas, as they were encoded."""
+    def former_schemas(self) -> list[bytes]:
+        """Return the schemas of version 1, as they were encoded."""
         return [bytes(schema) for schema in self.sealed.schemas]
 
     @property
@@ -110,13 +123,13 @@ class OpenedBody(NamedTuple):
         return sum(memoryview(event).nbytes for batch in self.batches for event in batch.events)
 
     def decode_envelope(self) -> wire.Envelope:
-        """Decode the envelope without its schemas. Raises WireError."""
+        """Decode the envelope; shapes and names stay encoded. Raises WireError."""
         sealed = self.sealed
-        with _invalid("envelope"):
+        with invalid("envelope"):
             batches = tuple(map(_open_batch, self.batches))
         origin = (sealed.node, sealed.run, sealed.boot_id)
         stated = (sealed.agent_version, sealed.ended, sealed.delivered)
-        return wire.Envelope(wire.VERSION, *origin, (), batches, *stated)
+        return wire.Envelope(wire.VERSION, *origin, sealed.shapes, sealed.names, batches, *stated)
 
 
 def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
@@ -127,46 +140,66 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     of an envelope. At most `max_bytes` are ever decompressed, and each field is checked before the next
     one is decoded.
     """
-    opened = open_body(body, max_bytes)
-    schemas = tuple(map(decode_schema, opened.schemas))
-    return msgspec.structs.replace(opened.decode_envelope(), schemas=schemas)
+    envelope = open_body(body, max_bytes).decode_envelope()
+    for content in envelope.shapes:
+        decode_shape(content)
+    for content in envelope.names:
+        decode_names(content)
+    return envelope
 
 
 def open_body(body: bytes, max_bytes: int) -> OpenedBody:
-    """Decode a body, except for its schemas and events. Raises the errors of `unpack`."""
+    """Decode a body, except for its shapes, names and events. Raises the errors of `unpack`."""
     raw = _decompress(body, max_bytes)
-    with _invalid("envelope"):
+    with invalid("envelope"):
         version = _version_decoder.decode(raw).version
+        expected = _VERSIONS[body[: len(wire.MAGIC)]]
         # Before any other field: those of another version may have another form.
-        if version != wire.VERSION:
-            message = f"unsupported envelope version: {version}: expected {wire.VERSION}"
+        if version != expected:
+            message = f"unsupported envelope version: {version}: expected {expected}"
             raise wire.WireVersionError(message)
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
-        _check_texts("a name of an envelope", names, wire.MAX_NAME)
-        sizes = [memoryview(schema).nbytes for schema in sealed.schemas]
-        _check_size("a schema", max(sizes, default=0), MAX_SCHEMA_BYTES)
-        _check_size("the schemas of an envelope", sum(sizes), MAX_SCHEMAS_BYTES)
+        check_texts("a name of an envelope", names, wire.MAX_NAME)
+        parts = (*sealed.shapes, *sealed.names)
+        former = [memoryview(schema).nbytes for schema in sealed.schemas]
+        size = sum(map(len, parts)) + sum(former)
+        check_size("the shapes and names of an envelope", size, MAX_PARTS_BYTES)
+        check_size("a schema", max(former, default=0), MAX_SHAPE_BYTES)
         return OpenedBody(sealed, list(_sealed_batches(sealed.batches)))
 
 
 def read_node(body: bytes, max_bytes: int) -> str:
     """Return the node of the envelope in a body, without decoding its frames. Raises WireError."""
     raw = _decompress(body, max_bytes)
-    with _invalid("envelope"):
+    with invalid("envelope"):
         return _sender_decoder.decode(raw).node
 
 
-def decode_schema(content: bytes) -> wire.WireSchema:
-    """Decode a schema. Raises WireError if it is invalid or beyond a bound of an envelope."""
-    with _invalid("schema"):
-        schema = _schema_decoder.decode(content)
-        _check_schema(schema)
-        return schema
+def decode_shape(content: bytes) -> wire.Shape:
+    """Decode a shape. Raises WireError if it is invalid or beyond a bound of an envelope."""
+    with invalid("shape"):
+        check_size("a shape", len(content), MAX_SHAPE_BYTES)
+        shape = _shape_decoder.decode(content)
+        columns = sum(len(group.entities) for group in shape.groups)
+        check_size("a shape", columns, wire.MAX_COLUMNS, "columns")
+        for group in shape.groups:
+            check_texts("the metric of a shape", (group.metric, shape.stream), wire.MAX_NAME)
+        check_entities([wire.WireEntity(slot.kind, slot.part) for slot in shape.slots])
+        return shape
+
+
+def decode_names(content: bytes) -> wire.NameRows:
+    """Decode a list of names. Raises WireError if it is invalid or beyond a bound of an envelope."""
+    with invalid("list of names"):
+        check_size("a list of names", len(content), wire.MAX_NAMES_BYTES)
+        rows = _names_decoder.decode(content)
+        check_entities(rows)
+        return rows
 
 
 @contextmanager
-def _invalid(subject: str) -> Iterator[None]:
+def invalid(subject: str) -> Iterator[None]:
     """Raise WireError instead of an error of msgspec."""
     try:
         yield
@@ -176,7 +209,7 @@ def _invalid(subject: str) -> Iterator[None]:
 
 
 def _decompress(body: bytes, max_bytes: int) -> bytes:
-    if body[: len(wire.MAGIC)] != wire.MAGIC:
+    if body[: len(wire.MAGIC)] not in _VERSIONS:
         message = f"invalid body: expected an envelope of frames, which starts with {wire.MAGIC!r}"
         raise wire.WireError(message)
     too_large = f"body too large: expected at most {max_bytes} bytes when decompressed"
@@ -201,19 +234,16 @@ def _decompress(body: bytes, max_bytes: int) -> bytes:
     return raw
 
 
-def _check_schema(schema: wire.WireSchema) -> None:
-    columns = sum(len(group.entities) for group in schema.groups)
-    _check_size("a schema", columns, wire.MAX_COLUMNS, "columns")
-    for group in schema.groups:
-        _check_texts("the metric of a schema", (group.metric, schema.stream), wire.MAX_NAME)
+def check_entities(entities: Sequence[wire.WireEntity]) -> None:
+    """Raise WireError for entities beyond a bound of an envelope."""
     # All at once; one by one only to name the invalid one.
-    if not _are_valid(schema.entities):
-        for entity in schema.entities:
+    if not _are_valid(entities):
+        for entity in entities:
             _check_entity(entity)
 
 
 def _are_valid(entities: Sequence[wire.WireEntity]) -> bool:
-    """True if all entities are within their bounds; checked at once, as a schema may have thousands."""
+    """True if all entities are within their bounds; checked at once, as a shape may have thousands."""
     keys = [entity.key for entity in entities]
     facts = [entity.facts for entity in entities if entity.facts]
     names = {entity.kind for entity in entities}.union(*facts)
@@ -231,18 +261,19 @@ def _sealed_batches(parts: Sequence[msgspec.Raw]) -> Iterator[_SealedBatch]:
     frames = events = 0
     for raw in parts:
         sealed = _batch_decoder.decode(raw)
-        _check_texts("the stream of a batch", (sealed.stream,), wire.MAX_NAME)
+        check_texts("the stream of a batch", (sealed.stream,), wire.MAX_NAME)
         frames += len(sealed.wall_ns)
         events += len(sealed.events)
-        _check_size("an envelope", frames, MAX_FRAMES, "frames")
-        _check_size("an envelope", events, MAX_EVENTS, "events")
+        check_size("an envelope", frames, MAX_FRAMES, "frames")
+        check_size("an envelope", events, MAX_EVENTS, "events")
         yield sealed
 
 
 def _open_batch(sealed: _SealedBatch) -> wire.Batch:
     return wire.Batch(
         sealed.stream,
-        sealed.schema,
+        sealed.shape or sealed.schema,
+        sealed.names,
         sealed.first_sequence,
         sealed.wall_ns,
         sealed.boot_ns,
@@ -257,7 +288,7 @@ def _open_batch(sealed: _SealedBatch) -> wire.Batch:
 
 
 def _event(raw: msgspec.Raw) -> wire.WireEvent:
-    _check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
+    check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
     event = _event_decoder.decode(raw)
     check_event(event)
     return event
@@ -265,7 +296,7 @@ def _event(raw: msgspec.Raw) -> wire.WireEvent:
 
 def check_event(event: wire.WireEvent) -> None:
     """Raise WireError for an event beyond a bound of an envelope."""
-    _check_texts("the name of an event", (event.name,), wire.MAX_NAME)
+    check_texts("the name of an event", (event.name,), wire.MAX_NAME)
     _check_entity(event.entity)
     _check_facts(event.facts)
     if _text_of(event) > MAX_EVENT_TEXT:
@@ -274,30 +305,32 @@ def check_event(event: wire.WireEvent) -> None:
 
 
 def _check_entity(entity: wire.WireEntity) -> None:
-    _check_texts("the kind of an entity", (entity.kind,), wire.MAX_NAME)
-    _check_size("the key of an entity", len(entity.key), MAX_KEYS, "words")
-    _check_texts("the key of an entity", entity.key, MAX_TEXT)
+    check_texts("the kind of an entity", (entity.kind,), wire.MAX_NAME)
+    check_size("the key of an entity", len(entity.key), MAX_KEYS, "words")
+    check_texts("the key of an entity", entity.key, MAX_TEXT)
     _check_facts(entity.facts)
 
 
 def _check_facts(facts: Mapping[str, str]) -> None:
     if facts:
-        _check_size("the facts of an event or entity", len(facts), MAX_FACTS, "facts")
-        _check_texts("the name of a fact", facts, wire.MAX_NAME)
-        _check_texts("a fact", facts.values(), MAX_TEXT)
+        check_size("the facts of an event or entity", len(facts), MAX_FACTS, "facts")
+        check_texts("the name of a fact", facts, wire.MAX_NAME)
+        check_texts("a fact", facts.values(), MAX_TEXT)
 
 
-def _check_texts(field: str, texts: Iterable[str], max_characters: int) -> None:
+def check_texts(field: str, texts: Iterable[str], max_characters: int) -> None:
+    """Raise WireError for texts that are too long or not printable."""
     for text in texts:
         if len(text) > max_characters:
-            _check_size(field, len(text), max_characters, "characters")
+            check_size(field, len(text), max_characters, "characters")
         if not text.isprintable():
             shown = untrusted_text.printable(text)[: wire.MAX_NAME]
             message = f"invalid text of {field}: {shown}: expected printable characters"
             raise wire.WireError(message)
 
 
-def _check_size(field: str, size: int, max_size: int, unit: str = "bytes") -> None:
+def check_size(field: str, size: int, max_size: int, unit: str = "bytes") -> None:
+    """Raise WireError for a size above its bound."""
     if size > max_size:
         message = f"invalid size of {field}: {size} {unit}: expected at most {max_size}"
         raise wire.WireError(message)

@@ -1,9 +1,11 @@
 """Wire format: envelopes of column-major batches, as MessagePack under zstd.
 
   body      = MAGIC ‖ zstd(msgpack(Envelope))
-  Envelope  = version, origin, schemas that the receiver may lack, batches
-  Batch     = consecutive frames of one stream: the complete first row, then, for the columns that
-              changed at all, the steps from row to row, column after column
+  Envelope  = version, origin, shapes and names that the receiver may lack, batches
+  Shape     = columns of a stream without the names of devices: equal for nodes of one build
+  Names     = names and facts of the devices of a node, in the order of the name numbers of a shape
+  Batch     = consecutive frames of one stream, the hashes of its shape and names: the complete first row, then, for
+              the columns that changed at all, the steps from row to row, column after column
 
 All integers are little-endian and 64 bits wide; a step is a difference modulo 2^64. zstd compresses the
 mostly zero upper bytes to almost nothing (`bench/` measures it). Receivers ignore unknown fields, and
@@ -16,13 +18,13 @@ import hashlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
 from railscope import RailscopeError
 from railscope.catalog import KINDS
-from railscope.frame import NO_RAIL, Entity, FrameOrigin, NodeTimestamp, Schema
+from railscope.frame import Entity, FrameOrigin, NodeTimestamp
 from railscope.reading import SIGNED_LIMIT
 
 if sys.version_info >= (3, 14):
@@ -30,8 +32,10 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-VERSION = 1
-MAGIC = b"RSF1"
+VERSION = 2
+MAGIC = b"RSF2"
+FORMER_VERSION, FORMER_MAGIC = 1, b"RSF1"
+"""Of agents up to 0.3.0, which collectors of this release accept: see `wire1`."""
 CONTENT_TYPE = "application/vnd.railscope.frames"
 SENT_HEADER = "Railscope-Sent"
 RECEIPT_HEADER, MAX_RECEIPT_CHARACTERS = "Railscope-Receipt", 512
@@ -47,9 +51,13 @@ MAX_EVENT_NUMBER = 1 << 53
 """Bound of an audited event's number: records count from 0, in integers that JSON represents exactly."""
 LEVEL = 3
 MAX_SCHEMAS = 256
-"""Schemas of one envelope, and streams of one run."""
+"""Shapes or lists of names of one envelope, and streams of one run."""
 MAX_COLUMNS = 20_000
-"""Columns, groups or entities of one schema."""
+"""Columns, groups or slots of one shape."""
+MAX_NAME_ROWS, MAX_NAMES_BYTES = 4096, 256 << 10
+"""Rows and encoded bytes of one list of names."""
+BUILD = -1
+"""Name number of a slot that has no name: a source, a mode of the processors."""
 MAX_NAME = 255
 """Characters of a name: node, run, boot, stream, kind, metric."""
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -72,7 +80,7 @@ class WireEntity(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A run of columns of one metric; `scale` lets a receiver detect a different catalog."""
+    """A run of columns of one metric, as positions of slots or entities; `scale` lets a receiver detect a different catalog."""
 
     metric: str
     scale: tuple[int, int]
@@ -80,11 +88,37 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireSchema(msgspec.Struct, frozen=True):
-    """Wire form of a schema."""
+    """A schema with names: shape and names joined. A column without an entity is of a row that is not in use."""
 
     stream: Name
     groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
     entities: Annotated[tuple[WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return sum(len(group.entities) for group in self.groups)
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entity without its name: the position of the name in the list, or BUILD, and the rest of the key."""
+
+    kind: str
+    name: int
+    part: tuple[str, ...] = ()
+
+
+class Shape(msgspec.Struct, frozen=True, array_like=True):
+    """A schema without names; `rails` has the rail of the device of each name, or NO_RAIL."""
+
+    stream: Name
+    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    slots: Annotated[tuple[Slot, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    rails: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+
+
+NameRows: TypeAlias = tuple[WireEntity, ...]
+"""Kind, key and facts by name number. A row with an empty key is reserved, and not in use."""
 
 
 class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,7 +137,7 @@ class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Consecutive frames of one stream.
+    """Consecutive frames of one stream. `shape` and `names` are hashes.
 
     `wall_ns`, `boot_ns`: one integer per row. `base`: row 0, one integer per column. `changed`: one bit
     per column, least significant first. `steps`: for each changed column, rows - 1 integers. `reasons`:
@@ -112,7 +146,8 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     stream: str
-    schema: bytes
+    shape: bytes
+    names: bytes
     first_sequence: int
     wall_ns: tuple[int, ...]
     boot_ns: tuple[int, ...]
@@ -128,6 +163,11 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     def rows(self) -> int:
         """Number of frames in the batch."""
         return len(self.wall_ns)
+
+    @property
+    def schema(self) -> bytes:
+        """Identity of the schema: the hashes of its shape and its names."""
+        return self.shape + self.names
 
 
 _Sequence: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=SIGNED_LIMIT - 1)]
@@ -173,13 +213,14 @@ DeliveredRuns: TypeAlias = Annotated[tuple[DeliveredRun, ...], msgspec.Meta(max_
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Content of one request."""
+    """Content of one request; shapes and names are encoded."""
 
     version: int
     node: str
     run: str
     boot_id: str
-    schemas: tuple[WireSchema, ...] = ()
+    shapes: tuple[bytes, ...] = ()
+    names: tuple[bytes, ...] = ()
     batches: tuple[Batch, ...] = ()
     agent_version: str = ""
     ended: RunEnd | None = None
@@ -227,61 +268,25 @@ _encoder = msgspec.msgpack.Encoder()
 # Schemas ---------------------------------------------------------------------------------------
 
 
-def to_wire_schema(schema: Schema) -> WireSchema:
-    """Convert a schema to its wire form."""
-    return WireSchema(
-        schema.stream,
-        tuple(
-            WireGroup(metric.name, metric.scale.as_integer_ratio(), members)
-            for metric, members in schema.groups
-        ),
-        tuple(to_wire_entity(entity) for entity in schema.entities),
-    )
-
-
 def to_wire_entity(entity: Entity) -> WireEntity:
     """Convert an entity to its wire form."""
     return WireEntity(entity.kind.name, entity.key, dict(entity.facts))
 
 
-def schema_identity(schema: Schema) -> bytes:
-    """Return the hash of a schema's wire form."""
-    # Stored as a cached property is: in a dictionary, a schema would be compared with those of all other nodes.
-    cache: dict[str, bytes] = vars(schema)
-    if _IDENTITY not in cache:
-        cache[_IDENTITY] = schema_hash(to_wire_schema(schema))
-    return cache[_IDENTITY]
+def encode_part(part: Shape | NameRows) -> bytes:
+    """Encode a shape or a list of names."""
+    return _encoder.encode(part)
 
 
-_IDENTITY = "wire identity"
-
-
-def schema_hash(wire: WireSchema) -> bytes:
-    """Return the hash by which batches refer to a schema."""
-    return hashlib.blake2b(_encoder.encode(wire), digest_size=HASH_BYTES).digest()
+def content_hash(content: bytes) -> bytes:
+    """Return the hash by which batches refer to an encoded shape or list of names."""
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
 
 
 _OUTERMOST = {
     name: (kind.outermost.name, len(kind.outermost.labels)) for name, kind in KINDS.items()
 }
 """Outermost device by kind of entity: kind and number of labels of the device that it is part of."""
-_NO_KIND = ("", 0)
-
-
-def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
-    """Return, for each entity, the rail of the device that it is part of, or NO_RAIL."""
-    index: dict[str, dict[tuple[str, ...], int]] = {}
-    for entity in wire.entities:
-        if entity.facts:  # most entities have none
-            rail = entity.facts.get("rail", "")
-            if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
-                index.setdefault(entity.kind, {})[entity.key] = int(rail)
-    if not index:
-        return (NO_RAIL,) * len(wire.entities)
-    devices = {kind: _OUTERMOST.get(kind, _NO_KIND) for kind in {e.kind for e in wire.entities}}
-    rails = {k: (index.get(whole, {}) if whole else {}, n) for k, (whole, n) in devices.items()}
-    found = [(rails[entity.kind], entity.key) for entity in wire.entities]
-    return tuple([rails.get(key[:labels], NO_RAIL) for (rails, labels), key in found])
 
 
 def part_of_key(entity: WireEntity) -> tuple[str, ...]:
@@ -290,36 +295,33 @@ def part_of_key(entity: WireEntity) -> tuple[str, ...]:
     return entity.key[outermost[1] :] if outermost else ()
 
 
-def layout_hash(wire: WireSchema, rails: Sequence[int]) -> bytes:
-    """Return the hash of a schema's layout: equal for nodes of one build with different serial numbers.
-
-    `rails` are those of its entities.
-    """
-    device_labels = dict.fromkeys({entity.kind for entity in wire.entities}, MAX_COLUMNS)
-    device_labels |= {k: _OUTERMOST[k][1] for k in device_labels.keys() & _OUTERMOST.keys()}
-    parts = [(entity.kind, entity.key[device_labels[entity.kind] :]) for entity in wire.entities]
-    shape = (wire.stream, wire.groups, parts, rails)
-    return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
-
-
 # Envelopes -------------------------------------------------------------------------------------
+
+
+class SentParts(NamedTuple):
+    """Encoded shapes and lists of names that the receiver may lack."""
+
+    shapes: Sequence[bytes] = ()
+    names: Sequence[bytes] = ()
 
 
 def envelope(
     origin: FrameOrigin,
     batches: Sequence[Batch],
-    schemas: Sequence[WireSchema],
+    parts: SentParts | None = None,
     *,
     agent_version: str,
     ended: RunEnd | None = None,
 ) -> Envelope:
     """Return an envelope of this program's version."""
+    sent = parts or SentParts()
     return Envelope(
         VERSION,
         origin.node,
         origin.run,
         origin.boot_id,
-        tuple(schemas),
+        tuple(sent.shapes),
+        tuple(sent.names),
         tuple(batches),
         agent_version,
         ended,

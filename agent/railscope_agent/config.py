@@ -208,7 +208,7 @@ class TextfileSettings(Struct, frozen=True, kw_only=True):
     """Maximum size of a file; a larger one is rejected."""
     max_total_bytes: Annotated[int, Meta(ge=1, le=64 << 20)] = 4 << 20
     """Maximum size of all files; those beyond it are rejected."""
-    max_series: Annotated[int, Meta(ge=1, le=8000)] = 1000
+    max_series: Annotated[int, Meta(ge=1, le=1800)] = 1000
     """Maximum number of series of all files; a file with series beyond it is rejected."""
 
 

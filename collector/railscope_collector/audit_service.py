@@ -204,16 +204,14 @@ class AuditService:
         """Hold the state directory, by the identity of its outbox, in a shared database. Raises DirectoryInUseError."""
         await self.holder.begin(self.trail.log.own.collector)
 
-    async def check_files(
-        self, state_files: state_manifest.StateFiles, names: Callable[[], set[str]]
-    ) -> None:
+    async def check_files(self, state_files: state_manifest.StateFiles) -> None:
         """Compare the state directory with its expected files, every day, until cancelled."""
         while True:
             # The first comparison was that of the start.
             await asyncio.sleep(_CHECK_FILES_SECONDS)
             if former := self.trail.log.former:
                 await service.run_in_thread(former_log.delete_old, former, self.trail.wall_ns())
-            if lost := await service.run_in_thread(state_files.find_new_losses, names):
+            if lost := await service.run_in_thread(state_files.find_new_losses):
                 await self.trail.log.append(self.trail.draft_missing_files(lost))
 
     def start(self, outer: asyncio.TaskGroup, group: asyncio.TaskGroup) -> None:

@@ -113,7 +113,9 @@ def build_storage(
 ) -> StorageLayer:
     """Return the layer below all others. Raises SettingsError."""
     directory, limits, sizes = state_directory(settings), settings.limits, settings.frame_log
-    core = CollectorState(schemas.StoredSchemas(directory / "schemas"))
+    store = state_store.StateStore(directory)
+    core = CollectorState(schemas.StoredSchemas(store))
+    core.schemas.shown_shapes = core.fleet.shapes
     database = SharedDatabase(ledger_url(settings.ledger, directory), tables.metadata)
     role = active_collector.ActiveRole.from_settings(settings, directory, core, database.open)
     stale_ns = round(settings.stale_seconds * SECOND_NS)
@@ -144,7 +146,7 @@ def build_storage(
         role,
         clock,
         state_files,
-        state_store.StateStore(directory),
+        store,
         log,
         checkpointer,
         checkpoints,

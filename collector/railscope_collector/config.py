@@ -22,7 +22,7 @@ class IngestLimits(Struct, frozen=True, kw_only=True):
     decompressed_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
     """Maximum size of a request body when decompressed."""
     columns_per_schema: Annotated[int, Meta(ge=1)] = 20_000
-    """Maximum columns and entities per schema."""
+    """Maximum columns and slots per shape."""
     frames_per_batch: Annotated[int, Meta(ge=1)] = 10_000
     """Maximum frames per batch."""
     frames_per_envelope: Annotated[int, Meta(ge=1)] = 20_000
@@ -39,8 +39,6 @@ class IngestLimits(Struct, frozen=True, kw_only=True):
     """Maximum bytes of counter readings that metering stores per envelope."""
     gaps_per_stream: Annotated[int, Meta(ge=1)] = 1000
     """Maximum gaps in the sequence numbers of one stream of a running agent."""
-    schemas_per_node_hour: Annotated[int, Meta(ge=1)] = 200
-    """Maximum new schemas per node per hour."""
     starts_per_node_hour: Annotated[int, Meta(ge=1)] = 720
     """Maximum new combinations of run, boot and agent version per node per hour; recent ones do not
     count as new.

@@ -167,7 +167,7 @@ class Collector:
                 group.create_task(self.role.run(directory, self._take_over, active))
                 for work in (
                     self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
-                    self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(),
+                    self.checkpoints.run(), self.audit.check_files(self.state_files), self.files.watch(),
                     self.clock_records.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
@@ -204,8 +204,7 @@ class Collector:
         self.audit.open()
         self.access.open()
         self._read_files()
-        if damaged := self.core.schemas.open():
-            log.error("schemas_damaged", files=damaged, advice="agents send them again")
+        self.core.schemas.open()
         self.state_files.open()
         self.log.open()
         files, damage = self.state_files, self.state_files.damage

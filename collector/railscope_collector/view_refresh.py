@@ -18,7 +18,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.account import account_cells, account_sums, live_account
 from railscope_collector.files.quotas_file import Quotas
 from railscope_collector.fleet import fleet, view_cells
-from railscope_collector.fleet.schema_columns import columns_of
+from railscope_collector.fleet.shape_columns import columns_of
 from railscope_collector.fleet.sheets import SheetBlock
 from railscope_collector.inventory.inventory_view import inventory_cells
 from railscope_collector.inventory.inventory_watch import InventoryComparison, InventoryWatch
@@ -193,7 +193,7 @@ class ViewRefresher:
             node = self.core.fleet.nodes.get(block.nodes[int(rows[row])] or "")
             if node is None:
                 continue
-            schema = self.core.schemas.read(node.rows[block.layout.stream].schema)
+            schema = node.rows[block.layout.stream].schema.join()
             member = next(member for at, _, member in columns_of(schema) if at == position)
             gpu = schema.entities[member].key[0]
             number = self.core.names_of_gpu(node.name, gpu)["index"] or gpu

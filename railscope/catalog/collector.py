@@ -29,7 +29,7 @@ REJECTED = _COLLECTOR.counter("railscope_collector_rejected_envelopes_total", "E
 NODE_IDENTITY_CONFLICT = _NODE.gauge("railscope_node_identity_conflict", "1 if two senders used the name and token of this node within the last hour.", "collector, interleaved boots or runs")
 UNPLACED_GPUS = _NODE.gauge("railscope_node_unplaced_gpus", "GPUs that claims without devices request now and that the node does not have left; claims under review are not counted.", "collector, placement of claims")
 QUARANTINED = _COLLECTOR.gauge("railscope_collector_quarantined_records", "Records of the frame log that a restart skipped and stored in `quarantine`.", "collector")
-SCHEMAS = _COLLECTOR.gauge("railscope_collector_schemas", "Known frame schemas; unreferenced ones are released.", "collector")
+SCHEMAS = _COLLECTOR.gauge("railscope_collector_schemas", "Known shapes of frames, which nodes of one build have in common; unreferenced ones are deleted.", "collector")
 CONNECTIONS = _COLLECTOR.gauge("railscope_collector_connections", "Open connections of clients.", "collector")
 CONNECTIONS_CLOSED = _COLLECTOR.counter("railscope_collector_closed_connections_total", "Connections that the collector ended or did not accept: no request arrived in time (timeout), others took precedence (evicted), all were busy (busy), no file descriptor was available (descriptors).", "collector", about=entities.REJECTION)
 COMMITS = _COLLECTOR.counter("railscope_collector_frame_log_commits_total", "Groups of envelopes made durable in the frame log.", "collector")

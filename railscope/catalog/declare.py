@@ -118,24 +118,43 @@ class EntityKind:
     `labels` identify one entity and are the labels of all its metrics. `facts` describe it and are labels
     of one `_info` metric. `part_of` names the kind that provides the first labels of this one, so that
     parts of a GPU or a NIC can be rolled up with it.
+
+    `named` is the number of leading labels that differ between nodes of one build: the UUID of a GPU, and not
+    the name of its clock. Frames of such nodes have one shape; without it, the labels of the outermost kind are names.
+    `varies` is true if the number of entities of a node changes while jobs run; frames reserve columns for them.
     """
 
     name: str
     labels: tuple[str, ...]
     facts: tuple[str, ...] = ()
     part_of: EntityKind | None = None
+    named: int = -1
+    varies: bool = False
 
     def __post_init__(self) -> None:
-        """Reject a kind whose labels do not begin with those of the kind that it is part of."""
+        """Reject labels that do not begin with those of the outer kind, and facts of an entity without a name of its own."""
         parent = self.part_of
         if parent and self.labels[: len(parent.labels)] != parent.labels:
             message = f"entity kind {self.name}: labels must begin with {parent.labels}"
+            raise ValueError(message)
+        if self.named < 0:
+            object.__setattr__(self, "named", len(self.outermost.labels))
+        if self.facts and self.named < len(self.labels):
+            message = f"entity kind {self.name} with facts: expected all of its labels as names"
             raise ValueError(message)
 
     @property
     def outermost(self) -> EntityKind:
         """The outermost kind that this one is part of: the GPU of a GPU's clock."""
         return self.part_of.outermost if self.part_of else self
+
+    @property
+    def name_kind(self) -> EntityKind:
+        """The kind whose key is the name of an entity of this one: the GPU of a clock, and a process itself."""
+        part_of = self.part_of
+        if part_of and not self.facts and self.named == part_of.named == len(part_of.labels):
+            return part_of.name_kind
+        return self
 
 
 # Compared by identity: each is declared once, and is a key of many tables.

@@ -132,7 +132,7 @@ def test_messages_of_the_kernel_have_their_recorded_times(tmp_path: Path) -> Non
     assert event.wall_ns - about.started_wall_ns == event.boot_ns - about.started_boot_ns
 
 
-def test_the_command_writes_envelopes_with_each_schema_before_its_batches(tmp_path: Path) -> None:
+def test_the_command_writes_envelopes_with_each_shape_before_its_batches(tmp_path: Path) -> None:
     directories = [
         written(simulate(NodeSpec(name, gpus=1), 70), tmp_path / name) for name in ("n1", "n2")
     ]
@@ -147,16 +147,16 @@ def test_the_command_writes_envelopes_with_each_schema_before_its_batches(tmp_pa
 
 
 def check_envelopes(found: Sequence[wire.Envelope]) -> None:
-    """Check that all frames of one node are there, in order, after their schemas."""
-    schemas: set[bytes] = set()
+    """Check that all frames of one node are there, in order, after their shapes and names."""
+    parts: set[bytes] = set()
     expected: dict[str, int] = {}
     batches: list[wire.Batch] = []
     for envelope in found:
-        new = {wire.schema_hash(schema) for schema in envelope.schemas}
-        assert schemas.isdisjoint(new)
-        schemas |= new
+        new = {wire.content_hash(part) for part in (*envelope.shapes, *envelope.names)}
+        assert parts.isdisjoint(new)
+        parts |= new
         for batch in envelope.batches:
-            assert batch.schema in schemas
+            assert parts.issuperset((batch.shape, batch.names))
             assert batch.first_sequence == expected.get(batch.stream, 1)
             expected[batch.stream] = batch.first_sequence + batch.rows
             batches.append(batch)

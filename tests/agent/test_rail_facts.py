@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from railscope.catalog.rollup import scopes_of
+from railscope.envelopes import decode_shape
 from railscope.frame import NO_RAIL, Schema
-from railscope.wire import rails_of_entities, to_wire_schema
+from railscope.shapes import schema_parts
 from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.service import Agent
@@ -32,9 +33,10 @@ def of_node() -> list[Schema]:
 def test_metrics_with_rail_rollups_have_rails(of_node: list[Schema]) -> None:
     with_rails, without_rails = set(), set()
     for schema in of_node:
-        wire = to_wire_schema(schema)
-        rails = rails_of_entities(wire)
-        for group in wire.groups:
+        encoded = schema_parts(schema)
+        shape = decode_shape(encoded.shape)
+        rails = [NO_RAIL if slot.name < 0 else shape.rails[slot.name] for slot in shape.slots]
+        for group in shape.groups:
             metric = next(metric for metric, _ in schema.columns if metric.name == group.metric)
             if not metric.rollups or "rail" not in scopes_of(metric):
                 continue

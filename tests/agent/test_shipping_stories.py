@@ -9,7 +9,7 @@
     answer NAME STATUS [TEXT] [HEADER=VALUE]   next answer of a collector; also `hang`, `vanish` and `deny NODE`
     down NAME, up NAME             a collector stops serving, or serves again
     stranger NAME, known NAME      its answers lack the mark that a collector derives from the node's token, or have it again
-    store NAME, lose NAME LOG, forget NAME     its evidence is stored; its disk or its schemas are lost
+    store NAME, lose NAME LOG, forget NAME     its evidence is stored; its disk, or its shapes and names, are lost
     remove PATH, make PATH, damage PATH        in the state directory; PATH may end with *
     requests NAME                  number of its requests
     state                          frames at each collector, frames that this run shipped, envelopes that wait, failed attempts, lost frames
@@ -165,7 +165,7 @@ class Stage:
         self.collectors[name].lose(log)
 
     async def on_forget(self, name: str) -> None:
-        self.collectors[name].schemas.clear()
+        self.collectors[name].parts.clear()
 
     async def on_remove(self, path: str) -> None:
         for found in sorted(self.directory.glob(path)):

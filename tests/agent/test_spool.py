@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.wire import WireSchema
-from railscope_agent.shipping.schema_store import SchemaStore
+from railscope_agent.shipping.names_store import NamesStore
 from railscope_agent.shipping.spool import FrameLoss, Spool
 
 PLENTY = 1 << 20
@@ -111,13 +110,10 @@ def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None
     assert spool.put(b"l" * 40_000, frames=2) is None
 
 
-SCHEMA = WireSchema("gpu", (), ())
-
-
-def test_schemas_are_bounded(tmp_path: Path) -> None:
-    store = SchemaStore(tmp_path)
-    for number in range(300):
-        store.put(number.to_bytes(16, "little"), lambda: SCHEMA)
-    assert len(list(tmp_path.iterdir())) == 256
-    assert store.get((299).to_bytes(16, "little")) == SCHEMA
+def test_names_are_bounded(tmp_path: Path) -> None:
+    store = NamesStore(tmp_path)
+    for number in range(1100):
+        store.put(number.to_bytes(16, "little"), b"names")
+    assert len(list(tmp_path.iterdir())) == 1024
+    assert store.get((1099).to_bytes(16, "little")) == b"names"
     assert store.get((0).to_bytes(16, "little")) is None

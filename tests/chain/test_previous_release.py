@@ -103,14 +103,33 @@ async def wait_until_received(site: ProgramDirectory) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("older", ["agent", "collector"])
-async def test_an_agent_and_a_collector_of_two_releases_work_together(
-    site: ProgramDirectory, previous: Path, older: str
+async def test_a_collector_accepts_frames_of_an_agent_of_the_previous_release(
+    site: ProgramDirectory, previous: Path
 ):
-    tree = {older: {"PYTHONPATH": import_path(previous)}}
-    await site.collector(**tree.get("collector", {}))
-    await site.agent(NODE, **tree.get("agent", {}))
+    await site.collector()
+    await site.agent(NODE, PYTHONPATH=import_path(previous))
     await wait_until_received(site)
+
+
+@pytest.mark.thorough
+async def test_an_agent_keeps_its_frames_until_the_collector_is_updated(
+    site: ProgramDirectory, previous: Path
+):
+    collector = await site.collector(PYTHONPATH=import_path(previous))
+    agent = await site.agent(NODE)
+    spool = site.directory / f"state-{NODE}/spool"
+
+    async def has_spooled() -> bool:
+        return len(list(spool.glob("*.envelope"))) >= SPOOLED
+
+    await wait_until(has_spooled, "the agent has spooled frames", 0.2)
+    await collector.stop()
+    collector = await site.collector()
+    await wait_until_received(site)
+    await agent.stop()
+    await collector.stop()
+    for sequences in frames_of_runs(identities(site)).values():
+        assert sequences == set(range(1, max(sequences) + 1))
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 from support.batches import batch_of
+from support.schemas import known_schema
 
 from railscope.catalog import gpu, host, nic
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
 from railscope.frame import Entity, Schema
-from railscope.wire import (
-    schema_hash,
-    to_wire_schema,
-)
 from railscope_collector.fleet.fleet import NodeUpdate
-from railscope_collector.fleet.schemas import SchemaLayout, make_layout
+from railscope_collector.fleet.names import KnownSchema
 
 SECOND = 1_000_000_000
 GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]
@@ -30,8 +27,8 @@ COLUMNS: list[tuple[Metric, Entity]] = [
 ]
 ORDER = Schema.ordered(COLUMNS)
 SCHEMA = Schema("test", tuple(COLUMNS[i] for i in ORDER), tuple(NICS))
-WIRE = to_wire_schema(SCHEMA)
-LAYOUT = make_layout(WIRE)
+KNOWN = known_schema(SCHEMA)
+LAYOUT = KNOWN.layout
 WIDTH = len(COLUMNS)
 value = st.integers(0, 10**6)
 row = st.lists(value, min_size=WIDTH, max_size=WIDTH)
@@ -40,7 +37,7 @@ codes = st.lists(st.sampled_from([0, 0, 0, 4]), min_size=WIDTH, max_size=WIDTH)
 
 def update(  # noqa: PLR0913 - parameters of the cases
     name: str,
-    layout: SchemaLayout,
+    schema: KnownSchema,
     first: list[int],
     last: list[int],
     *,
@@ -59,11 +56,10 @@ def update(  # noqa: PLR0913 - parameters of the cases
     batch = batch_of(
         [first, last][at:],
         boot_ns=[first_boot_ns, last_boot_ns][at:],
-        stream=layout.stream,
-        schema=schema_hash(WIRE),
+        stream=schema.layout.stream,
         reasons=codes[at:] if any(map(any, codes)) else (),
     )
-    return NodeUpdate(name, run, boot_id, layout, batch, timestamp_ns)
+    return NodeUpdate(name, run, boot_id, schema, batch, timestamp_ns)
 
 
 def make_row(power: int, energy: int) -> list[int]:

@@ -6,12 +6,14 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from support.schemas import parts_of
+
 from railscope.batch_encoding import encode_batches
 from railscope.catalog import METRICS, gpu
 from railscope.catalog.entities import CLAIM, GPU, RDMA_PORT
 from railscope.catalog.tenancy import CLAIM_START_EVENT
 from railscope.frame import Column, Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
+from railscope.wire import Envelope, SentAt, envelope, pack
 from railscope_agent.shipping import EventNumbering
 
 SECOND = 1_000_000_000
@@ -61,10 +63,11 @@ class FrameSender:
 
     def envelope(self, frames: Sequence[Frame], *, schemas: bool = False) -> Envelope:
         """An envelope of frames, with their schemas if requested."""
-        wire = [to_wire_schema(s) for s in dict.fromkeys(f.schema for f in frames)]
         origin = FrameOrigin(self.node, self.run, self.boot_id)
         batches = encode_batches(frames)
-        return envelope(origin, batches, wire if schemas else [], agent_version="test")
+        return envelope(
+            origin, batches, parts_of(frames) if schemas else None, agent_version="test"
+        )
 
     def body(self, frames: Sequence[Frame], *, schemas: bool = False) -> bytes:
         """The same, packed."""

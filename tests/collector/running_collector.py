@@ -35,7 +35,6 @@ SMALL = IngestLimits(
     decompressed_bytes=1_000_000,
     columns_per_schema=50,
     frames_per_batch=100,
-    schemas_per_node_hour=5,
 )
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from fleet_updates import (
+    KNOWN,
     LAYOUT,
     SCHEMA,
     SECOND,
@@ -14,11 +15,11 @@ from fleet_updates import (
     update,
 )
 from makers import rdma_schema
+from support.schemas import known_schema
 
 from railscope.catalog import gpu
-from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import Fleet
-from railscope_collector.fleet.schemas import SchemaLayout, make_layout
+from railscope_collector.fleet.shapes import SchemaLayout
 
 
 def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:
@@ -39,14 +40,13 @@ def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:
     ids=["continues", "reset", "reset near the end", "forgot", "forgot and wrapped", "reset away"],
 )
 def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: int):
-    wire = to_wire_schema(rdma_schema(1))
-    layout, fleet = make_layout(wire), Fleet()
+    schema, fleet = known_schema(rdma_schema(1)), Fleet()
     for second, name, number in ((1, "run-1", before), (2, run, after)):
         at, numbers = second * SECOND, [0, number]
         fleet.apply(
             update(
                 "n",
-                layout,
+                schema,
                 numbers,
                 numbers,
                 run=name,
@@ -55,7 +55,7 @@ def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: 
                 timestamp_ns=at,
             )
         )
-    assert narrow_rate(fleet, layout) == rate
+    assert narrow_rate(fleet, schema.layout) == rate
 
 
 def energy_rate(fleet: Fleet, name: str = "n") -> float:
@@ -66,12 +66,12 @@ def energy_rate(fleet: Fleet, name: str = "n") -> float:
 
 def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
     fleet = Fleet()
-    fleet.apply(update("n", LAYOUT, make_row(1, 100), make_row(1, 300)))
+    fleet.apply(update("n", KNOWN, make_row(1, 100), make_row(1, 300)))
     assert energy_rate(fleet) == 100.0
     fleet.apply(
         update(
             "n",
-            LAYOUT,
+            KNOWN,
             make_row(1, 400),
             make_row(1, 800),
             first_boot_ns=4 * SECOND,
@@ -83,7 +83,7 @@ def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
     fleet.apply(
         update(
             "n",
-            LAYOUT,
+            KNOWN,
             make_row(1, 5),
             make_row(1, 5),
             boot_id="b2",
@@ -98,5 +98,5 @@ def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
 def test_no_rate_from_a_value_that_was_not_there():
     fleet = Fleet()
     absent = [4] * WIDTH
-    fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
+    fleet.apply(update("n", KNOWN, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
     assert math.isnan(energy_rate(fleet))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleet_updates import (
     GPUS,
-    LAYOUT,
+    KNOWN,
     NICS,
     SCHEMA,
     SECOND,
@@ -87,7 +87,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
         fleet.apply(
             update(
                 name,
-                LAYOUT,
+                KNOWN,
                 first,
                 last,
                 reasons=reasons,
@@ -126,8 +126,8 @@ def test_a_gauge_of_an_impossible_value_is_absent_with_an_error(power: int, reas
     wrong = make_row(7, 2**62)
     wrong[column] = power
     other = make_row(9, 2**32 - 1)
-    fleet.apply(update("n1", LAYOUT, wrong, wrong, reasons=codes))
-    fleet.apply(update("n2", LAYOUT, other, other))
+    fleet.apply(update("n1", KNOWN, wrong, wrong, reasons=codes))
+    fleet.apply(update("n2", KNOWN, other, other))
     place, right = (fleet.nodes[name].rows["test"] for name in ("n1", "n2"))
     wrong[column] = 0
     assert place.block.values_of(place.index).tolist() == wrong

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from support.batches import batch_of
+from support.schemas import known_schema
 
 from railscope.catalog import METRICS, collector as catalog, nic
 from railscope.catalog.entities import GPU
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Entity, Schema
 from railscope.reading import Absent
-from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import Fleet, NodeUpdate
-from railscope_collector.fleet.schemas import make_layout
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http.gpus_api import FleetGpus
 from railscope_collector.view_refresh import CollectorViews
@@ -40,8 +39,8 @@ def test_the_pause_of_a_nic_is_that_of_pfc_or_of_the_whole_link_and_at_most_all_
     )
     schema = Schema("nic", columns)
     batch = batch_of([[0] * 4, [0, 10**6, 4_080_000, 0]], boot_ns=[SECOND_NS, 5 * SECOND_NS])
-    fleet, layout = Fleet(), make_layout(to_wire_schema(schema))
-    fleet.apply(NodeUpdate("n", "r", "b", layout, batch, NOW_NS))
+    fleet, known = Fleet(), known_schema(schema)
+    fleet.apply(NodeUpdate("n", "r", "b", known, batch, NOW_NS))
     read = ListedReadings({"n": gpus_of("n", 2)})
     for block in fleet.blocks():
         fresh = find_fresh_rows(block, fleet.fresh_rows(block, NOW_NS // 2, NOW_NS))
@@ -59,10 +58,10 @@ def test_gpus_used_without_a_claim_are_counted_without_the_shares_that_claims_ho
     gpus = [Entity(GPU, (uuid,), {"rail": rail}) for rail, uuid in zip("01234", "abcde", strict=True)]  # fmt: skip
     metrics = ("railscope_gpu_unclaimed_processes", "railscope_gpu_claimed_ratio")
     columns = tuple((METRICS[name], gpu) for name in metrics for gpu in gpus)
-    fleet, layout = Fleet(), make_layout(to_wire_schema(Schema("tenancy", columns)))
+    fleet, known = Fleet(), known_schema(Schema("tenancy", columns))
     reasons = [[0] * 9 + [int(Absent.DENIED.value)]]
     batch = batch_of([[1, 1, 2, 0, 1, *claimed]], boot_ns=[SECOND_NS], reasons=reasons)
-    fleet.apply(NodeUpdate("n", "r", "b", layout, batch, NOW_NS))
+    fleet.apply(NodeUpdate("n", "r", "b", known, batch, NOW_NS))
     read = ListedReadings()
     assert read.unclaimed is None
     for block in fleet.blocks():

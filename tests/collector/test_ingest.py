@@ -28,13 +28,13 @@ from railscope_collector.config import (
 )
 
 
-async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_path: Path):
+async def test_a_collector_requests_shape_and_names_once_and_then_acknowledges(tmp_path: Path):
     sender = FrameSender()
     async with run_collector(settings_in(tmp_path)) as running:
         first = gpu_frames(sender)
         status, reply = await running.post(sender.body(first))
         assert status == 409
-        assert len(reply["unknown_schemas"]) == 1
+        assert [len(reply[name]) for name in ("unknown_shapes", "unknown_names")] == [1, 1]
         assert not running.collector.core.counts.rejected, "it is a step of the protocol"
         status, reply = await running.post(sender.body(first, schemas=True))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})

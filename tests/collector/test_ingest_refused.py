@@ -9,20 +9,43 @@ import msgspec
 from makers import FrameSender
 from running_collector import SMALL, gpu_frames, logged_envelopes, run_collector, settings_in
 
-from railscope.catalog import gpu
-from railscope.frame import Entity, Schema
 from railscope.wire import (
     MAGIC,
     SENT_HEADER,
+    VERSION,
+    Batch,
     Envelope,
+    NameRows,
+    Shape,
+    Slot,
     WireEntity,
     WireGroup,
-    WireSchema,
+    content_hash,
+    encode_part,
     pack,
     zstd,
 )
 from railscope_collector.config import IngestLimits
 from railscope_collector.http.envelope_senders import NodeSender
+
+POWER = "railscope_gpu_power_watts"
+GPU_SLOT: tuple[tuple[Slot, ...], tuple[int, ...]] = (Slot("gpu", 0),), (-1,)
+
+
+def refused(shape: Shape | None = None, names: NameRows | None = None) -> bytes:
+    """An envelope with a shape or with names."""
+    shapes = () if shape is None else (encode_part(shape),)
+    lists = () if names is None else (encode_part(names),)
+    return pack(Envelope(VERSION, "n1", "r", "b", shapes, lists))
+
+
+def misfit(names: NameRows) -> bytes:
+    """An envelope with a frame of one GPU and these names."""
+    shape = encode_part(Shape("gpu", (WireGroup(POWER, (1, 1000), (0,)),), *GPU_SLOT))
+    hashes = content_hash(shape), content_hash(encode_part(names))
+    batch = Batch("gpu", *hashes, 1, (1,), (1,), bytes(8), bytes(1))
+    return pack(Envelope(VERSION, "n1", "r", "b", (shape,), (encode_part(names),), (batch,)))
+
 
 REFUSALS = {
     "no magic": (b"hello", 400, "which starts with"),
@@ -33,43 +56,60 @@ REFUSALS = {
     "a bomb": (MAGIC + zstd.compress(bytes(50_000_000)), 400, "at most 1000000 bytes"),
     "too large": (bytes(300_000), 413, "body too large"),
     "another version": (
-        pack(Envelope(99, "n1", "r", "b")), 426, "envelope version: 99: expected 1"
+        pack(Envelope(99, "n1", "r", "b")), 426, "envelope version: 99: expected 2"
     ),
     "another node": (FrameSender("n2").body(gpu_frames(FrameSender("n2")), schemas=True), 403, "expected 'n1', as in the credential"),
     "a million columns": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
-            WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 90_000),
-        ), (WireEntity("gpu", ("G",)),)),))), 400, "90000 columns: expected at most 20000",
+        refused(Shape("gpu", (WireGroup(POWER, (1, 1000), (0,) * 90_000),), *GPU_SLOT)),
+        422, "90000 columns: expected at most 20000",
     ),
     "more columns than configured": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
-            WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 9_000),
-        ), (WireEntity("gpu", ("G",)),)),))), 422, "at most 50 columns",
+        refused(Shape("gpu", (WireGroup(POWER, (1, 1000), (0,) * 9_000),), *GPU_SLOT)),
+        422, "at most 50 columns",
     ),
-    "column without an entity": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
-            WireGroup("railscope_gpu_power_watts", (1, 1000), (5,)),
-        ), (WireEntity("gpu", ("G",)),)),))), 422, "column without an entity",
+    "column without a slot": (
+        refused(Shape("gpu", (WireGroup(POWER, (1, 1000), (5,)),), *GPU_SLOT)),
+        422, "column without a slot",
+    ),
+    "slot without a name": (
+        refused(Shape("gpu", (), (Slot("gpu", 1),), (-1,))), 422, "slot without a name",
+    ),
+    "a slot of the build with a name": (
+        refused(Shape("gpu", (), (Slot("gpu", -1),), ())), 422, "slot gpu: expected gpu",
+    ),
+    "a name of two lengths": (
+        refused(Shape("gpu", (), (Slot("gpu", 0), Slot("nvlink", 0)), (-1,))), 422, "has two lengths",
+    ),
+    "a rail of a million": (
+        refused(Shape("gpu", (), (Slot("gpu", 0),), (10**6,))), 422, "invalid rail",
     ),
     "too many GPUs": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), tuple(
-            WireEntity("gpu", (f"G{n}",)) for n in range(300)
-        )),))), 422, "expected at most 50 columns and entities",
+        refused(Shape("gpu", (), tuple(Slot("gpu", n) for n in range(300)), (-1,) * 300)),
+        422, "expected at most 50 columns and slots",
     ),
     "a line break in a name": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (), (WireEntity("gpu", ("G\nx",)),)),))),
-        400, "expected printable characters",
+        refused(names=(WireEntity("gpu", ("G\nx",)),)), 422, "expected printable characters",
+    ),
+    "too many names": (
+        refused(names=(WireEntity("gpu", ("G",)),) * 4097), 422, "length <= 4096",
+    ),
+    "names of too many bytes": (
+        refused(names=tuple(WireEntity("gpu", (f"{n:04}" + "G" * 200,)) for n in range(2000))),
+        422, "expected at most 262144",
     ),
     "a scale of nothing": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
-            WireGroup("railscope_unknown", (1, 0), (0,)),
-        ), (WireEntity("gpu", ("G",)),)),))), 422, "expected positive integers",
+        refused(Shape("gpu", (WireGroup("railscope_unknown", (1, 0), (0,)),), *GPU_SLOT)),
+        422, "expected positive integers",
     ),
     "another catalog": (
-        pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
-            WireGroup("railscope_gpu_power_watts", (1, 1), (0,)),
-        ), (WireEntity("gpu", ("G",)),)),))), 422, "run the same version of agent and collector",
+        refused(Shape("gpu", (WireGroup(POWER, (1, 1), (0,)),), *GPU_SLOT)),
+        422, "run the same version of agent and collector",
     ),
+    "names of another shape": (
+        misfit((WireEntity("gpu", ("G",)),) * 2), 422, "2 rows: expected 1",
+    ),
+    "names of another length": (misfit((WireEntity("gpu", ("G", "0")),)), 422, "with 2 labels"),
+    "a GPU without a name": (misfit((WireEntity("gpu", ()),)), 422, "with 0 labels"),
 }  # fmt: skip
 
 
@@ -193,25 +233,23 @@ async def test_a_node_that_sends_too_often_must_wait(tmp_path: Path):
         )
 
 
-async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
+async def test_shapes_that_one_node_sends_first_are_bounded(tmp_path: Path):
     async with run_collector(settings_in(tmp_path)) as running:
         statuses = []
-        for number in range(7):
-            schema = Schema("gpu", ((gpu.GPU_POWER, Entity(gpu.GPU_POWER.about, (f"G{number}",))),))
-            sender = FrameSender()
-            statuses.append(
-                (await running.post(sender.body(sender.frames(schema, [[1]], at=0), schemas=True)))[
-                    0
-                ]
-            )
-        assert statuses == [200] * 5 + [429] * 2
+        for number in range(66):
+            shape = Shape("gpu", (), (Slot("unknown", -1, (str(number),)),), ())
+            body = pack(Envelope(VERSION, "n1", "r", "b", (encode_part(shape),)))
+            statuses.append((await running.post(body))[0])
+        assert statuses == [200] * 64 + [429] * 2
+        names = pack(Envelope(VERSION, "n1", "r", "b", (), (encode_part(()),)))
+        assert (await running.post(names))[0] == 200, "names are not held up"
 
 
-def test_the_bound_on_schemas_is_one_of_an_hour():
+def test_the_bound_on_shapes_is_one_of_a_day():
     """Otherwise the frames of a node with frequent changes would be rejected one day."""
-    hour_ns, sender = 3600 * 10**9, NodeSender().schemas
-    assert sender.fits(5, 5, 10 * hour_ns)
+    day_ns, sender = 24 * 3600 * 10**9, NodeSender().shapes
+    assert sender.fits(5, 5, 10 * day_ns)
     sender.count += 5
-    assert not sender.fits(1, 5, 11 * hour_ns - 1)
-    assert sender.fits(1, 5, 11 * hour_ns)
-    assert not sender.fits(6, 5, 11 * hour_ns)
+    assert not sender.fits(1, 5, 11 * day_ns - 1)
+    assert sender.fits(1, 5, 11 * day_ns)
+    assert not sender.fits(6, 5, 11 * day_ns)

@@ -10,14 +10,13 @@ import pytest
 from fleet_updates import SECOND, update
 from hypothesis import given, strategies as st
 from support.batches import batch_of
+from support.schemas import known_schema
 
 from railscope.catalog import gpu, nic
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU, NIC
 from railscope.frame import Entity, Schema
-from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import Fleet, NodeUpdate
-from railscope_collector.fleet.schemas import make_layout
 
 NIC_0 = Entity(NIC, ("eth0",))
 COLUMNS = (
@@ -26,7 +25,8 @@ COLUMNS = (
     (nic.GLOBAL_PAUSE_SENT_TIME, NIC_0),
 )
 SCHEMA = Schema("test", tuple(COLUMNS[place] for place in Schema.ordered(COLUMNS)))
-LAYOUT = make_layout(to_wire_schema(SCHEMA))
+KNOWN = known_schema(SCHEMA)
+LAYOUT = KNOWN.layout
 
 
 class PhasedNode:
@@ -50,7 +50,7 @@ class PhasedNode:
             }
             row = [values[metric] for metric, _ in SCHEMA.columns]
             self.fleet.apply(
-                update("n", LAYOUT, row, row, first_boot_ns=at, last_boot_ns=at, timestamp_ns=at)
+                update("n", KNOWN, row, row, first_boot_ns=at, last_boot_ns=at, timestamp_ns=at)
             )
 
     def shown(self) -> dict[str, float]:
@@ -79,7 +79,7 @@ def send(  # noqa: PLR0913 - parameters of the cases
     batch = batch_of(table, boot_ns=at_ns, stream=LAYOUT.stream, reasons=reasons)
     delays = np.repeat(np.array(delays_us, "<u4"), len(COLUMNS)).tobytes()
     batch = msgspec.structs.replace(batch, read_delays=delays)
-    assert fleet.apply(NodeUpdate("n", "r", boot_id, LAYOUT, batch, at_ns[-1]))
+    assert fleet.apply(NodeUpdate("n", "r", boot_id, KNOWN, batch, at_ns[-1]))
 
 
 def test_traffic_and_busy_time_are_means_of_the_last_minute_whatever_the_phase() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from hostile.generators import frames_far_apart
 from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
+from support.schemas import store_parts
 
 from railscope.envelopes import unpack
 from railscope.wire import MAGIC, SentAt
@@ -36,8 +37,7 @@ async def test_a_record_beyond_what_a_restart_may_cost_is_kept_aside(tmp_path: P
         assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         # Its schema is known, as it was when the record was accepted.
 
-        for schema in unpack(hostile, 1 << 24).schemas:
-            running.collector.core.schemas.put(schema)
+        store_parts(running.collector.core.schemas, unpack(hostile, 1 << 24))
     await append(tmp_path, hostile, MAGIC + b"no envelope")
     for _ in range(2):
         async with run_collector(settings_in(tmp_path)) as running:

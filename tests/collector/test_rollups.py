@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 from support.batches import batch_of
+from support.schemas import known_schema
 
 from railscope.catalog import METRICS, rollups
 from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL
 from railscope.frame import Entity, Schema
-from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import Fleet, NodeUpdate
-from railscope_collector.fleet.schemas import make_layout
 from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.rollups import Rollups
 
@@ -50,11 +49,10 @@ def schema() -> Schema:
 @pytest.mark.parametrize("scope", ["cluster", "rail", "tenant"])
 def test_every_declared_rollup_is_made(scope: str) -> None:
     everything = schema()
-    wire = to_wire_schema(everything)
     width = len(everything.columns)
     fleet = Fleet()
     batch = batch_of([[0] * width, [1] * width], boot_ns=[SECOND, 3 * SECOND])
-    fleet.apply(NodeUpdate("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
+    fleet.apply(NodeUpdate("n1", "r", "b", known_schema(everything), batch, 100 * SECOND))
     made = Rollups(lambda _node, rails: [0] * (rails + 1), ["t1"])
     for block in fleet.blocks():
         reduced = find_fresh_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
+from support.schemas import schemas_in
 
 from railscope.catalog import EVENTS, collector as catalog
 from railscope.claim_terms import GPU_CAPACITY
@@ -45,7 +46,6 @@ from railscope_collector.diagnosis.incident_table import (
     incident_facts,
 )
 from railscope_collector.fleet.recent_events import SeenEvent
-from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http import ResourceError
 from railscope_collector.http.event_list import EventWriter
@@ -88,7 +88,7 @@ def fleet(
     diagnosed_ns: int = NOW_NS,
 ) -> Fleet:
     """Pages of nodes with eight GPUs each; the last `stale` ones are stale."""
-    core = CollectorState(StoredSchemas(directory))
+    core = CollectorState(schemas_in(directory))
     core.gpus_by_node = {name: {rail: f"GPU-{name}-{rail}" for rail in range(8)} for name in nodes}
     fresh = len(nodes) - stale
     cells = [ViewCell(catalog.NODE_UP, (name,), n < fresh) for n, name in enumerate(nodes)]

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +26,11 @@ from railscope.audit.record import decode_audit_record
 from railscope.timestamps import DAY_NS, format_timestamp
 from railscope_agent.witness.witness_store import WitnessStore
 from railscope_collector.commands import audit
+from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog import segment_files
 from railscope_collector.ledger import audit_outbox
 from railscope_collector.ledger.ledger_store import Ledger, Revision
+from railscope_collector.state_store import StateStore
 from railscope_simulator.spec import SimulatorError
 
 _OF_THE_RUN = ("issued", "audit_record", "audit_checkpoint_size", "roots")
@@ -175,19 +178,18 @@ _PARTS = ("entries", "shares", "claims", "overlaps", "clock_suspect")
 
 def copy_frames(state: Path, to: Path) -> None:
     """Copy frame log and schemas of a collector that is not running. Blocking."""
-    for name in ("frames", "schemas"):
-        shutil.copytree(state / name, to / name)
+    shutil.copytree(state / "frames", to / "frames")
+    for path in state.glob("state.sqlite*"):
+        shutil.copy(path, to / path.name)
 
 
 def merge_frames(sources: Iterable[Path], to: Path) -> int:
     """Write the state directory of one collector with the frames of all; return the number of envelopes. Blocking."""
     (to / "frames").mkdir(parents=True)
-    (to / "schemas").mkdir()
     records: list[segment_files.FrameRecord] = []
     for source in sources:
         records += _read_records(source / "frames")
-        for schema in (source / "schemas").iterdir():
-            shutil.copy(schema, to / "schemas" / schema.name)
+        _merge_schemas(source, to)
     records.sort(key=lambda record: record.received_wall_ns)
     descriptor, marker = segment_files.start_segment(to / "frames", 1)
     with os.fdopen(descriptor, "wb") as segment:
@@ -195,6 +197,22 @@ def merge_frames(sources: Iterable[Path], to: Path) -> int:
             payload = segment_files.encode_record(record)
             segment.write(segment_files.frame_payload(marker, payload))
     return len(records)
+
+
+def _merge_schemas(source: Path, to: Path) -> None:
+    """Add the shapes and names of a collector to those in another state directory."""
+    store = StateStore(to)
+    store.open()
+    StoredSchemas(store).open()
+    with contextlib.closing(sqlite3.connect(source / store.path.name)) as former:
+        for table in ("shapes", "names", "former_schemas"):
+            rows = former.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - of constants
+            for row in rows:
+                places = ", ".join("?" * len(row))
+                with store.transaction() as connection:
+                    insert = f"INSERT OR IGNORE INTO {table} VALUES ({places})"  # noqa: S608 - as above
+                    connection.execute(insert, row)
+    store.close()
 
 
 def _read_records(directory: Path) -> Iterator[segment_files.FrameRecord]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from railscope.envelopes import unpack
+from railscope.shapes import SchemaTable
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Envelope, SentAt, WireSchema, pack, schema_hash
+from railscope.wire import Envelope, SentAt, pack
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
 from railscope_collector.commands.diagnose import MAX_ENVELOPE_BYTES
@@ -44,7 +45,7 @@ class ArrivingFrames:
     """Frames of recorded nodes, as a collector receives them: one sample in each envelope."""
 
     envelopes: list[tuple[int, Envelope]] = field(default_factory=list)
-    schemas: dict[bytes, WireSchema] = field(default_factory=dict)
+    schemas: SchemaTable = field(default_factory=SchemaTable)
     jobs: dict[JobKey, list[str]] = field(default_factory=dict)
 
     def read(self, frame_log: Path) -> None:
@@ -55,7 +56,7 @@ class ArrivingFrames:
         self.envelopes.sort(key=lambda each: each[0])
 
     def _add(self, envelope: Envelope, sent_ns: int) -> None:
-        self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+        self.schemas.add(envelope)
         self.envelopes.append((sent_ns - OFFSET_NS + DELAY_NS, envelope))
         for event in (event for batch in envelope.batches for event in batch.events):
             if event.name == "claim_start":

@@ -24,6 +24,7 @@ def batch_of(
     return Batch(
         stream,
         schema,
+        b"",
         1,
         tuple(boot_ns),
         tuple(boot_ns),

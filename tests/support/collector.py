@@ -14,7 +14,7 @@ from aiohttp import web
 
 from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
-from railscope.wire import Envelope, schema_hash
+from railscope.wire import Envelope, content_hash
 
 MAX_BYTES = 1 << 26
 PATIENCE_SECONDS = 60
@@ -31,7 +31,8 @@ class ScriptedCollector:
     taken: list[FrameId] = field(default_factory=list)
     """Frames acknowledged as new, in the order of arrival."""
     duplicates: list[FrameId] = field(default_factory=list)
-    schemas: set[bytes] = field(default_factory=set)
+    parts: set[bytes] = field(default_factory=set)
+    """Hashes of the shapes and names that were sent."""
     requests: list[web.Request] = field(default_factory=list)
     port: int = 0
     marks: bool = True
@@ -56,11 +57,13 @@ class ScriptedCollector:
         return answer
 
     def find_missing(self, envelope: Envelope) -> web.Response | None:
-        """Return the request for unknown schemas; None if all are known."""
-        self.schemas |= {schema_hash(schema) for schema in envelope.schemas}
-        wanted = [each.hex() for each in {b.schema for b in envelope.batches} - self.schemas]
-        content = {"error": "unknown_schema", "unknown_schemas": wanted}
-        return web.json_response(content, status=409) if wanted else None
+        """Return the request for unknown shapes and names; None if all are known."""
+        self.parts |= {content_hash(each) for each in (*envelope.shapes, *envelope.names)}
+        shapes = {batch.shape.hex() for batch in envelope.batches if batch.shape not in self.parts}
+        names = {batch.names.hex() for batch in envelope.batches if batch.names not in self.parts}
+        content = {"unknown_shapes": sorted(shapes), "unknown_names": sorted(names)}
+        is_known = not (shapes or names)
+        return None if is_known else web.json_response({"error": "unknown", **content}, status=409)
 
     @asynccontextmanager
     async def serving(

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from support.drawn_cluster import FULL_STOP_FRAMES, RAILS, START_NS, DrawnFeed, Row, node_name
+from support.schemas import wire_schema
 
-from railscope import batch_encoding, wire
+from railscope import batch_encoding
 from railscope.catalog import nic, switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, NodeTimestamp
@@ -115,6 +116,6 @@ class DrawnSwitches:
         time_ns = self.feed.diagnosis.end_of(slot) - SECOND_NS
         stamp = NodeTimestamp(time_ns, time_ns - START_NS + SECOND_NS, SECOND_NS // 20)
         for frame in made.frames(switch_reading.SwitchReading(streams), stamp):
-            batch, schema = batch_encoding.encode_batch([frame]), wire.to_wire_schema(frame.schema)
+            batch, schema = batch_encoding.encode_batch([frame]), wire_schema(frame.schema)
             schemas = {batch.schema: schema}
             readings.add(sender, "run", (batch,), schemas.__getitem__, lambda at_ns: at_ns)

@@ -39,13 +39,18 @@ def columns(draw: st.DrawFn) -> Column:
 
 @st.composite
 def schemas(draw: st.DrawFn) -> Schema:
-    found = draw(st.lists(columns(), max_size=9, unique_by=lambda c: (c[0].name, c[1].key)))
+    drawn = draw(st.lists(columns(), max_size=9, unique_by=lambda c: (c[0].name, c[1].key)))
+    # One entity has the same facts in all of its columns.
+    entity_of = {(entity.kind.name, entity.key): entity for _, entity in drawn}
+    found = [(metric, entity_of[entity.kind.name, entity.key]) for metric, entity in drawn]
     ordered = tuple(found[position] for position in Schema.ordered(found))
     held = {entity for _, entity in ordered}
     columnless_entities = draw(
         st.lists(entities(KINDS["disk"]), max_size=2, unique_by=lambda e: e.key)
     )
-    return Schema(draw(NAMES), ordered, tuple(e for e in columnless_entities if e not in held))
+    keys = {(entity.kind, entity.key) for entity in held}
+    others = tuple(each for each in columnless_entities if (each.kind, each.key) not in keys)
+    return Schema(draw(NAMES), ordered, others)
 
 
 @st.composite

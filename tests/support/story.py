@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+from support.schemas import parts_of, schemas_in, store_parts
+
 from railscope.batch_encoding import encode_batches
 from railscope.catalog import METRICS, gpu, tenancy
 from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
+from railscope.wire import Envelope, SentAt, envelope, pack
 from railscope_collector.account.account_sums import GpuTimeAccount
 from railscope_collector.evidence.gpu_evidence import (
     AdministratorInputs,
@@ -23,7 +25,6 @@ from railscope_collector.evidence.gpu_evidence import (
     assemble_gpu,
     collect_facts,
 )
-from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.state.collector_state import CollectorState
 
@@ -156,8 +157,7 @@ class NodeReporter:
             newest = max(frame.timestamp.boot_ns for frame in frames)
             sent = newest / SECOND + self.booted_at
         origin = FrameOrigin(self.node, self.run, self.boot_id)
-        wire = [to_wire_schema(schema) for schema in dict.fromkeys(f.schema for f in frames)]
-        found = envelope(origin, encode_batches(frames), wire, agent_version="test")
+        found = envelope(origin, encode_batches(frames), parts_of(frames), agent_version="test")
         instant = self._instant(sent)
         clocks = SentAt(instant.wall_ns, instant.boot_ns, self.boot_id)
         received_ns = self.origin_ns + round(sent * SECOND)
@@ -180,9 +180,7 @@ class NodeReporter:
 
 def core_in(directory: Path) -> CollectorState:
     """Return an empty core."""
-    schemas = StoredSchemas(directory)
-    schemas.open()
-    return CollectorState(schemas)
+    return CollectorState(schemas_in(directory))
 
 
 def temporary_core() -> CollectorState:
@@ -196,8 +194,7 @@ def temporary_core() -> CollectorState:
 def accept(core: CollectorState, envelopes: Iterable[tuple[FrameRecord, Envelope]]) -> None:
     """Apply envelopes, as ingest does once they are durable."""
     for record, found in envelopes:
-        for schema in found.schemas:
-            core.schemas.put(schema)
+        store_parts(core.schemas, found)
         core.accept(record, found)
     assert not core.counts.rejected
 

@@ -14,15 +14,33 @@ from railscope.catalog.entities import DROP
 from railscope.envelopes import MAX_EVENT_TEXT, MAX_TEXT, open_body, unpack
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.untrusted_text import printable
-from railscope.wire import Batch, Envelope, WireEntity, WireError, WireEvent, WireSchema, pack
+from railscope.wire import (
+    VERSION,
+    Batch,
+    Envelope,
+    NameRows,
+    Shape,
+    Slot,
+    WireEntity,
+    WireError,
+    WireEvent,
+    encode_part,
+    pack,
+)
 
 MAX_BYTES = 1 << 24
-EMPTY = Batch("s", b"", 1, (1,), (1,), b"", b"")
+EMPTY = Batch("s", b"", b"", 1, (1,), (1,), b"", b"")
 NODE = WireEntity("node", ())
 
 
-def sealed(*batches: Batch, schemas: tuple[WireSchema, ...] = (), node: str = "n") -> bytes:
-    return pack(Envelope(1, node, "r", "b", schemas, batches))
+def sealed(
+    *batches: Batch,
+    shapes: tuple[Shape, ...] = (),
+    names: tuple[NameRows, ...] = (),
+    node: str = "n",
+) -> bytes:
+    parts = tuple(map(encode_part, shapes)), tuple(map(encode_part, names))
+    return pack(Envelope(VERSION, node, "r", "b", *parts, batches))
 
 
 def with_event(event: WireEvent) -> bytes:
@@ -33,12 +51,16 @@ TOO_MUCH = {
     "name": (sealed(node="n" * 256), "length <= 255"),
     "batches": (sealed(*[EMPTY] * 1001), "length <= 1000"),
     "frames": (sealed(*[msgspec.structs.replace(EMPTY, wall_ns=(1,) * 9_000)] * 3), "27000 frames"),
-    "schemas": (sealed(schemas=(WireSchema("s", (), ()),) * 257), "length <= 256"),
-    "schema stream": (sealed(schemas=(WireSchema("s" * 256, (), ()),)), "length <= 255"),
-    "entities": (sealed(schemas=(WireSchema("s", (), (NODE,) * 20_001),)), "length <= 20000"),
-    "entity": (sealed(schemas=(WireSchema("s", (), (WireEntity("k" * 256, ()),)),)), "256 characters"),
-    "key": (sealed(schemas=(WireSchema("s", (), (WireEntity("k", ("w",) * 17),)),)), "17 words"),
-    "word": (sealed(schemas=(WireSchema("s", (), (WireEntity("k", ("w" * 4001,)),)),)), "4001 char"),
+    "shapes": (sealed(shapes=(Shape("s", (), (), ()),) * 257), "length <= 256"),
+    "names": (sealed(names=((),) * 257), "length <= 256"),
+    "shape stream": (sealed(shapes=(Shape("s" * 256, (), (), ()),)), "length <= 255"),
+    "slots": (sealed(shapes=(Shape("s", (), (Slot("node", -1),) * 20_001, ()),)), "length <= 20000"),
+    "rows": (sealed(names=((NODE,) * 4097,)), "length <= 4096"),
+    "kind": (sealed(names=((WireEntity("k" * 256, ()),),)), "256 characters"),
+    "key": (sealed(names=((WireEntity("k", ("w",) * 17),),)), "17 words"),
+    "part": (sealed(shapes=(Shape("s", (), (Slot("k", 0, ("w",) * 17),), ()),)), "17 words"),
+    "word": (sealed(names=((WireEntity("k", ("w" * 4001,)),),)), "4001 char"),
+    "bytes": (sealed(names=((WireEntity("k", ("w" * 3000,)),) * 90,)), "at most 262144"),
     "events": (
         sealed(*[msgspec.structs.replace(EMPTY, events=(WireEvent("e", 0, NODE, 1, 1),) * 6_000)] * 2),
         "12000 events",
@@ -76,13 +98,10 @@ def test_events_of_an_agent_are_within_the_bounds(facts: dict[str, str]):
         assert found.facts == facts
 
 
-def test_a_body_is_opened_without_its_schemas_and_events():
+def test_a_body_is_opened_without_its_events():
     event = WireEvent("e", 0, NODE, 1, 1, {"text": "x" * 1000})
-    schema = WireSchema("s", (), (NODE,) * 100)
     batch = msgspec.structs.replace(EMPTY, base=bytes(4000), events=(event,))
-    body = sealed(batch, schemas=(schema,))
+    body = sealed(batch, names=((NODE,) * 100,))
     opened = open_body(body, MAX_BYTES)
     assert opened.event_bytes == len(msgspec.msgpack.encode(event))
-    assert opened.schemas == [msgspec.msgpack.encode(schema)]
-    envelope = msgspec.structs.replace(opened.decode_envelope(), schemas=(schema,))
-    assert envelope == unpack(body, MAX_BYTES)
+    assert opened.decode_envelope() == unpack(body, MAX_BYTES)

@@ -10,6 +10,7 @@ from array import array
 import msgspec
 import pytest
 from hypothesis import given, strategies as st
+from support.schemas import parts_of
 
 from railscope.batch_encoding import encode_batches
 from railscope.catalog import gpu
@@ -19,7 +20,7 @@ from railscope.envelopes import unpack
 from railscope.exposition import labelled
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.untrusted_text import printable
-from railscope.wire import WireError, envelope, pack, to_wire_schema
+from railscope.wire import SentParts, WireEntity, WireError, encode_part, envelope, pack
 
 ANY = st.text(st.characters(), max_size=30)  # surrogates among them
 HOSTILE = (
@@ -63,7 +64,7 @@ def test_any_name_travels_and_is_exposed(name: str, fact: str):
     event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1, {"frames": fact})
     origin = FrameOrigin("n", "r", "b")
     frame = Frame(origin, schema, 1, NodeTimestamp(1, 1), array("q", [1]), b"", (event,))
-    sealed = envelope(origin, encode_batches([frame]), [to_wire_schema(schema)], agent_version="t")
+    sealed = envelope(origin, encode_batches([frame]), parts_of([frame]), agent_version="t")
     assert unpack(pack(sealed), 1 << 20) == sealed
     line = labelled("m", zip(GPU.labels, entity.key, strict=True))
     assert line.encode().count(b"\n") == 0
@@ -71,15 +72,12 @@ def test_any_name_travels_and_is_exposed(name: str, fact: str):
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE if text and "\udce9" not in text])
 def test_an_envelope_with_text_that_does_not_print_is_rejected(text: str):
-    entity = Entity(GPU, ("g",))
-    wire = to_wire_schema(Schema("gpu", ((gpu.GPU_POWER, entity),)))
-    forged = msgspec.structs.replace(
-        wire, entities=(msgspec.structs.replace(wire.entities[0], key=(text,)),)
-    )
+    entity = WireEntity("gpu", ("g",))
+    forged = SentParts(names=[encode_part((msgspec.structs.replace(entity, key=(text,)),))])
     for sealed in (
-        envelope(FrameOrigin("n", "r", "b"), (), [forged], agent_version="t"),
-        envelope(FrameOrigin("n", text, "b"), (), (), agent_version="t"),
-        envelope(FrameOrigin("n", "r", "b"), (), (), agent_version=text),
+        envelope(FrameOrigin("n", "r", "b"), (), forged, agent_version="t"),
+        envelope(FrameOrigin("n", text, "b"), (), agent_version="t"),
+        envelope(FrameOrigin("n", "r", "b"), (), agent_version=text),
     ):
         with pytest.raises(WireError, match="expected printable characters") as raised:
             unpack(pack(sealed), 1 << 20)

@@ -8,14 +8,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from hypothesis import given, strategies as st
 from support.frames import CLOCK, runs
+from support.schemas import parts_of
 
 from railscope import batch_encoding, wire
-from railscope.catalog import gpu, host
-from railscope.catalog.entities import DISK, GPU
-from railscope.envelopes import unpack
+from railscope.catalog import METRICS, gpu, host
+from railscope.catalog.entities import DISK, GPU, GPU_PROCESS
+from railscope.envelopes import decode_shape, unpack
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.reading import from_stored, to_stored
+from railscope.reading import Absent, from_stored, to_stored
+from railscope.shapes import SchemaTable, schema_parts
 from railscope_collector.fleet import sheets
+from railscope_collector.fleet.shape_columns import columns_of
 
 PLENTY = 1 << 24
 UINT64_MAX = (1 << 64) - 1
@@ -23,13 +26,19 @@ ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 ENERGY = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 
 FrameContent = tuple[object, ...]
+ColumnContent = tuple[str, tuple[int, int], wire.WireEntity]
 
 
 def sent(frames: Sequence[Frame]) -> list[FrameContent]:
     """Content of the frames."""
     return [
         (
-            frame.schema,
+            frame.schema.stream,
+            [
+                (metric.name, metric.scale.as_integer_ratio(), wire.to_wire_entity(entity))
+                for metric, entity in frame.schema.columns
+            ],
+            set(map(str, map(wire.to_wire_entity, frame.schema.entities))),
             frame.sequence,
             frame.timestamp,
             frame.values,
@@ -45,22 +54,17 @@ def sent(frames: Sequence[Frame]) -> list[FrameContent]:
 
 def received(frames: Sequence[Frame]) -> list[FrameContent]:
     """Content of the frames for the receiver of the request that contained them."""
-    schemas = {id(frame.schema): frame.schema for frame in frames}.values()
-    sealed = wire.envelope(
-        frames[0].origin,
-        batch_encoding.encode_batches(frames),
-        [wire.to_wire_schema(s) for s in schemas],
-        agent_version="1",
-    )
+    batches = batch_encoding.encode_batches(frames)
+    sealed = wire.envelope(frames[0].origin, batches, parts_of(frames), agent_version="1")
     opened = unpack(wire.pack(sealed), PLENTY)
     assert (opened.node, opened.run, opened.boot_id) == (
         frames[0].origin.node,
         frames[0].origin.run,
         frames[0].origin.boot_id,
     )
-    assert list(opened.schemas) == [wire.to_wire_schema(schema) for schema in schemas]
-    known = {wire.schema_identity(schema): schema for schema in schemas}
-    return [reported for batch in opened.batches for reported in rows(batch, known[batch.schema])]
+    table = SchemaTable()
+    table.add(opened)
+    return [reported for batch in opened.batches for reported in rows(batch, table[batch.schema])]
 
 
 def values_of(batch: wire.Batch, width: int) -> list[array[int]]:
@@ -69,17 +73,25 @@ def values_of(batch: wire.Batch, width: int) -> list[array[int]]:
     return [array("q", row) for row in found.tolist()]
 
 
-def rows(batch: wire.Batch, schema: Schema) -> Iterator[FrameContent]:
-    assert batch.stream == schema.stream
-    width = len(schema.columns)
-    sheets.check_batch(batch, width, batch.rows)
-    for row, values in enumerate(values_of(batch, width)):
-        reasons = sheets.reasons_of(batch, row, width).tobytes()
+def rows(batch: wire.Batch, schema: wire.WireSchema) -> Iterator[FrameContent]:
+    sheets.check_batch(batch, schema.width, batch.rows)
+    used = [
+        (column, (group.metric, group.scale, schema.entities[member]))
+        for column, group, member in columns_of(schema)
+    ]
+    columns = [column for column, _ in used]
+    for row, values in enumerate(values_of(batch, schema.width)):
+        codes = sheets.reasons_of(batch, row, schema.width)
+        unused = np.setdiff1d(np.arange(schema.width), columns)
+        assert (codes[unused] == Absent.UNSUPPORTED.value).all(), "columns in reserve have no value"
+        reasons = codes[np.array(columns, np.intp)].tobytes()
         yield (
-            schema,
+            batch.stream,
+            [column for _, column in used],
+            set(map(str, schema.entities)),
             batch.first_sequence + row,
             NodeTimestamp(batch.wall_ns[row], batch.boot_ns[row], batch.uncertainty_ns),
-            values,
+            array("q", [values[column] for column in columns]),
             reasons if any(reasons) else b"",
             [
                 (e.name, e.entity, e.wall_ns, e.boot_ns, e.facts)
@@ -124,25 +136,45 @@ def test_columns_that_stand_still_cost_one_bit() -> None:
 
 
 def test_the_rail_of_a_part_is_the_rail_of_the_whole() -> None:
-    nic = Entity(GPU, ("GPU-1",), {"rail": "3"})
+    whole = Entity(GPU, ("GPU-1",), {"rail": "3"})
     schema = Schema(
         "gpu",
         (
-            (gpu.GPU_ENERGY, nic),
+            (gpu.GPU_ENERGY, whole),
             (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-1", "sm"))),
             (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-2", "sm"))),
         ),
     )
-    assert wire.rails_of_entities(wire.to_wire_schema(schema)) == (3, 3, -1)
+    shape = decode_shape(schema_parts(schema).shape)
+    assert [shape.rails[slot.name] for slot in shape.slots] == [3, 3, -1]
 
 
-def test_the_layout_forgets_serial_numbers_and_keeps_rails() -> None:
-    def layout(uuid: str, rail: str) -> bytes:
+def test_the_shape_forgets_serial_numbers_and_keeps_rails() -> None:
+    def shape(uuid: str, rail: str) -> bytes:
         entity = Entity(GPU, (uuid,), {"rail": rail, "serial": uuid})
-        schema = wire.to_wire_schema(Schema("gpu", ((gpu.GPU_ENERGY, entity),)))
-        return wire.layout_hash(schema, wire.rails_of_entities(schema))
+        return schema_parts(Schema("gpu", ((gpu.GPU_ENERGY, entity),))).shape_hash
 
-    assert layout("GPU-1", "0") == layout("GPU-2", "0") != layout("GPU-1", "1")
+    assert shape("GPU-1", "0") == shape("GPU-2", "0") != shape("GPU-1", "1")
+
+
+def processes(counts: Sequence[int], prefix: str) -> Schema:
+    """Memory and time of so many processes on each GPU."""
+    metrics = [metric for metric in METRICS.values() if metric.about is GPU_PROCESS]
+    entities = [
+        Entity(GPU_PROCESS, (f"{prefix}-{number}", f"{prefix}{process}"), {"context": prefix})
+        for number, count in enumerate(counts)
+        for process in range(count)
+    ]
+    return Schema("processes", tuple((metric, entity) for metric in metrics for entity in entities))
+
+
+@given(st.lists(st.lists(st.integers(0, 8), min_size=8, max_size=8), min_size=200, max_size=200))
+def test_processes_that_start_and_end_are_few_shapes(nodes: list[list[int]]) -> None:
+    hashes = {
+        schema_parts(processes(counts, f"n{number}")).shape_hash
+        for number, counts in enumerate(nodes)
+    }
+    assert len(hashes) <= 8
 
 
 @given(CLOCK, CLOCK, st.text("0123456789abcdef-", max_size=36))

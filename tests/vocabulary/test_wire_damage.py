@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from support.frames import runs
+from support.schemas import parts_of
 
 from railscope import batch_encoding, wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
-from railscope.envelopes import unpack
+from railscope.envelopes import decode_names, unpack
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope_collector.fleet import sheets
-from railscope_collector.fleet.schema_templates import check_schema
+from railscope_collector.fleet.names import NodeNames
+from railscope_collector.fleet.shapes import KnownShape
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -29,7 +31,7 @@ MAX_BYTES = 1 << 20
 MEBIBYTE = 1 << 20
 COLUMNS = 3
 SCHEMA = Schema("gpu", tuple((gpu.GPU_ENERGY, Entity(GPU, (f"GPU-{n}",))) for n in range(COLUMNS)))
-HEAD = {"version": 1, "node": "n", "run": "r", "boot_id": "b"}
+HEAD = {"version": wire.VERSION, "node": "n", "run": "r", "boot_id": "b"}
 
 
 def make_body() -> bytes:
@@ -39,8 +41,7 @@ def make_body() -> bytes:
         for n in range(1, 9)
     ]
     batches = batch_encoding.encode_batches(frames)
-    schemas = [wire.to_wire_schema(SCHEMA)]
-    return wire.pack(wire.envelope(origin, batches, schemas, agent_version="1"))
+    return wire.pack(wire.envelope(origin, batches, parts_of(frames), agent_version="1"))
 
 
 BODY = make_body()
@@ -54,8 +55,10 @@ def open_as_far_as_it_goes(body: bytes) -> None:
     """Process a body as a receiver does; only WireError may be raised."""
     try:
         sealed = unpack(body, MAX_BYTES)
-        for schema in sealed.schemas:
-            check_schema(schema, COLUMNS)
+        for content in sealed.shapes:
+            KnownShape.from_content(content, COLUMNS)
+        for content in sealed.names:
+            NodeNames.from_rows(decode_names(content), content, b"")
         for batch in sealed.batches:
             sheets.check_batch(batch, COLUMNS, MAX_BYTES)
             sheets.rows_at(batch, range(batch.rows), np.arange(COLUMNS), COLUMNS)
@@ -103,8 +106,8 @@ def test_fields_of_any_other_type_are_rejected(fields: dict[str, object]) -> Non
 
 
 def test_another_version_is_named_even_when_its_shape_is_unknown() -> None:
-    body = packed(msgspec.msgpack.encode({"version": 2, "batches": "another shape"}))
-    with pytest.raises(wire.WireVersionError, match="envelope version: 2: expected 1"):
+    body = packed(msgspec.msgpack.encode({"version": 3, "batches": "another shape"}))
+    with pytest.raises(wire.WireVersionError, match="envelope version: 3: expected 2"):
         unpack(body, MAX_BYTES)
 
 
@@ -147,15 +150,15 @@ def peak_memory_of_rejection(body: bytes, match: str) -> int:
     ("group", "message"),
     [
         (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1), (0,)), "run the same version"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "column without an entity"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "column without an entity"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "column without a slot"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "column without a slot"),
     ],
-    ids=["other scale", "entity beyond the list", "negative entity"],
+    ids=["other scale", "slot beyond the list", "negative slot"],
 )
-def test_a_schema_that_fits_no_catalog_is_rejected(group: wire.WireGroup, message: str) -> None:
-    schema = wire.WireSchema("gpu", (group,), (wire.WireEntity("gpu", ("GPU-1",)),))
+def test_a_shape_that_fits_no_catalog_is_rejected(group: wire.WireGroup, message: str) -> None:
+    shape = wire.Shape("gpu", (group,), (wire.Slot("gpu", 0),), (-1,))
     with pytest.raises(wire.WireError, match=message):
-        check_schema(schema, COLUMNS)
+        KnownShape.from_content(wire.encode_part(shape), COLUMNS)
 
 
 @given(runs(), st.data())

@@ -208,7 +208,7 @@ async def _collectors(agent: Agent) -> list[ProbeFinding]:
         detail = "collector.url is not set: no frames are shipped"
         return [ProbeFinding.absent("collector", detail)]
     # An envelope without frames: it checks URL, certificate and token, and adds no data.
-    greeting = pack(envelope(agent.origin, (), (), agent_version=__version__))
+    greeting = pack(envelope(agent.origin, (), agent_version=__version__))
     findings = []
     for client in clients:
         now = agent.host.clock.now()

@@ -22,9 +22,10 @@ import msgspec
 from railscope import __version__, batch_encoding, capture, log_output, settings, wire
 from railscope.capture import DAMAGED_STATUS, CaptureError, CaptureMetadata, CaptureMoment, Json
 from railscope.catalog import METRICS
-from railscope.frame import Frame, FrameOrigin, Schema
+from railscope.frame import Frame, FrameOrigin
 from railscope.reading import Absent
 from railscope.settings import SettingsError
+from railscope.shapes import schema_parts
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_agent.config import PREFIX, AgentSettings, BurstSettings
@@ -234,8 +235,8 @@ class CaptureReplay(ReplayedNode):
             yield self.read_sources()
 
     def envelopes(self, samples: int = SAMPLES_OF_AN_ENVELOPE) -> Iterator[wire.Envelope]:
-        """Yield all frames in envelopes of several samples, each schema in the first envelope that uses it."""
-        sent: set[Schema] = set()
+        """Yield all frames in envelopes of several samples, each shape and each list of names in the first one that uses it."""
+        sent: set[bytes] = set()
         frames: list[Frame] = []
         for number, sample in enumerate(self.samples(), 1):
             frames += sample
@@ -244,15 +245,17 @@ class CaptureReplay(ReplayedNode):
                 frames = []
         yield from self._pack(frames, sent)
 
-    def _pack(self, frames: list[Frame], sent: set[Schema]) -> Iterator[wire.Envelope]:
+    def _pack(self, frames: list[Frame], sent: set[bytes]) -> Iterator[wire.Envelope]:
         # Frames of one stream follow one another, so that they become one batch.
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for group in split_into_envelopes(frames):
-            new = dict.fromkeys(f.schema for f in group if f.schema not in sent)
-            sent.update(new)
+            parts = list(map(schema_parts, dict.fromkeys(frame.schema for frame in group)))
+            shapes = {each.shape_hash: each.shape for each in parts if each.shape_hash not in sent}
+            names = {each.names_hash: each.names for each in parts if each.names_hash not in sent}
+            sent |= shapes.keys() | names.keys()
             batches = batch_encoding.encode_batches(group)
-            schemas = [wire.to_wire_schema(schema) for schema in new]
-            yield wire.envelope(self.origin, batches, schemas, agent_version=__version__)
+            new = wire.SentParts(list(shapes.values()), list(names.values()))
+            yield wire.envelope(self.origin, batches, new, agent_version=__version__)
 
     def _read_moments(self) -> Iterator[CaptureMoment]:
         try:
@@ -362,7 +365,7 @@ def replay_command(
     """Write the frames of captures to standard output, in the wire format.
 
     Each record is the length of an envelope (4 bytes, little-endian) and the envelope, as an agent ships it.
-    A schema is in the first envelope of its capture that uses it.
+    A shape or list of names is in the first envelope of its capture that uses it.
 
     Sources with a period of at most 5 s are read at every recorded moment; those with a longer one, and those of
     claims, sharing and health of GPUs, at their period. A source that uses the results of others needs them as well.

@@ -1,6 +1,6 @@
 """Result of a delivery to the collector, from its response.
 
-A response means one of: acknowledged as durable; schemas required first; rejected permanently
+A response means one of: acknowledged as durable; shapes or names required first; rejected permanently
 (sending the same again will not help); or retry later, with a problem and a remedy. The first
 three decide about frames, and are accepted only with the mark of the collector. So is the node of the credential in a
 denial: with it, the delivery finds envelopes of a former name of this node, which are rejected permanently.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,8 @@ from railscope_agent.shipping.http_client import HttpResponse
 _REJECTING_STATUSES = {400, 413, 422}
 """The meanings of all statuses are in docs/architecture.md, "The wire protocol"."""
 _DENIALS = {401, 403}
+_OTHER_MAGIC = f"starts with {wire.FORMER_MAGIC!r}"
+"""In the answer of a collector that supports version 1 of the wire format only."""
 _RECEIPT_FIELDS = {field.name for field in msgspec.structs.fields(EvidenceReceipt)}
 _ADVICE = {
     401: (
@@ -44,7 +47,7 @@ class EnvelopeDecision(Enum):
     """Decision about an envelope after one attempt."""
 
     ACKNOWLEDGED = "acknowledged"
-    WANTS_SCHEMAS = "wants_schemas"
+    WANTS_NAMES = "wants_names"
     REJECTED = "rejected"
     LATER = "later"
 
@@ -61,6 +64,17 @@ class ChangeReason(StrEnum):
     """It drains, or another one of its group is active."""
 
 
+class RequestedParts(NamedTuple):
+    """Hashes that a collector requests: of shapes, of lists of names, and of schemas of frames of an agent up to 0.3.0."""
+
+    shapes: tuple[bytes, ...] = ()
+    names: tuple[bytes, ...] = ()
+    schemas: tuple[bytes, ...] = ()
+
+
+_NOTHING = RequestedParts()
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
     """Result of one attempt."""
@@ -69,7 +83,7 @@ class DeliveryResult:
     problem: str = ""
     change_reason: ChangeReason = ChangeReason.FAILURES
     """Reason to use another collector after a failure."""
-    schemas: tuple[bytes, ...] = ()
+    requested: RequestedParts = _NOTHING
     retry_after_seconds: float | None = None
     receipt: EvidenceReceipt | None = None
     """Receipt of a collector with a shared database, which stores evidence later."""
@@ -79,6 +93,8 @@ class DeliveryResult:
 
 class _CollectorReply(msgspec.Struct):
     error: str = ""
+    unknown_shapes: tuple[str, ...] = ()
+    unknown_names: tuple[str, ...] = ()
     unknown_schemas: tuple[str, ...] = ()
     accepted_frames: int | None = None
     draining: bool = False
@@ -117,10 +133,13 @@ def interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Deliver
     if (
         status == HTTPStatus.CONFLICT
         and reply is not None
-        and (requested := _requested_schemas(reply))
+        and any(requested := _requested_parts(reply))
     ):
-        problem = f"repeated request from {url} for schemas that were sent"
-        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, schemas=requested)
+        problem = f"repeated request from {url} for shapes or names that were sent"
+        return DeliveryResult(EnvelopeDecision.WANTS_NAMES, problem, requested=requested)
+    # A collector up to 0.3.0 rejects the envelope before it reads its version: frames wait for its update.
+    if reply is not None and status == HTTPStatus.BAD_REQUEST and _OTHER_MAGIC in detail:
+        status = HTTPStatus.UPGRADE_REQUIRED
     if reply is not None and status in _REJECTING_STATUSES:
         return DeliveryResult(
             EnvelopeDecision.REJECTED, f"envelope rejected by {url}: status {status}: {detail}"
@@ -156,14 +175,14 @@ def _read_receipt(body: bytes) -> EvidenceReceipt | None:
     return receipt
 
 
-def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
-    """Return the schemas that a reply requests; none if it contains an invalid hash."""
+def _requested_parts(reply: _CollectorReply) -> RequestedParts:
+    """Return what a reply requests; nothing if it contains an invalid hash."""
+    unknown = reply.unknown_shapes, reply.unknown_names, reply.unknown_schemas
     try:
-        return tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
+        return RequestedParts(*(tuple(map(bytes.fromhex, each)) for each in unknown))
     except ValueError:
-        # Not a valid request: the envelope is sent again later instead of being rejected for a missing
-        # schema.
-        return ()
+        # Not a valid request: the envelope is sent again later instead of being rejected as incomplete.
+        return _NOTHING
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

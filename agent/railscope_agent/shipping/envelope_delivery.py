@@ -1,4 +1,4 @@
-"""Delivery of packed envelopes to a collector, with the schemas that it requests."""
+"""Delivery of packed envelopes to a collector, with the shapes and names that it requests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from railscope import __version__, batch_encoding, frame, wire
+from railscope import __version__, batch_encoding, frame, wire, wire1
 from railscope_agent import host
 from railscope_agent.shipping import spool
 from railscope_agent.shipping.collector_client import CollectorClient
 from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
-
-MAX_SCHEMA_SENDINGS = 3
-"""Times that schemas are sent at once, one more after each repeated request: of collectors that alternate at one URL,
-another one may have received them.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +20,38 @@ class EnvelopeDelivery:
 
     origin: frame.FrameOrigin
     clock: host.Clock
-    find_schema: Callable[[bytes], wire.WireSchema | None]
-    """Returns a schema by its hash; None if it was lost."""
+    find_content: Callable[[bytes], bytes | None]
+    """Returns an encoded shape or list of names by its hash; None if it was lost."""
     version: str = __version__
     """Version of the agent."""
 
     def pack(
         self,
         frames: Sequence[frame.Frame],
-        schemas: Sequence[wire.WireSchema],
+        names: Sequence[bytes] = (),
         ended: wire.RunEnd | None = None,
     ) -> bytes:
-        """Return the body of an envelope."""
+        """Return the body of an envelope, with lists of names that the collector may lack."""
         batches = batch_encoding.encode_batches(frames)
+        parts, version = wire.SentParts(names=names), self.version
         return wire.pack(
-            wire.envelope(self.origin, batches, schemas, agent_version=self.version, ended=ended)
+            wire.envelope(self.origin, batches, parts, agent_version=version, ended=ended)
         )
 
     async def query(
         self, client: CollectorClient, delivered: tuple[wire.DeliveredRun, ...]
     ) -> DeliveryResult:
         """Send an envelope without frames, which states those that other collectors received."""
-        bare = wire.envelope(self.origin, (), (), agent_version=self.version)
+        bare = wire.envelope(self.origin, (), agent_version=self.version)
         return await client.post(wire.pack(structs.replace(bare, delivered=delivered)), self._sent)
 
     async def offer(
         self, client: CollectorClient, body: bytes, receipt: str = ""
     ) -> DeliveryResult:
-        """Send a body, after the schemas that the collector requests."""
+        """Send a body, after the shapes and names that the collector requests."""
 
         async def post(content: bytes) -> DeliveryResult:
-            # The receipt is that of the body; the collector never received the envelope with the schemas
+            # The receipt is that of the body; the collector never received the envelope with the names
             # before.
             return await client.post(content, self._sent, receipt if content is body else "")
 
@@ -78,20 +74,25 @@ class EnvelopeDelivery:
     async def _offer(
         self, post: Callable[[bytes], Awaitable[DeliveryResult]], body: bytes
     ) -> DeliveryResult:
-        for sendings in range(1, MAX_SCHEMA_SENDINGS + 1):
-            answer = await post(body)
-            if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
-                return answer
-            schemas = [schema for digest in answer.schemas if (schema := self.find_schema(digest))]
-            if len(schemas) < len(answer.schemas):
-                # No collector without the schema can ever decode these frames: they would block all behind
-                # them in the spool.
-                return DeliveryResult(
-                    EnvelopeDecision.REJECTED,
-                    "schema of these frames is missing from the agent's state directory",
-                )
-            for _ in range(sendings):
-                answer = await post(self.pack((), schemas))
-                if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
-                    return answer
+        answer = await post(body)
+        if answer.verdict is not EnvelopeDecision.WANTS_NAMES:
+            return answer
+        found = [[self.find_content(digest) for digest in each] for each in answer.requested]
+        if any(None in contents for contents in found):
+            # No collector without it can ever decode these frames: they would block all behind them in the spool.
+            return DeliveryResult(
+                EnvelopeDecision.REJECTED,
+                "shape or names of these frames are missing from the agent's state directory",
+            )
+        shapes, names, schemas = (
+            [content for content in contents if content is not None] for contents in found
+        )
+        if shapes or names:
+            parts = wire.SentParts(shapes, names)
+            more = wire.envelope(self.origin, (), parts, agent_version=self.version)
+            answer = await post(wire.pack(more))
+        if schemas:
+            answer = await post(wire1.pack_schemas(self.origin, schemas, self.version))
+        if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
+            return answer
         return await post(body)

@@ -16,18 +16,17 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import structlog
 
-from railscope import __version__, timestamps, wire
+from railscope import __version__, shapes, timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
 from railscope_agent import config, host
 from railscope_agent.sampling import shipping_stats, worker_thread
-from railscope_agent.shipping import envelope_limits, run_end, schema_store, spool
+from railscope_agent.shipping import envelope_limits, names_store, run_end, spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
 from railscope_agent.shipping.collector_client import CollectorClient
 from railscope_agent.shipping.collector_logs import EvidenceReceipt
@@ -82,6 +81,8 @@ class Shipper:
     _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
     _last: dict[str, int] = field(default_factory=dict)
+    _attached: dict[str, bytes] = field(default_factory=dict)
+    """Hash of the names that an envelope for this collector contains, by stream."""
 
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError if the state directory cannot be used."""
@@ -90,9 +91,9 @@ class Shipper:
         self._client = self._failover.client
         self._delivered = DeliveredFrames(self.directory, bool(self.link.urls))
         self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
-        self._schemas = schema_store.SchemaStore(self.directory / "schemas")
+        self._names = names_store.NamesStore(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
-        self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get, self.version)
+        self._delivery = EnvelopeDelivery(self.origin, self.clock, self._names.get, self.version)
         self._disk = worker_thread.WorkerThread("spool")
         self._update_stats()
 
@@ -188,17 +189,17 @@ class Shipper:
         """Pack frames into envelopes; runs on the spool's thread."""
         # A batch is a series of consecutive frames of one source; late reads are published out of order.
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
-        # Before their envelopes: after a crash, a spooled envelope without its schema could not be delivered.
+        # Before their envelopes: after a crash, a spooled envelope without its names could not be delivered.
         for schema in dict.fromkeys(frame.schema for frame in frames):
-            self._schemas.try_put(
-                wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
-            )
+            parts = shapes.schema_parts(schema)
+            self._names.put(parts.shape_hash, parts.shape)
+            self._names.put(parts.names_hash, parts.names)
         for group in envelope_limits.split_into_envelopes(frames):
             self._add_envelope(group)
         self._update_stats()
 
     def _add_envelope(self, frames: list[Frame]) -> None:
-        body = self._delivery.pack(frames, (), self._ended)
+        body = self._delivery.pack(frames, self._new_names(frames), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
         # Envelopes arrive in order only if nothing older waits.
@@ -210,6 +211,16 @@ class Shipper:
             run_end.write_run_end(
                 self.directory, wire.RunEnd(self.origin.run, self._last), is_synced=False
             )
+
+    def _new_names(self, frames: list[Frame]) -> list[bytes]:
+        """Return the lists of names that no envelope of this run has for a stream, or that have changed."""
+        found = {}
+        for schema in {id(frame.schema): frame.schema for frame in frames}.values():
+            parts = shapes.schema_parts(schema)
+            if self._attached.get(schema.stream) != parts.names_hash:
+                self._attached[schema.stream] = parts.names_hash
+                found[parts.names_hash] = parts.names
+        return list(found.values())
 
     def _spool_memory(self) -> None:
         """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
@@ -266,6 +277,8 @@ class Shipper:
                 continue
             client = self._failover.begin_attempt()
             self._is_log_known &= client is self._client
+            if client is not self._client:
+                self._attached.clear()
             self._client = client
             # Envelopes that another collector received and did not store are sent first: without it, the newer
             # frames would make it late.

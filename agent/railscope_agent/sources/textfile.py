@@ -4,8 +4,8 @@ Every read parses the files that have changed. A rejected file has no series, an
 with one series, or with one name and two types, the one that root owns keeps it, else the one that had it, else
 the first by name.
 
-The series are part of the schema of frames, of which a collector stores a bounded number for each node: so new
-schemas are limited, and a file whose labels change in every read cannot prevent the node from shipping.
+The series are names of frames, of which a collector stores a bounded number of lists for each node: so new
+lists are limited, and a file whose labels change in every read cannot prevent the node from shipping.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from railscope_agent.sources.textfile_parser import TextfileError, TextfileFamil
 
 log = structlog.get_logger(__name__)
 
-MAX_NAMES_BYTES = 448 << 10
-"""Size of all names, labels and help texts: with the largest number of series, a schema that a collector accepts."""
+MAX_NAMES_BYTES = 192 << 10
+"""Size of all names, labels and help texts: with the largest number of series, a list of names that a collector accepts."""
 MAX_CHANGES = 20
 """Maximum of changed states that one read reports individually."""
-MAX_WAITING_SCHEMAS = 30
-SCHEMA_NS = 120 * SECOND_NS
-"""Time after which one more new schema is allowed, up to MAX_WAITING_SCHEMAS: 30 per hour."""
+MAX_WAITING_LISTS = 30
+LIST_NS = 120 * SECOND_NS
+"""Time after which one more new list of names is allowed, up to MAX_WAITING_LISTS: 30 per hour."""
 _ROOT = 0
 _DIRECTORY_REMEDIES = {
     DirectoryState.WRITABLE_BY_OTHERS: "chmod o-w the directory",
@@ -171,7 +171,7 @@ class TextfileSource(source.SourceWithoutResources):
         self._described: tuple[Entity, ...] = ()
         self._series: frozenset[str] = frozenset()
         self._directory_state = DirectoryState.OK
-        self._schemas, self._schemas_ns = MAX_WAITING_SCHEMAS, 0
+        self._lists, self._lists_ns = MAX_WAITING_LISTS, 0
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Scan, and create columns for all files and series."""
@@ -197,15 +197,15 @@ class TextfileSource(source.SourceWithoutResources):
         into.needs_probe = True
 
     def _may_change(self, host: Host) -> bool:
-        """True if a new schema is allowed now."""
+        """True if a new list of names is allowed now."""
         now_ns = host.clock.now().boot_ns
-        earned, rest_ns = divmod(now_ns - self._schemas_ns, SCHEMA_NS)
-        self._schemas = min(self._schemas + earned, MAX_WAITING_SCHEMAS)
+        earned, rest_ns = divmod(now_ns - self._lists_ns, LIST_NS)
+        self._lists = min(self._lists + earned, MAX_WAITING_LISTS)
         # The rest of the interval is kept, so that frequent calls do not lose it.
-        self._schemas_ns = now_ns - rest_ns
-        if not self._schemas:
+        self._lists_ns = now_ns - rest_ns
+        if not self._lists:
             return False
-        self._schemas -= 1
+        self._lists -= 1
         return True
 
     def _scanned(self, host: Host) -> _Scan:

@@ -24,7 +24,8 @@ import msgspec
 
 from railscope import capture, cli, figures, settings, timestamps
 from railscope.envelopes import unpack
-from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
+from railscope.shapes import SchemaTable
+from railscope.wire import Batch, Envelope, WireError, WireSchema
 from railscope_collector.commands import config_option, follow_log, load_settings, node_clocks
 from railscope_collector.commands.node_clocks import (
     CaptureRange,
@@ -45,7 +46,7 @@ from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
 from railscope_collector.files import tenants_file
 from railscope_collector.files.watched_file import FileError
-from railscope_collector.fleet.schema_files import SchemaFiles, decode_schema
+from railscope_collector.fleet.schemas import SchemaReader
 from railscope_collector.fleet.sheets import check_batch
 from railscope_collector.framelog import segment_files
 from railscope_collector.switches import switch_settings
@@ -102,7 +103,8 @@ class _NodeFrames(NamedTuple):
     """Envelopes of nodes, of each in the order of their time, and where their schemas are found."""
 
     envelopes: Iterable[Envelope]
-    find_schema: Callable[[bytes], WireSchema | None]
+    find_schema: Callable[[bytes], WireSchema] | None = None
+    """Returns a schema that no envelope contains. Raises LookupError, OSError."""
 
 
 @click.command()
@@ -279,7 +281,7 @@ def diagnose_captures(directory: Path, site: follow_log.DiagnosisSite) -> Record
     start_ns = min(each.start_ns for each in captures)
     diagnosis, slots = _new_diagnosis(start_ns, max(each.end_ns for each in captures), site)
     for envelopes in _replay(captures, _agent_options(directory / "agent.toml")):
-        _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
+        _add(diagnosis, clocks, _NodeFrames(envelopes))
     if not diagnosis.devices.nodes:
         message = f"no frames in the captures of {directory}: expected at least one moment"
         raise DiagnoseError(message)
@@ -322,17 +324,19 @@ def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
 
 def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -> None:
     """Add the frames of nodes; warn of batches without a schema, or that contradict it."""
-    schemas: dict[bytes, WireSchema] = {}
+    schemas = SchemaTable(frames.find_schema)
     skipped: dict[str, list[str]] = defaultdict(list)
     for envelope in frames.envelopes:
         clock = clocks.clock(envelope.node)
-        schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+        schemas.add(envelope)
         for batch in envelope.batches:
-            used = schemas.get(batch.schema) or frames.find_schema(batch.schema)
-            if used is None or not _fits(batch, used):
+            try:
+                is_usable = _fits(batch, schemas[batch.schema])
+            except (LookupError, OSError):
+                is_usable = False
+            if not is_usable:
                 skipped[envelope.node].append(batch.stream)
                 continue
-            schemas[batch.schema] = used
             diagnosis.add(envelope.node, envelope.run, batch, schemas.__getitem__, clock)
     for node, sources in skipped.items():
         warn(
@@ -344,7 +348,7 @@ def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -
 def _fits(batch: Batch, schema: WireSchema) -> bool:
     """True if the lengths of a batch are those of its schema."""
     try:
-        check_batch(batch, sum(len(group.entities) for group in schema.groups), MAX_ROWS)
+        check_batch(batch, schema.width, MAX_ROWS)
     except WireError:
         return False
     return True
@@ -452,13 +456,6 @@ def _diagnose_frame_log(
     if not (state / "frames").is_dir():
         message = f"no frame log in {state}: expected a collector's state directory with `frames`"
         raise DiagnoseError(message)
-    files = SchemaFiles(state / "schemas")
-    known_schemas = {}
-    if (state / "schemas").is_dir():
-        for content in files.read_new():
-            if content:
-                schema = decode_schema(content)
-                known_schemas[schema_hash(schema)] = schema
     # The log is read twice, as its frames may need more memory than there is.
     segments = segment_files.segment_numbers(state / "frames")
     clocks, earliest = NodeClocks(), dict[str, int]()
@@ -478,7 +475,7 @@ def _diagnose_frame_log(
     diagnosis, slots = _new_diagnosis(start_ns, last_ns, site)
     records = _frame_records(state / "frames", segments, span[0], last_ns)
     envelopes = (unpack(record.body, MAX_ENVELOPE_BYTES) for record in records)
-    _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
+    _add(diagnosis, clocks, _NodeFrames(envelopes, SchemaReader(state).read))
     _add_receipts(diagnosis, clocks)
     diagnosis.has_captures = True
     _evaluate(diagnosis, slots)

@@ -23,10 +23,10 @@ from railscope_collector.commands.node_clocks import DiagnoseError
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.jobs import ClaimedGpus
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
-from railscope_collector.fleet.schema_files import SchemaFiles
+from railscope_collector.fleet.schemas import SchemaReader
 from railscope_collector.framelog.log_follower import LogFollower
 from railscope_collector.live_diagnosis import log_diagnosis
-from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, FindSchema
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 from railscope_collector.live_diagnosis.diagnosis_input import InputBuffer
 from railscope_collector.work_limits import limit_memory_arenas
 
@@ -48,13 +48,15 @@ class DiagnosisSite(NamedTuple):
 
 def follow_alone(directory: Path, state: Path | None, from_ns: int, site: DiagnosisSite) -> None:
     """Diagnose a frame log without a collector until a signal. Raises DiagnoseError."""
-    for name in ("frames", "schemas"):
-        if not (directory / name).is_dir():
+    for name in ("frames", "state.sqlite"):
+        if not (directory / name).exists():
             message = (
                 f"no frame log in {directory}: expected a collector's state directory with `{name}`"
             )
             raise DiagnoseError(message)
-    engine = DiagnosisEngine(state, _schemas(directory), site.thresholds, claims=site.claims)
+    engine = DiagnosisEngine(
+        state, SchemaReader(directory).read, site.thresholds, claims=site.claims
+    )
     follower = LogFollower(directory / "frames")
     diagnosis = log_diagnosis.LogDiagnosis(
         engine, _write_line, follower, links=site.links, from_ns=from_ns
@@ -69,7 +71,7 @@ def follow_alone(directory: Path, state: Path | None, from_ns: int, site: Diagno
 
 def serve_collector(directory: Path, state: Path | None) -> None:
     """Diagnose what a collector receives, until it closes the input. Raises DiagnoseError."""
-    engine = DiagnosisEngine(state, _schemas(directory))
+    engine = DiagnosisEngine(state, SchemaReader(directory).read)
     follower = LogFollower(directory / "frames")
     diagnosis = log_diagnosis.LogDiagnosis(engine, _write_line, follower, is_fed=True)
     limit_memory_arenas()
@@ -163,10 +165,6 @@ def _lower_priority() -> None:
         os.nice(NICENESS)
     except PermissionError as error:  # the sandbox of the service may deny it
         log.debug("priority_unchanged", problem=str(error))
-
-
-def _schemas(directory: Path) -> FindSchema:
-    return log_diagnosis.schema_finder(SchemaFiles(directory / "schemas"))
 
 
 def _write_line(line: bytes) -> None:

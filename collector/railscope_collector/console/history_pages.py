@@ -338,8 +338,7 @@ class HistoryPages:
             raise ResourceError(HTTPStatus.NOT_FOUND, message)
         names: dict[DeviceKey, Names] = {}
         for row in list(fleet_node.rows.values()):
-            schema = self.api.core.schemas.get(row.schema)
-            for key, of_key in schema.names.items() if schema else ():
+            for key, of_key in row.schema.device_names.items():
                 names[key] = choose_most_complete([of_key, names.get(key, of_key)]) or of_key
         return names
 

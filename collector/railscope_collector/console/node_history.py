@@ -19,7 +19,7 @@ from railscope.timestamps import HOUR_NS, SECOND_NS, utc_text
 from railscope_collector.console.curves import CurveGap, Floats, HistoryCurve, TimeRange, Times
 from railscope_collector.console.device_figures import CurveSource, NamedCurve, NamedFigure
 from railscope_collector.console.stored_frames import FoundFrames, StoredBatch, StoredFrames
-from railscope_collector.fleet.schema_columns import columns_of
+from railscope_collector.fleet.shape_columns import columns_of
 from railscope_collector.fleet.sheets import Codes, Integers
 
 SOURCE = "the frame log of the collector"

@@ -62,7 +62,7 @@ class StoredFrames:
 
     records: RecordIndex
     find_schema: Callable[[bytes], wire.WireSchema]
-    """Returns a stored schema; raises OSError."""
+    """Returns a stored schema; raises LookupError."""
 
     @classmethod
     def from_directory(
@@ -120,9 +120,9 @@ class StoredFrames:
         """Return the chosen columns of a schema; None if it is no longer stored."""
         try:
             schema = self.find_schema(digest)
-        except OSError:
+        except LookupError:
             return None
         found = list(choose(schema))
-        width = sum(len(group.entities) for group in schema.groups)
+        width = schema.width
         positions = np.array([position for position, _ in found], np.int64)
         return _ChosenColumns(width, positions, [column for _, column in found])

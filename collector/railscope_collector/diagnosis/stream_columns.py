@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from railscope.catalog import METRICS
+from railscope.shapes import RESERVED
 from railscope.wire import WireGroup, WireSchema, part_of_key
 from railscope_collector.diagnosis.devices import NO_POSITION, ClusterDevices, ClusterNode
 from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind, Quantity, QuantityKind
@@ -121,7 +122,7 @@ class StreamTemplates:
         columns = _QuantityColumns(devices, node, schema)
         found = sorted(columns.find(), key=lambda rows: rows[1] is not QuantityKind.COUNTER)
         relative, firsts = _relative(columns.positions)
-        width = sum(len(group.entities) for group in schema.groups)
+        width = schema.width
         parts, arrays, distances, counters, end = [], [], [], 0, 0
         for device, kind, combine, rows in found:
             quantities, positions, *used = map(np.array, zip(*rows, strict=True))
@@ -192,6 +193,8 @@ class _QuantityColumns:
             for quantity in _BY_METRIC.get(group.metric, ()):
                 index = self._devices.sums[quantity.device].index[quantity.name]
                 for column, number in enumerate(group.entities, start):
+                    if number == RESERVED:
+                        continue
                     if quantity.parts and not quantity.selects(self._label(number)):
                         continue
                     position = self._position(quantity.device, number)

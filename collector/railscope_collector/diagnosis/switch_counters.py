@@ -20,7 +20,7 @@ from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireEntity, WireSchema
 from railscope_collector.diagnosis.node_readings import MAX_STREAMS_PER_NODE, Clock, FindSchema
 from railscope_collector.diagnosis.slot_sums import Floats, Positions
-from railscope_collector.fleet.schema_columns import columns_of
+from railscope_collector.fleet.shape_columns import columns_of
 from railscope_collector.fleet.sheets import Codes, Integers
 
 KEPT_NS = 360 * SECOND_NS
@@ -130,7 +130,7 @@ class UsedColumns:
                 found[label] = column, group.metric in _GAUGES, group.scale[0] / group.scale[1]
         columns, gauges, scales = zip(*found.values(), strict=True) if found else ((), (), ())
         return cls(
-            sum(len(group.entities) for group in schema.groups),
+            schema.width,
             np.array(columns, np.intp),
             tuple(found),
             np.array(gauges, np.bool_),

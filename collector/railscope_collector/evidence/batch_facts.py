@@ -23,7 +23,7 @@ import numpy as np
 from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
 from railscope_collector.evidence import claim_events, gpu_node_history, node_intervals
-from railscope_collector.fleet import schema_columns, schemas, sheets
+from railscope_collector.fleet import names, shape_columns, sheets
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.metering.observation import GAP_NS
 
@@ -56,7 +56,7 @@ class FactReceiver(Protocol):
     def record_layout(
         self,
         uuid: str,
-        parts: tuple[schema_columns.ReportedMigInstance, ...],
+        parts: tuple[shape_columns.ReportedMigInstance, ...],
         span: node_intervals.SampleSpan,
     ) -> None:
         """Record the MIG layout of a GPU in a span."""
@@ -70,7 +70,7 @@ class BatchFacts:
     record: FrameRecord
     envelope: Envelope
     batch: Batch
-    schema: schemas.KnownSchema
+    schema: names.KnownSchema
     since_boot_ns: int
     skew_ns: int
     uncertainty_ns: int
@@ -154,7 +154,7 @@ class BatchFacts:
             interval.node, interval.boot, self.record.received_wall_ns, spans, late_ns
         )
 
-    def _rows_with_values(self, gpu: schemas.SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
+    def _rows_with_values(self, gpu: names.SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
         columns = self.schema.layout.columns
         if len(self.batch.reasons) == columns:  # all rows have the same reasons
@@ -184,7 +184,9 @@ class BatchFacts:
     ) -> None:
         """Store the first reading of each cell of the grid."""
         batch, metered = self.batch, self.schema.metered
-        name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
+        # Facts of a device may change, of which its counters do not depend.
+        counted = self.schema.shape.digest + self.schema.names.keys
+        name = f"{self.envelope.run} {batch.stream} {counted.hex()}"
         series = interval.series.get(name)
         if series is None:
             series = interval.series[name] = node_intervals.CounterSeries(

@@ -24,7 +24,8 @@ from railscope_collector.evidence import (
     node_claims,
     node_intervals,
 )
-from railscope_collector.fleet import schema_columns, schemas
+from railscope_collector.fleet import shape_columns
+from railscope_collector.fleet.names import KnownSchema
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.metering.observation import QUARANTINE_NS
 
@@ -76,7 +77,7 @@ class EvidenceBook:
         self,
         record: FrameRecord,
         envelope: Envelope,
-        batches: Sequence[tuple[Batch, schemas.KnownSchema]],
+        batches: Sequence[tuple[Batch, KnownSchema]],
     ) -> Iterator[None]:
         """Record the facts of batches of an envelope, one interval of a batch per step."""
         skew_ns = self._skew(record, envelope.node)
@@ -298,7 +299,7 @@ class EvidenceBook:
     def record_layout(
         self,
         uuid: str,
-        parts: tuple[schema_columns.ReportedMigInstance, ...],
+        parts: tuple[shape_columns.ReportedMigInstance, ...],
         span: node_intervals.SampleSpan,
     ) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""

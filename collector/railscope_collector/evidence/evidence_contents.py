@@ -22,7 +22,7 @@ from railscope_collector.evidence import (
     evidence_tables,
     node_intervals,
 )
-from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet import shape_columns
 from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 
@@ -57,7 +57,7 @@ class PartContents(msgspec.Struct, frozen=True, array_like=True):
     """GPUs that it lists with a value."""
     valueless: frozenset[str] = frozenset()
     layouts: frozenset[str] = frozenset()
-    counters: frozenset[schema_columns.CounterSubject] = frozenset()
+    counters: frozenset[shape_columns.CounterSubject] = frozenset()
     """Counters with a reading in it."""
 
     @classmethod

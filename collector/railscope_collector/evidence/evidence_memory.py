@@ -21,7 +21,8 @@ from railscope_collector.evidence import (
     gpu_node_history,
     node_intervals,
 )
-from railscope_collector.fleet import schema_columns, schemas
+from railscope_collector.fleet import shape_columns
+from railscope_collector.fleet.names import KnownSchema
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.metering.observation import GAP_NS
 
@@ -54,7 +55,7 @@ class GpuMemory(msgspec.Struct):
         return {presence.node for presence in self.presences.values()}
 
     def add_layout(
-        self, parts: tuple[schema_columns.ReportedMigInstance, ...], span: node_intervals.SampleSpan
+        self, parts: tuple[shape_columns.ReportedMigInstance, ...], span: node_intervals.SampleSpan
     ) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
         for layout in self.layouts:
@@ -150,7 +151,7 @@ class BootTimes(NamedTuple):
     """The largest of the batches without GPUs."""
 
     @classmethod
-    def of_batches(cls, batches: Sequence[tuple[Batch, schemas.KnownSchema]]) -> BootTimes:
+    def of_batches(cls, batches: Sequence[tuple[Batch, KnownSchema]]) -> BootTimes:
         """Return the times of batches."""
         first_ns = other_first_ns = FOREVER_NS
         last_ns = other_last_ns = uncertainty_ns = 0

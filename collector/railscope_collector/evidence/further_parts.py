@@ -23,7 +23,7 @@ from railscope_collector.evidence import (
     node_parts,
     review_rules,
 )
-from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet import shape_columns
 from railscope_collector.metering.observation import GAP_NS
 
 
@@ -89,7 +89,7 @@ class BeyondWindow:
     _after: dict[str, node_parts.NodeParts] = field(default_factory=dict)
     _before_window: dict[str, node_parts.NodeParts] = field(default_factory=dict)
     """All parts before the window, also those next to it."""
-    _first_ns: dict[str, dict[schema_columns.CounterSubject, int]] = field(default_factory=dict)
+    _first_ns: dict[str, dict[shape_columns.CounterSubject, int]] = field(default_factory=dict)
     """The first reading of each counter in and around the window, by node."""
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class BeyondWindow:
             return {}
         return self._before_window[node].find_first(lambda contents: gpu in contents.layouts)
 
-    def _find_continued(self, gpu: str, node: str) -> frozenset[schema_columns.CounterSubject]:
+    def _find_continued(self, gpu: str, node: str) -> frozenset[shape_columns.CounterSubject]:
         """Return the counters of a GPU, and of ports, that are read in the days and not in the context before."""
         if node not in self._first_ns:
             first_ns = self._first_ns[node] = {}

@@ -13,7 +13,7 @@ from railscope import frame
 from railscope.catalog import gpu as gpu_metrics
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope_collector.evidence import gpu_node_history, node_intervals
-from railscope_collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject
+from railscope_collector.fleet.shape_columns import AGENT_MEASURES, CounterSubject
 from railscope_collector.metering import counter_increments as measures, evidence as usage_evidence
 
 

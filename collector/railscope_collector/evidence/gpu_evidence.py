@@ -24,7 +24,7 @@ from railscope_collector.files.claims_file import FileClaims
 from railscope_collector.files.inventory_file import DeviceInventory
 from railscope_collector.files.retirements_file import RetiredGpus
 from railscope_collector.files.tenants_file import TenantMappings
-from railscope_collector.fleet.schema_columns import ReportedMigInstance
+from railscope_collector.fleet.shape_columns import ReportedMigInstance
 from railscope_collector.ledger import day_metering
 from railscope_collector.metering import (
     counter_increments,

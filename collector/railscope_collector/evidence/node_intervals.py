@@ -24,7 +24,7 @@ import msgspec
 
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.wire import Envelope, SentAt
-from railscope_collector.fleet.schema_columns import CounterSubject, ReportedMigInstance
+from railscope_collector.fleet.shape_columns import CounterSubject, ReportedMigInstance
 from railscope_collector.metering.observation import GAP_NS
 
 # As long as the longest gap in observed time: an observed GPU has a reading in each cell.

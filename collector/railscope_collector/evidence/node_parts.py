@@ -16,7 +16,7 @@ from railscope_collector.evidence import (
     evidence_tables,
     node_intervals,
 )
-from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet import shape_columns
 
 MAX_PARTS = 1344
 """Maximum number of parts that are visited for a GPU and a node beyond a window: of two weeks."""
@@ -75,7 +75,7 @@ class NodeParts:
         if previous:
             yield edge_ns, self._select([previous])
 
-    def find_nearest(self, counters: frozenset[schema_columns.CounterSubject]) -> IntervalsByPart:
+    def find_nearest(self, counters: frozenset[shape_columns.CounterSubject]) -> IntervalsByPart:
         """Return the nearest parts that have a reading of each of some counters, and those with a later one.
 
         Parts of several boots or collectors may overlap: one that ends earlier may have the last reading.
@@ -101,10 +101,10 @@ class NodeParts:
     def _find_overlapping(
         self,
         interval: node_intervals.EvidenceInterval,
-        counters: frozenset[schema_columns.CounterSubject],
+        counters: frozenset[shape_columns.CounterSubject],
     ) -> IntervalsByPart:
         """Return the parts that end at or after the last reading of some counters in an interval and have one of them."""
-        last_ns: dict[schema_columns.CounterSubject, int] = {}
+        last_ns: dict[shape_columns.CounterSubject, int] = {}
         for counter, timestamp_ns in node_intervals.read_times(interval):
             if counter in counters:
                 last_ns[counter] = max(timestamp_ns, last_ns.get(counter, timestamp_ns))

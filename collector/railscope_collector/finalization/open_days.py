@@ -18,7 +18,7 @@ from railscope_collector.evidence import (
 )
 from railscope_collector.finalization.day_writes import MeteringStores
 from railscope_collector.finalization.due_days import GpuNodes, group_by_nodes
-from railscope_collector.fleet.schema_columns import AGENT_MEASURES
+from railscope_collector.fleet.shape_columns import AGENT_MEASURES
 from railscope_collector.ledger import database
 from railscope_collector.metering import counter_increments
 

@@ -1,6 +1,6 @@
 """The fleet: current state of all nodes, and names of their devices.
 
-Nodes of one layout share a sheet: one row per node, one column per reading. A frame updates a row
+Nodes with one shape share a sheet: one row per node, one column per reading. A frame updates a row
 by index; views compute on whole blocks of rows.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,7 @@ import numpy.typing as npt
 from railscope.device_names import Names, bare_gpu, choose_most_complete, device_key
 from railscope.wire import Batch
 from railscope_collector.fleet import sheets
-from railscope_collector.fleet.schemas import SchemaLayout
-
-if TYPE_CHECKING:
-    from railscope_collector.fleet.schemas import StoredSchemas
-
+from railscope_collector.fleet.names import KnownSchema
 
 _PERIODS, _LONGEST_NS = 2, 300_000_000_000
 """Freshness limit of slow streams, in periods of the stream, and its maximum.
@@ -40,7 +36,7 @@ class StreamRow:
     sheet: sheets.LayoutSheet
     block: sheets.SheetBlock
     index: int
-    schema: bytes
+    schema: KnownSchema
     run: str = ""
     boot_id: str = ""
     boot_ns: int = 0
@@ -67,14 +63,14 @@ class NodeUpdate(NamedTuple):
     node: str
     run: str
     boot_id: str
-    layout: SchemaLayout
+    schema: KnownSchema
     batch: Batch
     timestamp_ns: int
     """Time of the last frame, on the collector's clock."""
 
 
 class Fleet:
-    """All nodes by name, all rows by layout."""
+    """All nodes by name, all rows by shape."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, FleetNode] = {}
@@ -82,7 +78,8 @@ class Fleet:
         """Switches by the names under which they send frames. No view contains them among its nodes."""
         self.touched: set[str] = set()
         """Nodes with schemas or rows that changed since a reader last emptied this set."""
-        self._sheets: dict[int, sheets.LayoutSheet] = {}
+        self._sheets: dict[bytes, sheets.LayoutSheet] = {}
+        """By the hash of the shape."""
 
     def blocks(self) -> Iterator[sheets.SheetBlock]:
         """Yield every block that contains a node."""
@@ -97,7 +94,11 @@ class Fleet:
     def schemas(self) -> set[bytes]:
         """Return the schemas of the current state."""
         nodes = (*self.nodes.values(), *self.switches.values())
-        return {row.schema for node in nodes for row in node.rows.values()}
+        return {row.schema.digest for node in nodes for row in node.rows.values()}
+
+    def shapes(self) -> set[bytes]:
+        """Return the shapes with rows."""
+        return set(self._sheets)
 
     def drop_empty_sheets(self) -> None:
         """Release the memory of layouts without nodes."""
@@ -137,7 +138,7 @@ class Fleet:
     def apply(self, update: NodeUpdate) -> bool:
         """Apply a frame to the current state of its node; false if the state is as new or newer."""
         node = self.get_or_add_node(update.node)
-        batch, present = update.batch, node.rows.get(update.layout.stream)
+        batch, present = update.batch, node.rows.get(update.schema.layout.stream)
         if present and _is_outdated(update, present):
             return False
         row = self._row(node, update)
@@ -156,8 +157,9 @@ class Fleet:
         block.timestamps_ns[index] = timestamp_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
         row.timestamp_ns = timestamp_ns
-        before_ns = node.stream_timestamps_ns.get(update.layout.stream)
-        node.stream_timestamps_ns[update.layout.stream] = timestamp_ns
+        stream = update.schema.layout.stream
+        before_ns = node.stream_timestamps_ns.get(stream)
+        node.stream_timestamps_ns[stream] = timestamp_ns
         # The maximum over all streams only where the newest one went back, as a clock was corrected.
         if timestamp_ns >= node.timestamp_ns:
             node.timestamp_ns = timestamp_ns
@@ -166,27 +168,28 @@ class Fleet:
         return True
 
     def _row(self, node: FleetNode, update: NodeUpdate) -> StreamRow:
-        stream, schema = update.layout.stream, update.batch.schema
-        row = node.rows.get(stream)
-        if row and row.sheet.layout is update.layout:
-            if row.schema != schema:
+        schema, layout = update.schema, update.schema.layout
+        row = node.rows.get(layout.stream)
+        if row and row.sheet.layout.shape == layout.shape:
+            before = row.schema
+            row.schema = schema
+            if before is not schema:
                 self.touched.add(node.name)
-            if row.schema != schema or row.boot_id != update.boot_id:
-                # Other entities in the same shape, or another boot clock: the previous frame cannot be the base of a
-                # rate, and the slots of its last minute are others.
-                row.schema, row.boot_ns, row.boot_id = schema, 0, ""
+            if before.names.keys != schema.names.keys or row.boot_id != update.boot_id:
+                # Other devices, or another boot clock: the previous frame cannot be the base of a rate, and the slots of
+                # its last minute are others. Other facts of the same devices change nothing.
+                row.boot_ns, row.boot_id = 0, ""
                 row.block.begin(row.index)
             return row
         if row:
             row.sheet.release(row.block, row.index)
         self.touched.add(node.name)
-        # By identity: layouts are shared by all schemas of a shape, and comparing their arrays would be slow.
-        sheet = self._sheets.get(id(update.layout))
+        sheet = self._sheets.get(layout.shape)
         if sheet is None:
-            sheet = self._sheets[id(update.layout)] = sheets.LayoutSheet(update.layout)
+            sheet = self._sheets[layout.shape] = sheets.LayoutSheet(layout)
         block, index = sheet.allocate_row()
         block.nodes[index] = node.name
-        row = node.rows[stream] = StreamRow(sheet, block, index, schema)
+        row = node.rows[layout.stream] = StreamRow(sheet, block, index, schema)
         return row
 
 
@@ -202,21 +205,15 @@ NamesOfGpu: TypeAlias = Callable[[str, str], Names]
 """Names of a GPU by its node and its UUID."""
 
 
-def names_of(
-    schemas: StoredSchemas, node: FleetNode | None, kind: str, key: tuple[str, ...]
-) -> Names | None:
+def names_of(node: FleetNode | None, kind: str, key: tuple[str, ...]) -> Names | None:
     """Return names of the device that contains an entity of a node; None if there are none."""
     if node is None:
         return None
     key_of_device = device_key(kind, key)
-    schemas_of_node = (schemas.get(row.schema) for row in list(node.rows.values()))
-    return choose_most_complete(
-        schema.names[key_of_device]
-        for schema in schemas_of_node
-        if schema and key_of_device in schema.names
-    )
+    names = (row.schema.device_names for row in list(node.rows.values()))
+    return choose_most_complete(each[key_of_device] for each in names if key_of_device in each)
 
 
-def gpu_names(schemas: StoredSchemas, node: FleetNode | None, uuid: str) -> Names:
+def gpu_names(node: FleetNode | None, uuid: str) -> Names:
     """Return names of a GPU by its UUID; the other names are empty if its node does not report them."""
-    return names_of(schemas, node, "gpu", (uuid,)) or bare_gpu(uuid)
+    return names_of(node, "gpu", (uuid,)) or bare_gpu(uuid)

@@ -1,489 +1,435 @@
-"""Durable storage of schemas, with their layouts.
+"""Known shapes and lists of names, stored as rows of `state.sqlite`.
 
-A schema is stored before frames that refer to it are acknowledged, and released when neither the
-current state nor the part of the frame log that a restart reads refers to it: an agent that needs
-it again sends it again. The schemas of each node are bounded in number and size. Layouts are
-shared by all schemas of one shape, so that a thousand nodes of one build use one layout.
-
-A layout is a schema without the names of its entities. Its columns are divided into cells: all
-columns of one metric, one part (a priority, a clock) and one rail (the rail of the GPU or NIC
-they belong to). One pass of `reduceat` over the columns, ordered by cell, rolls up every metric
-of many nodes.
+Both are stored before frames that refer to them are acknowledged, and deleted when no segment of the frame log has such
+frames: an agent that needs them again sends them again. A node can fill neither memory nor disk: its lists are bounded,
+and so are the shapes of all nodes and those that a node sends first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from sys import intern
 from threading import Lock
-from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
+import structlog
 
-from railscope import catalog, device_names, envelopes, wire as wire_format
-from railscope.catalog import rollup
-from railscope.catalog.declare import Metric
-from railscope.catalog.gpu_health import GPU_HEALTH
-from railscope_collector.fleet import schema_columns, schema_files
-from railscope_collector.fleet.schema_templates import (
-    EncodedSchema,
-    SchemaTemplates,
-    TemplateMatch,
-    check_schema,
+from railscope import envelopes, wire1
+from railscope.shapes import join
+from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope.untrusted_text import DECODING_ERRORS
+from railscope.wire import (
+    HASH_BYTES,
+    MAX_COLUMNS,
+    Batch,
+    Shape,
+    WireError,
+    WireSchema,
+    content_hash,
 )
+from railscope_collector.fleet.names import KnownSchema, NodeNames, decode_rows
+from railscope_collector.fleet.shapes import KnownShape
+from railscope_collector.framelog.segment_files import segment_numbers
+from railscope_collector.state_store import FILE, StateStore, StateStoreError
 
-Positions: TypeAlias = npt.NDArray[np.intp]
-KeyPart: TypeAlias = tuple[str, ...]
-CellKey: TypeAlias = tuple[Metric, KeyPart]
+log = structlog.get_logger(__name__)
 
+MAX_SHAPES, MAX_SHAPES_BYTES = 4096, 64 << 20
+"""Of all nodes. The least recently used shapes without a current frame are forgotten above it."""
+MAX_LISTS_PER_NODE, MAX_LIST_BYTES_PER_NODE = 64, 1 << 20
+"""Of one node, in memory. The oldest lists are forgotten above it, and requested again when new frames refer to them."""
+_SHAPES = """CREATE TABLE IF NOT EXISTS shapes
+(hash BLOB PRIMARY KEY, content BLOB NOT NULL, segment INTEGER NOT NULL) WITHOUT ROWID"""
+_NAMES = """CREATE TABLE IF NOT EXISTS names (hash BLOB PRIMARY KEY, keys BLOB NOT NULL, lengths BLOB NOT NULL,
+bytes INTEGER NOT NULL, content BLOB NOT NULL, segment INTEGER NOT NULL, is_forgotten INTEGER NOT NULL) WITHOUT ROWID"""
+_FORMER = """CREATE TABLE IF NOT EXISTS former_schemas
+(hash BLOB PRIMARY KEY, shape BLOB NOT NULL, names BLOB NOT NULL) WITHOUT ROWID"""
+"""`content` of names is compressed; `segment` is the last segment of the frame log with frames that refer to the row.
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class SchemaLayout:
-    """The shape of a schema.
+A forgotten list is not in memory. Its row stays, as a restart may have to read frames that refer to it.
 
-    `order` lists the columns that roll up, cell by cell; `starts` the start of each cell in it;
-    `keys` the metric and part of each run of cells, `key_starts` the start of each run among the
-    cells; `cell_rails` the rail of each cell. `counters` lists the counters with rates that views
-    read, `averaged` the gauges that views read as means, `rate_columns` both; `rated` their positions
-    in `order`, and `rates` the rate column of each of these.
-    """
-
-    stream: str
-    columns: int
-    counters: Positions
-    averaged: Positions
-    rate_columns: Positions
-    windowed: Positions
-    """Rate columns of which the last minute is shown."""
-    largest: npt.NDArray[np.bool_]
-    """True for those of which the largest share of a slot is shown."""
-    narrow: npt.NDArray[np.bool_]
-    max_rates: npt.NDArray[np.float64]
-    """Highest rates of these counters in stored steps; infinity without one."""
-    order: Positions
-    rated: Positions
-    rates: Positions
-    starts: Positions
-    cell_rails: npt.NDArray[np.int64]
-    keys: tuple[CellKey, ...]
-    key_starts: Positions
-    health: Positions
-    """Columns with the verdicts on GPUs."""
-    viewed: Positions
-    """Columns that views read; `packed_columns` are the rest."""
-    packed_columns: Positions
-    slots: Positions
-    """Position in `viewed` of each column that is in it."""
-    bounded: Positions
-    """Gauges whose quantity has limits; `lowest` and `highest` are their limits in stored steps."""
-    lowest: npt.NDArray[np.int64]
-    highest: npt.NDArray[np.int64]
-
-    @property
-    def rails(self) -> int:
-        """Return the number of rails, not counting -1 (no rail)."""
-        return int(self.cell_rails.max(initial=-1)) + 1
+`former_schemas` has the parts of schemas of version 1 of the wire format, by the hash that batches of it state.
+"""
+_KEPT_SECONDS = 7 * DAY_NS // SECOND_NS
+_COLUMNS = "hash, keys, lengths, bytes, content"
+FORMER_DIRECTORY, FORMER_KEPT = "schemas", "schemas.before"
+"""Files of schemas until 0.3.0, and their name after the update, under which they stay for a week."""
 
 
-def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
-    """Return the layout of a schema.
+class UnknownParts(NamedTuple):
+    """Hashes that batches refer to and that are not stored, in hexadecimal."""
 
-    Metrics that are not in the catalog, and those that are not comparable on this node, are stored but not rolled up.
-    """
-    entity_rails = wire_format.rails_of_entities(schema)
-    cells: list[tuple[int, KeyPart, int, int]] = []
-    metrics: list[Metric] = []
-    counters, narrow, max_rates = [], [], []
-    viewed: set[int] = set()
-    reported = {group.metric for group in schema.groups}
-    column = -1
-    for group in schema.groups:
-        metric, scale = catalog.METRICS.get(group.metric), group.scale[0] / group.scale[1]
-        for member in group.entities:
-            column += 1
-            entity = schema.entities[member]
-            if metric and schema_columns.is_of_jobs(metric, entity):
-                viewed.add(column)
-            if metric and schema_columns.has_rate(metric, entity):
-                counters.append(column)
-                narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
-                max_rates.append(metric.max_per_second / scale)
-            # The verdict has no roll-up, but the list of GPUs reads it by rail as metrics that have one.
-            is_rolled_up = metric and metric.rollups and metric.not_rolled_up_with not in reported
-            is_by_rail = is_rolled_up or metric is GPU_HEALTH
-            if metric and is_by_rail and entity.kind == metric.about.name:
-                part = wire_format.part_of_key(entity)
-                cells.append((len(metrics), part, entity_rails[member], column))
-        if metric:
-            metrics.append(metric)
-    starts: list[int] = []
-    cell_rails: list[int] = []
-    keys: list[CellKey] = []
-    key_starts: list[int] = []
-    previous: tuple[int, KeyPart, int] | None = None
-    cells.sort()
-    for position, (number, part, rail, _) in enumerate(cells):
-        if previous is None or previous[:2] != (number, part):
-            keys.append((metrics[number], part))
-            key_starts.append(len(starts))
-        if previous != (number, part, rail):
-            starts.append(position)
-            cell_rails.append(rail)
-        previous = (number, part, rail)
-    rate_metrics = schema_columns.rate_columns(schema)
-    positions = {column: number for number, column in enumerate(rate_metrics)}
-    windowed = {
-        positions[column]: metric
-        for column, metric in rate_metrics.items()
-        if rollup.is_of_last_minute(metric)
-    }
-    health = [
-        each
-        for each, group, _ in schema_columns.columns_of(schema)
-        if group.metric == GPU_HEALTH.name
-    ]
-    viewed.update(rate_metrics, health, (column for *_, column in cells))
-    is_viewed = np.zeros(column + 1, np.bool_)
-    is_viewed[list(viewed)] = True
-    rated = [(n, positions[column]) for n, (*_, column) in enumerate(cells) if column in positions]
-    return SchemaLayout(
-        schema.stream,
-        column + 1,
-        np.array(counters, np.intp),
-        np.array(list(rate_metrics)[len(counters) :], np.intp),
-        np.array(list(rate_metrics), np.intp),
-        np.array(list(windowed), np.intp),
-        np.array([rollup.shows_largest(each) for each in windowed.values()], np.bool_),
-        np.array(narrow, np.bool_),
-        np.array(max_rates, np.float64),
-        np.array([column for *_, column in cells], np.intp),
-        np.array([position for position, _ in rated], np.intp),
-        np.array([counter for _, counter in rated], np.intp),
-        np.array(starts, np.intp),
-        np.array(cell_rails, np.int64),
-        tuple(keys),
-        np.array(key_starts, np.intp),
-        np.array(health, np.intp),
-        np.flatnonzero(is_viewed),
-        np.flatnonzero(~is_viewed),
-        np.cumsum(is_viewed) - 1,
-        *_gauge_limits(schema),
-    )
+    shapes: list[bytes]
+    names: list[bytes]
+    schemas: list[bytes]
+    """Of version 1 of the wire format."""
 
 
-def _gauge_limits(schema: wire_format.WireSchema) -> npt.NDArray[np.int64]:
-    """Return the columns of gauges whose quantity has limits, and the lowest and the highest value of each."""
-    limits = [
-        (column, metric.valid_steps[0], metric.valid_steps[-1])
-        for column, group, _ in schema_columns.columns_of(schema)
-        if (metric := catalog.METRICS.get(group.metric))
-        and metric.has_limits
-        and group.scale == metric.scale.as_integer_ratio()
-    ]
-    return np.array(limits, np.int64).reshape(-1, 3).T.copy()
+class ReceivedParts(NamedTuple):
+    """Encoded shapes, lists of names and schemas of version 1 that an envelope contains."""
+
+    shapes: Sequence[bytes] = ()
+    names: Sequence[bytes] = ()
+    schemas: Sequence[bytes] = ()
 
 
-GPU_STREAM = "gpu"
-# Each change of a node's devices is a further schema; without a bound, a node could fill the memory and the disk.
-MAX_SCHEMAS_PER_NODE, MAX_SCHEMA_BYTES_PER_NODE = 256, 16 << 20
+class NewParts(NamedTuple):
+    """Valid parts of an envelope that are not stored yet."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SchemaGpu:
-    """A GPU of a schema: UUID, rail (its position in the node), its columns, the driver's index."""
-
-    uuid: str
-    rail: int
-    columns: Positions
-    index: str = ""
-    pci: str = ""
-    """PCI address of the device."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownSchema:
-    """The parts of a schema that ingest needs."""
-
-    digest: bytes
-    shape: bytes
-    layout: SchemaLayout
-    gpus: tuple[SchemaGpu, ...]
-    metered: schema_columns.MeteredColumns
-    showing: schema_columns.ShownDeviceColumns
-    names: Mapping[device_names.DeviceKey, device_names.Names]
-    """Shared by all schemas with the same devices."""
-    jobs: schema_columns.JobColumns | None = None
-    job_gpus: tuple[str, ...] = ()
-    """The UUID of each owner of columns of jobs; empty for the GPU on a rail."""
-    size_bytes: int = 0
-    gpus_by_rail: Mapping[int, str] = field(default_factory=dict)
-    """UUIDs of GPUs; those without a rail, or with one already used, have a negative key."""
-
-    @property
-    def has_facts(self) -> bool:
-        """True if metering uses more of its frames than their time."""
-        metered = self.metered
-        return bool(self.gpus or metered.layouts or metered.counters)
-
-
-_NO_DIGESTS: frozenset[bytes] = frozenset()
+    shapes: dict[bytes, tuple[KnownShape, bytes]]
+    """With the encoded shape."""
+    names: dict[bytes, NodeNames]
+    former: dict[bytes, tuple[bytes, bytes]]
+    lists: list[bytes]
+    """Hashes of all lists that the envelope contains."""
 
 
 class StoredSchemas:
-    """All stored schemas by hash. Methods that block are marked."""
+    """All known shapes and names by hash. Methods that block are marked; those that write raise StateStoreError."""
 
-    def __init__(self, directory: Path) -> None:
-        self._files = schema_files.SchemaFiles(directory)
-        self._by_digest: dict[bytes, KnownSchema] = {}
-        self._shapes: dict[bytes, KnownSchema] = {}
-        """A schema of each shape, of which further ones share the parts that are equal."""
-        self._templates = SchemaTemplates()
-        self._names: dict[bytes, Mapping[device_names.DeviceKey, device_names.Names]] = {}
-        self._used: dict[bytes, int] = {}
-        self._by_node: dict[str, set[bytes]] = {}
-        self._deriving, self._lock = Lock(), Lock()
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._shapes: dict[bytes, KnownShape] = {}
+        self._names: dict[bytes, NodeNames] = {}
+        self._former: dict[bytes, tuple[bytes, bytes]] = {}
+        self._by_node: dict[str, dict[bytes, NodeNames]] = {}
+        """Lists of each node, the oldest first."""
+        self._forgotten: set[bytes] = set()
+        """Hashes of lists whose rows only are left."""
+        self._users: dict[bytes, int] = {}
+        """Number of nodes that use a list."""
+        self._lock = Lock()
+        self.shown_shapes: Callable[[], AbstractSet[bytes]] = frozenset
+        """Returns the shapes of the current state."""
         self.segment = 0
         """The segment of the frame log that is currently written or read."""
-        self.read = self._files.read
 
-    def open(self) -> int:
-        """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""
-        damaged = 0
-        for content in self._files.open():
+    def open(self) -> None:
+        """Read all rows, and once the files of 0.3.0. Blocking; raises StateStoreError, OSError."""
+        self._store.create(_SHAPES, _NAMES, _FORMER)
+        for digest, content, segment in self._store.read(
+            "SELECT hash, content, segment FROM shapes"
+        ):
             try:
-                schema = self._derive(self._read(content or b""))
-                self._by_digest[schema.digest] = schema
-            except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
-                damaged += 1
-        return damaged
+                shape = KnownShape.from_content(content, MAX_COLUMNS)
+            except WireError as error:  # of another version of the catalog: agents send theirs
+                log.warning("shape_invalid", shape=digest.hex(), problem=str(error))
+                continue
+            shape.segment = shape.stored_segment = segment
+            self._shapes[digest] = shape
+        for *row, segment in self._store.read(
+            f"SELECT {_COLUMNS}, segment FROM names WHERE NOT is_forgotten"  # noqa: S608 - of a constant
+        ):
+            names = NodeNames(*row)
+            names.has_frames = True
+            names.segment = names.stored_segment = segment
+            self._names[names.digest] = names
+        self._forgotten = self._read_forgotten()
+        former = self._store.read("SELECT hash, shape, names FROM former_schemas")
+        self._former = {digest: (shape, names) for digest, shape, names in former}
+        if not self._store.is_read_only:
+            self._import_former()
 
-    def _read(self, content: bytes) -> EncodedSchema:
-        form = self._templates.find(content) or schema_files.decode_schema(content)
-        return EncodedSchema(content, schema_files.schema_digest(content), form)
+    # Of a schema by its identity: the hashes of shape and names, or that of a schema of version 1.
 
-    def recognize(self, content: bytes) -> EncodedSchema:
-        """Return an encoded schema, decoded unless it is stored or matches a template. Raises WireError."""
-        digest = schema_files.schema_digest(content)
-        form = self._by_digest.get(digest) or self._templates.find(content)
-        if form:
-            return EncodedSchema(content, digest, form)
-        return EncodedSchema.from_wire(envelopes.decode_schema(content))
+    def get(self, identity: bytes) -> KnownSchema | None:
+        """Return a schema; None if it is not stored. Raises WireError if names do not fit a shape."""
+        shape_hash, names_hash = self._former.get(identity) or _divide(identity)
+        shape, names = self._shapes.get(shape_hash), self._names.get(names_hash)
+        if names is None and names_hash in self._forgotten:  # of frames that were received before
+            query = f"SELECT {_COLUMNS} FROM names WHERE hash = ?"  # noqa: S608 - of a constant
+            names = next((NodeNames(*row) for row in self._store.read(query, (names_hash,))), None)
+        return names.with_shape(shape) if shape and names else None
 
-    @property
-    def file_names(self) -> set[str]:
-        """Names of the files of all stored schemas."""
-        return {self._files.name_of(digest) for digest in list(self._by_digest)}
+    def read(self, identity: bytes) -> WireSchema:
+        """Return a schema with all of its entities. Raises LookupError if it is not stored."""
+        schema = self.get(identity)
+        if schema is None:
+            message = f"unknown schema {identity.hex()}"
+            raise LookupError(message)
+        return schema.join()
 
-    def get(self, digest: bytes) -> KnownSchema | None:
-        """Return a schema by its hash; None if it is not stored."""
-        return self._by_digest.get(digest)
-
-    def contents(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Return stored schemas as they were encoded. Blocking; raises OSError."""
-        return [self._files.read_content(digest) for digest in digests]
+    def find_unknown(self, batches: Iterable[Batch]) -> UnknownParts:
+        """Return the shapes and names of batches that are not stored, each once."""
+        unknown = UnknownParts([], [], [])
+        for shape, names in dict.fromkeys((batch.shape, batch.names) for batch in batches):
+            if not names:
+                unknown.schemas.extend(() if self.get(shape) else (shape,))
+                continue
+            if shape not in self._shapes and shape not in unknown.shapes:
+                unknown.shapes.append(shape)
+            if names not in self._names and names not in unknown.names:
+                unknown.names.append(names)
+        return unknown
 
     def __len__(self) -> int:
-        """Return the number of schemas."""
-        return len(self._by_digest)
+        """Return the number of shapes."""
+        return len(self._shapes)
 
-    def put(self, wire: wire_format.WireSchema) -> KnownSchema:
-        """Store a schema, durable on return. Blocking; raises OSError."""
-        (schema,) = self.put_all([EncodedSchema.from_wire(wire)])
-        return schema
+    def check(self, parts: ReceivedParts, limit: int) -> NewParts:
+        """Return what is not stored yet. Blocking; raises WireError if any of it is invalid."""
+        new = NewParts({}, {}, {}, [])
+        former = [each for each in parts.schemas if content_hash(each) not in self._former]
+        divided = [wire1.split_schema(content) for content in former]
+        for content, (shape, names) in zip(former, divided, strict=True):
+            new.former[content_hash(content)] = content_hash(shape), content_hash(names)
+        for content in (*parts.shapes, *(shape for shape, _ in divided)):
+            if (digest := content_hash(content)) not in self._shapes:
+                new.shapes[digest] = KnownShape.from_content(content, limit), content
+        # Those of version 1 may have more rows, as many as a schema has columns.
+        lists = [(content, envelopes.decode_names) for content in parts.names]
+        for content, decode in (*lists, *((names, decode_rows) for _, names in divided)):
+            new.lists.append(digest := content_hash(content))
+            if digest not in self._names:
+                new.names[digest] = NodeNames.from_rows(decode(content), content, digest)
+        return new
 
-    def put_all(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
-        """Store schemas, durable on return. Blocking; raises OSError."""
-        # A lock of its own: deriving takes long, and must not delay `release_unused` or other reads.
-        with self._deriving:
-            derived = [
-                self._by_digest.get(encoded.digest) or self._derive(encoded) for encoded in schemas
-            ]
+    def store(self, node: str, new: NewParts) -> None:
+        """Store parts that a node has sent, durable on return. Blocking; raises StateStoreError."""
         with self._lock:
-            # Another thread may have stored or released some of them meanwhile.
-            all_known = [self._by_digest.get(schema.digest, schema) for schema in derived]
-            contents = {encoded.digest: encoded.content for encoded in schemas}
-            self._files.write(
-                {d: content for d, content in contents.items() if d not in self._by_digest}
+            if new.shapes or new.names or new.former:
+                self._write(new)
+            for digest in new.lists:
+                # Another thread may have released it meanwhile: it is requested again.
+                if names := self._names.get(digest):
+                    names.segment = self.segment
+                    self._add_use(node, names)
+            self._bound_lists(node)
+            self._bound_shapes()
+
+    def _write(self, new: NewParts) -> None:
+        segment = self.segment
+        with self._store.transaction() as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO shapes VALUES (?, ?, ?)",
+                [(digest, content, segment) for digest, (_, content) in new.shapes.items()],
             )
-            for schema in all_known:
-                self._used[schema.digest] = self.segment
-                if schema.digest not in self._by_digest:
-                    self._by_digest[schema.digest] = schema
-            return all_known
+            connection.executemany(
+                "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, ?, ?, 0)",
+                [
+                    (
+                        each.digest,
+                        each.keys,
+                        each.lengths,
+                        each.size_bytes,
+                        each.compressed,
+                        segment,
+                    )
+                    for each in new.names.values()
+                ],
+            )
+            connection.executemany(
+                "INSERT OR IGNORE INTO former_schemas VALUES (?, ?, ?)",
+                [(digest, *parts) for digest, parts in new.former.items()],
+            )
+        for digest, (shape, _) in new.shapes.items():
+            shape.segment = segment
+            self._shapes.setdefault(digest, shape)
+        for digest, names in new.names.items():
+            names.segment = segment
+            self._names.setdefault(digest, names)
+        self._forgotten.difference_update(new.names)
+        self._former |= new.former
 
-    def record_uses(self, node: str, digests: Sequence[bytes]) -> None:
+    def record_uses(self, node: str, schemas: Iterable[KnownSchema]) -> None:
         """Record that frames of a node refer to schemas."""
-        used, segment = self._used, self.segment
-        # The usual case changes nothing: all schemas of the envelope were used in this segment.
-        if new := [digest for digest in digests if used.get(digest) != segment]:
-            used.update(dict.fromkeys(new, segment))
-        if not self._by_node.get(node, _NO_DIGESTS).issuperset(digests):
-            self._by_node.setdefault(node, set()).update(digests)
+        segment, of_node = self.segment, self._by_node.get(node, _NO_LISTS)
+        for schema in schemas:
+            schema.shape.segment = schema.names.segment = segment
+            schema.names.has_frames = True
+            if schema.names.digest not in of_node:
+                self._add_use(node, schema.names)
+                of_node = self._by_node[node]
 
-    def reason_to_reject(self, node: str, new_bytes: Sequence[int]) -> str:
-        """Return the reason to reject new schemas of a node; empty if they are accepted."""
-        used = [
-            self._by_digest[digest]
-            for digest in self._by_node.get(node, ()) & self._by_digest.keys()
-        ]
-        count = len(used) + len(new_bytes)
-        size_bytes = sum(schema.size_bytes for schema in used) + sum(new_bytes)
-        if count > MAX_SCHEMAS_PER_NODE:
-            return f"{count} schemas of one node in use: expected at most {MAX_SCHEMAS_PER_NODE}"
-        if size_bytes > MAX_SCHEMA_BYTES_PER_NODE:
-            return f"{size_bytes} bytes of schemas of one node: expected at most {MAX_SCHEMA_BYTES_PER_NODE}"
-        return ""
+    def _add_use(self, node: str, names: NodeNames) -> None:
+        of_node = self._by_node.setdefault(node, {})
+        if names.digest not in of_node:
+            of_node[names.digest] = names
+            self._users[names.digest] = self._users.get(names.digest, 0) + 1
 
-    def release_unused(self, first_segment: int, shown_digests: AbstractSet[bytes]) -> list[bytes]:
-        """Release schemas that are neither shown nor in recent segments; return their hashes.
+    # Bounds ----------------------------------------------------------------------------------------
 
-        Their files remain. Schemas of segments from `first_segment` on are retained, and of one
-        more for envelopes that are checked and not appended yet. Collections are copied before they
-        are iterated: another thread may store schemas meanwhile.
+    def _bound_lists(self, node: str) -> None:
+        """Forget the oldest lists of a node above its limits."""
+        of_node = self._by_node.get(node, {})
+        forgotten: list[NodeNames] = []
+        # The event loop may add lists meanwhile.
+        lists = list(of_node.values())
+        size = sum(each.size_bytes for each in lists)
+        while len(lists) > MAX_LISTS_PER_NODE or size > MAX_LIST_BYTES_PER_NODE:
+            oldest = lists.pop(0)
+            size -= oldest.size_bytes
+            digest = oldest.digest
+            del of_node[digest]
+            self._users[digest] -= 1
+            if not self._users[digest]:
+                forgotten.append(oldest)
+        with_frames = [names for names in forgotten if names.has_frames]
+        if with_frames:
+            with self._store.transaction() as connection:
+                connection.executemany(
+                    "UPDATE names SET is_forgotten = 1, segment = ? WHERE hash = ?",
+                    [(names.segment, names.digest) for names in with_frames],
+                )
+            self._forgotten.update(names.digest for names in with_frames)
+            for names in with_frames:
+                self._names.pop(names.digest, None)
+                self._users.pop(names.digest, None)
+        self._forget((), [names.digest for names in forgotten if not names.has_frames])
+
+    def _bound_shapes(self) -> None:
+        """Forget the least recently used shapes without a current frame above the limits of all nodes."""
+        size = sum(shape.size_bytes for shape in self._shapes.values())
+        if len(self._shapes) <= MAX_SHAPES and size <= MAX_SHAPES_BYTES:
+            return
+        shown = self.shown_shapes()
+        forgotten: list[bytes] = []
+        for shape in sorted(self._shapes.values(), key=lambda each: each.segment):
+            if len(self._shapes) - len(forgotten) <= MAX_SHAPES and size <= MAX_SHAPES_BYTES:
+                break
+            if shape.digest not in shown:
+                forgotten.append(shape.digest)
+                size -= shape.size_bytes
+        self._forget(forgotten, ())
+
+    def release_unused(self, first_segment: int, shown: AbstractSet[bytes]) -> None:
+        """Delete the rows of which neither the current state nor the log from a segment on has frames. Blocking.
+
+        One segment more is kept, for envelopes that are checked and not appended yet.
         """
-        unused = [
-            digest
-            for digest in set(self._by_digest) - shown_digests
-            if self._used.get(digest, 0) < first_segment - 1
-        ]
-        if not unused:
-            return []
-        for digest in unused:
-            del self._by_digest[digest]
-            self._used.pop(digest, None)
-        for node, digests in list(self._by_node.items()):
-            digests.difference_update(unused)
-            if not digests:
-                del self._by_node[node]
-        remaining = list(self._by_digest.values())
-        self._shapes = {schema.shape: schema for schema in remaining}
-        self._templates.drop_unused(self._shapes)
-        names = {id(schema.names) for schema in remaining}
-        self._names = {k: shared for k, shared in list(self._names.items()) if id(shared) in names}
-        return unused
-
-    def delete(self, digests: Iterable[bytes]) -> None:
-        """Delete the files of released schemas. Blocking; raises OSError."""
+        used = {part for identity in shown for part in _divide(identity)}
         with self._lock:
-            # Only those that were not stored again since they were released.
-            self._files.delete(digest for digest in digests if digest not in self._by_digest)
 
-    def _derive(self, encoded: EncodedSchema) -> KnownSchema:
-        if isinstance(encoded.form, KnownSchema):
-            return encoded.form
-        if isinstance(encoded.form, TemplateMatch):
-            return self._derive_like(encoded.digest, encoded.form)
-        wire = encoded.form
-        rails = wire_format.rails_of_entities(wire)
-        shape = wire_format.layout_hash(wire, rails)
-        like = self._shapes.get(shape)
-        gpus = _schema_gpus(wire, rails, like.gpus if like else ())
-        jobs = like.jobs if like else schema_columns.job_columns(wire)
-        schema = KnownSchema(
-            encoded.digest,
-            like.shape if like else shape,
-            like.layout if like else make_layout(wire),
-            gpus,
-            schema_columns.find_metered_columns(wire, rails),
-            schema_columns.device_columns_like(like.showing, wire)
-            if like
-            else schema_columns.find_device_columns(wire),
-            self._names_of(list(map(_encode, device_names.devices_in(wire.entities)))),
-            jobs,
-            jobs.gpus(wire) if jobs else (),
-            len(encoded.content),
-            _gpus_by_rail(gpus),
+            def find_unused(parts: Mapping[bytes, KnownShape | NodeNames]) -> list[bytes]:
+                oldest = first_segment - 1
+                return [d for d, e in list(parts.items()) if e.segment < oldest and d not in used]
+
+            self._forget(find_unused(self._shapes), find_unused(self._names))
+            tables: dict[str, Mapping[bytes, KnownShape | NodeNames]]
+            tables = {"shapes": self._shapes, "names": self._names}
+            with self._store.transaction() as connection:
+                connection.execute(
+                    "DELETE FROM names WHERE is_forgotten AND segment < ?", (first_segment - 1,)
+                )
+                for table, parts in tables.items():
+                    changed = [e for e in list(parts.values()) if e.segment != e.stored_segment]
+                    for each in changed:
+                        each.stored_segment = each.segment
+                    connection.executemany(
+                        f"UPDATE {table} SET segment = ? WHERE hash = ?",  # noqa: S608 - of two constants
+                        [(each.stored_segment, each.digest) for each in changed],
+                    )
+
+            before, self._forgotten = self._forgotten, self._read_forgotten()
+            self._forget((), list(before - self._forgotten))
+
+    def _read_forgotten(self) -> set[bytes]:
+        return {row[0] for row in self._store.read("SELECT hash FROM names WHERE is_forgotten")}
+
+    def _forget(self, shapes: Sequence[bytes], names: Sequence[bytes]) -> None:
+        if not (shapes or names):
+            return
+        gone = {*shapes, *names}
+        former = [digest for digest, parts in self._former.items() if gone.intersection(parts)]
+        for digest in shapes:
+            self._shapes.pop(digest, None)
+        for digest in names:
+            self._names.pop(digest, None)
+            self._users.pop(digest, None)
+        for digest in former:
+            del self._former[digest]
+        for of_node in list(self._by_node.values()) if names else ():
+            for digest in of_node.keys() & gone:
+                del of_node[digest]
+        for known in list(self._names.values()) if shapes else ():
+            known.schemas = tuple(e for e in known.schemas if e.shape.digest not in gone)
+        with self._store.transaction() as connection:
+            for table, digests in (
+                ("shapes", shapes),
+                ("names", names),
+                ("former_schemas", former),
+            ):
+                connection.executemany(
+                    f"DELETE FROM {table} WHERE hash = ?",  # noqa: S608 - of three constants
+                    [(digest,) for digest in digests],
+                )
+
+    # Files of 0.3.0 --------------------------------------------------------------------------------
+
+    def _import_former(self) -> None:
+        """Store the schemas in the files of 0.3.0, and rename their directory; delete it a week later."""
+        directory, kept = (self._store.directory / each for each in (FORMER_DIRECTORY, FORMER_KEPT))
+        if directory.is_dir():
+            # The log may have frames of all of them, of which the older segments are not read at a start.
+            self.segment = max(segment_numbers(self._store.directory / "frames"), default=0)
+            for content in _former_contents(directory):
+                with suppress(WireError):  # of a damaged file: agents send it again
+                    parts = ReceivedParts(schemas=[content])
+                    self._write(self.check(parts, MAX_COLUMNS))
+            shutil.rmtree(kept, ignore_errors=True)
+            directory.rename(kept)
+        elif kept.is_dir() and time.time() - kept.stat().st_mtime > _KEPT_SECONDS:
+            shutil.rmtree(kept, ignore_errors=True)
+
+
+class SchemaReader:
+    """Reads schemas in the state directory of a collector that may be running, in another process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._connection: sqlite3.Connection | None = None
+        self._shapes: dict[bytes, Shape] = {}
+
+    def read(self, identity: bytes) -> WireSchema:
+        """Return a schema by its identity. Blocking; raises LookupError if it is not stored, OSError."""
+        shape_hash, names_hash = _divide(identity)
+        if not names_hash:
+            query = "SELECT shape, names FROM former_schemas WHERE hash = ?"
+            shape_hash, names_hash = self._find(query, identity)
+        if shape_hash not in self._shapes:
+            (content,) = self._find("SELECT content FROM shapes WHERE hash = ?", shape_hash)
+            self._shapes[shape_hash] = msgspec.msgpack.decode(content, type=Shape)
+        names = NodeNames(
+            names_hash,
+            *self._find(
+                "SELECT keys, lengths, bytes, content FROM names WHERE hash = ?", names_hash
+            ),
         )
-        self._shapes.setdefault(shape, schema)
-        self._add_template(wire, encoded.content, schema)
-        return schema
+        return join(self._shapes[shape_hash], names.rows)
 
-    def _derive_like(self, digest: bytes, match: TemplateMatch) -> KnownSchema:
-        """Return a schema that matches a template: its devices have other names."""
-        like, texts = match.like, match.texts
-        gpus = tuple(replace(gpu, uuid=texts.get(gpu.uuid, gpu.uuid)) for gpu in like.gpus)
-        self._shapes.setdefault(like.shape, like)
-        return replace(
-            like,
-            digest=digest,
-            gpus=gpus,
-            metered=like.metered.renamed(texts),
-            showing=like.showing.renamed(texts),
-            names=self._names_of(match.devices),
-            job_gpus=tuple(texts.get(gpu, gpu) for gpu in like.job_gpus),
-            gpus_by_rail=_gpus_by_rail(gpus),
-        )
-
-    def _add_template(
-        self, wire: wire_format.WireSchema, content: bytes, schema: KnownSchema
-    ) -> None:
-        """Add a template, unless schemas like this one would have to be checked individually."""
-        with suppress(wire_format.WireError):
-            check_schema(wire, wire_format.MAX_COLUMNS)
-            # Only a schema in the one canonical encoding has its texts at the computed offsets.
-            if schema_files.encode_schema(envelopes.decode_schema(content)) == content:
-                self._templates.add(wire, content, schema)
-
-    def _names_of(
-        self, devices: Sequence[bytes]
-    ) -> Mapping[device_names.DeviceKey, device_names.Names]:
-        """Return the names of encoded devices; most schemas of a node have the same."""
-        key = schema_files.schema_digest(b"".join(devices))
-        names = self._names.get(key)
-        if names is None:
-            entities = [_decode_entity(device) for device in devices]
-            names = self._names.setdefault(key, device_names.names_in(entities))
-        return names
+    def _find(self, query: str, digest: bytes) -> tuple[Any, ...]:
+        try:
+            if self._connection is None:
+                uri = f"{self._path.absolute().as_uri()}?mode=ro"
+                self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+            row: tuple[Any, ...] | None = self._connection.execute(query, (digest,)).fetchone()
+        except sqlite3.Error as error:
+            message = f"reading {self._path} failed: {error}"
+            raise StateStoreError(message) from error
+        if row is None:
+            message = f"unknown schema: {self._path} has no row {digest.hex()}"
+            raise LookupError(message)
+        return row
 
 
-_encode = msgspec.msgpack.encode
-_decode_entity = msgspec.msgpack.Decoder(wire_format.WireEntity).decode
+_NO_LISTS: dict[bytes, NodeNames] = {}
 
 
-def _schema_gpus(
-    wire: wire_format.WireSchema, rails: Sequence[int], like: Sequence[SchemaGpu]
-) -> tuple[SchemaGpu, ...]:
-    """Return the GPUs of a schema; `like` are those of another one of its shape."""
-    if wire.stream != GPU_STREAM:
-        return ()
-    if like:
-        columns = [gpu.columns for gpu in like]
-    else:
-        by_member: dict[int, list[int]] = {
-            number: [] for number, entity in enumerate(wire.entities) if entity.kind == GPU_STREAM
-        }
-        for column, _, member in schema_columns.columns_of(wire):
-            if member in by_member:
-                by_member[member].append(column)
-        columns = [np.array(positions, np.intp) for positions in by_member.values()]
-    gpus = [(e, r) for e, r in zip(wire.entities, rails, strict=True) if e.kind == GPU_STREAM]
-    return tuple(
-        SchemaGpu(
-            intern(entity.key[0]),  # shared with the other schemas of a node
-            rail,
-            gpu_columns,
-            entity.facts.get("index", ""),
-            entity.facts.get("pci_address", ""),
-        )
-        for (entity, rail), gpu_columns in zip(gpus, columns, strict=True)
-    )
+def _divide(identity: bytes) -> tuple[bytes, bytes]:
+    return identity[:HASH_BYTES], identity[HASH_BYTES:]
 
 
-_NO_GPUS: Mapping[int, str] = MappingProxyType({})
-
-
-def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> Mapping[int, str]:
-    """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
-    if not gpus:
-        return _NO_GPUS
-    found: dict[int, str] = {}
-    for position, gpu in enumerate(gpus):
-        taken = gpu.rail < 0 or gpu.rail in found
-        found[-1 - position if taken else gpu.rail] = gpu.uuid
-    return found
+def _former_contents(directory: Path) -> Iterator[bytes]:
+    """Yield the encoded schemas in files of 0.3.0: `.schema` has one, `.schemas` several. Damaged ones are left out."""
+    for path in sorted(directory.iterdir()):
+        content = path.read_bytes()
+        if path.suffix == ".schema":
+            yield content
+        elif path.suffix == ".schemas":
+            with suppress(*DECODING_ERRORS):
+                yield from msgspec.msgpack.decode(content, type=list[bytes])

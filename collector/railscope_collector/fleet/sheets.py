@@ -28,7 +28,7 @@ from railscope.wire import (
     WireEvent,
 )
 from railscope_collector.fleet.minute_window import MinuteWindow
-from railscope_collector.fleet.schemas import SchemaLayout
+from railscope_collector.fleet.shapes import SchemaLayout
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[np.uint8]

@@ -132,11 +132,11 @@ class StateFiles:
         )
 
     def compare_schemas(self, unknown: Iterable[bytes]) -> None:
-        """Record missing schemas that frames refer to."""
+        """Record missing shapes and names that frames refer to."""
         for digest in unknown:
             self._report_lost_file(
-                f"schemas/{digest.hex()}.schema",
-                "missing schema: frames that refer to it cannot be read",
+                f"state.sqlite: schema {digest.hex()}",
+                "missing shape or names: frames that refer to them cannot be read",
             )
 
     def compare_evidence(
@@ -226,24 +226,14 @@ class StateFiles:
             if not self.is_incomplete:
                 write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
 
-    def find_new_losses(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
-        """Compare the directory of a running collector; return new losses. Blocking.
-
-        `schemas` returns the names of the files of schemas.
-        """
+    def find_new_losses(self) -> list[str]:
+        """Compare the directory of a running collector; return new losses. Blocking."""
         losses: dict[str, str] = {}
         for number, size in list(self.manifest.sealed.items()):
             if problem := self._find_size_problem(number, size):
                 losses[f"frames/{number:010d}"] = problem
         if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
             losses["checkpoint"] = "missing file"
-        schemas_before = schemas()
-        schema_files = {path.name for path in (self.directory / "schemas").iterdir()}
-        for name in set(schemas_before).intersection(
-            schemas()
-        ):  # excludes schemas released meanwhile
-            if name not in schema_files:
-                losses[f"schemas/{name}"] = "missing file"
         new_names = [name for name in losses if name not in self.damage]
         for name in new_names:
             self.damage[name] = losses[name]

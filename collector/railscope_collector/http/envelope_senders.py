@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
 
 from railscope import timestamps, wire
+from railscope_collector.fleet.schemas import ReceivedParts
 from railscope_collector.http import HttpApiError
 
 MAX_KNOWN_STARTS = 64
@@ -21,7 +21,7 @@ _REASONS = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("size",),
     HTTPStatus.UNPROCESSABLE_ENTITY: ("schema", "bounds", "age", "time"),
     HTTPStatus.UPGRADE_REQUIRED: ("version",),
-    HTTPStatus.TOO_MANY_REQUESTS: ("rate", "schemas", "starts", "audited_events"),
+    HTTPStatus.TOO_MANY_REQUESTS: ("rate", "shapes", "starts", "audited_events"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("draining", "read_only", "storage", "evidence", "receipt"),
 }
 """Reasons why an envelope is not acknowledged, by the status of the response."""
@@ -37,16 +37,17 @@ class NotAcknowledgedError(HttpApiError):
 
 
 @dataclass(slots=True)
-class HourlyAmount:
-    """Amount received in the current hour."""
+class PeriodAmount:
+    """Amount received in the current period, such as an hour."""
 
+    period_ns: int = timestamps.HOUR_NS
     count: int = 0
     since_ns: int = 0
 
     def fits(self, more: int, limit: int, now_ns: int) -> bool:
-        """True if this additional amount is within the limit per hour."""
-        # Also if the clock was set back: an hour in the future would otherwise last until then.
-        if not 0 <= now_ns - self.since_ns < timestamps.HOUR_NS:
+        """True if this additional amount is within the limit per period."""
+        # Also if the clock was set back: a period in the future would otherwise last until then.
+        if not 0 <= now_ns - self.since_ns < self.period_ns:
             self.count, self.since_ns = 0, now_ns
         return self.count + more <= limit
 
@@ -56,7 +57,7 @@ class Delivery(NamedTuple):
 
     body: bytes
     envelope: wire.Envelope
-    schemas: Sequence[bytes]
+    parts: ReceivedParts
     sent: wire.SentAt
     receipt: str = ""
 
@@ -68,9 +69,9 @@ class NodeSender:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     allowance: float = 0.0
     counted_at: float = 0.0
-    schemas: HourlyAmount = field(default_factory=HourlyAmount)
-    audited_events: HourlyAmount = field(default_factory=HourlyAmount)
-    starts: HourlyAmount = field(default_factory=HourlyAmount)
+    shapes: PeriodAmount = field(default_factory=lambda: PeriodAmount(timestamps.DAY_NS))
+    audited_events: PeriodAmount = field(default_factory=PeriodAmount)
+    starts: PeriodAmount = field(default_factory=PeriodAmount)
     known_starts: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
     """Runs, boots and versions received recently."""
 

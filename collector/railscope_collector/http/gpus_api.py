@@ -526,8 +526,7 @@ class _NicNames:
             fleet_node = self.core.fleet.nodes.get(node)
             rows = dict(fleet_node.rows) if fleet_node else {}
             for stream in _NIC_STREAMS:
-                schema = self.core.schemas.get(rows[stream].schema) if stream in rows else None
-                for names in schema.names.values() if schema else ():
+                for names in rows[stream].schema.device_names.values() if stream in rows else ():
                     if names["kind"] == "nic" and names.get("rail"):
                         found[names["rail"]].add(names["interface"] or names["device"])
             self._nodes[node] = {name: sorted(filter(None, nics)) for name, nics in found.items()}

@@ -6,7 +6,7 @@ Responses, each with a JSON body:
          in that database once a response with the same `log` has `stored` >= its `position`. `receipt` is for
          another collector, if the envelope must be sent again
     401  from the access control        403  the credential is that of another node, `credential_node`
-    409  send these schemas first       426  another version of the wire format
+    409  send these shapes and names    426  another version of the wire format
     400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
 
 A response of a draining collector has status 503 and the field `draining`: the agent sends to another one at once.
@@ -30,8 +30,8 @@ from railscope_collector import config
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.audit import audit_trail, event_records
 from railscope_collector.fleet import fleet, sheets
-from railscope_collector.fleet.schema_templates import EncodedSchema
-from railscope_collector.fleet.schemas import KnownSchema
+from railscope_collector.fleet.names import KnownSchema
+from railscope_collector.fleet.schemas import ReceivedParts
 from railscope_collector.framelog import framelog, segment_files
 from railscope_collector.http import envelope_senders
 from railscope_collector.http.envelope_senders import Delivery, NodeSender, NotAcknowledgedError
@@ -42,10 +42,12 @@ log = structlog.get_logger(__name__)
 
 MAX_LOOP_BYTES, MAX_LOOP_EVENT_BYTES = 256 << 10, 64 << 10
 """Bodies that are larger when decompressed, have larger events, or are of unknown size, are decoded in a
-thread, and so are schemas. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
+thread, and so are shapes and names. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
 """
 MAX_LARGE_ENVELOPES = 2
 """Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
+MAX_FIRST_SHAPES = 64
+"""Shapes that one node may be the first to send in a day: a node of a new build has about 20."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
 _FUTURE_NS = 60 * timestamps.SECOND_NS
@@ -167,9 +169,9 @@ class Ingest:
             sender = self._senders.setdefault(name, NodeSender())
             self._check_rate(sender, name)
             async with sender.lock:
-                envelope, schemas = await self._open(name, body)
+                envelope, parts = await self._open(name, body)
                 credential = Credential(name, Role.NODE)
-                await self._process(credential, sender, Delivery(body, envelope, schemas, sent))
+                await self._process(credential, sender, Delivery(body, envelope, parts, sent))
         except NotAcknowledgedError as rejection:
             self.core.counts.reject(rejection.reason)
             return (
@@ -182,9 +184,9 @@ class Ingest:
     async def _process(
         self, credential: Credential, sender: NodeSender, delivery: Delivery
     ) -> dict[str, int | str]:
-        body, envelope, schemas, sent, text = delivery
-        if schemas:
-            await self._store_schemas(envelope.node, schemas, sender)
+        body, envelope, parts, sent, text = delivery
+        if any(parts):
+            await self._store_parts(envelope.node, parts, sender)
         self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
         # A large envelope counts as several requests: its cost was not known before.
@@ -193,7 +195,7 @@ class Ingest:
         total = cost.frames
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
-        # After the schemas are stored, which waits for the disk: the age of frames is measured from here.
+        # After shapes and names are stored, which waits for the disk: the age of frames is measured from here.
         now_ns = self.wall_ns()
         if text and self.core.receipts.is_awaited:
             # Without it, the facts would have the time of this delivery, and differ from those at the first one.
@@ -254,11 +256,11 @@ class Ingest:
             sent = wire.SentAt.from_header(headers.get(wire.SENT_HEADER, ""))
         except wire.WireError as error:
             raise NotAcknowledgedError(error, "format") from error
-        envelope, schemas = await self._open(node, body)
-        return Delivery(body, envelope, schemas, sent, headers.get(wire.RECEIPT_HEADER, ""))
+        envelope, parts = await self._open(node, body)
+        return Delivery(body, envelope, parts, sent, headers.get(wire.RECEIPT_HEADER, ""))
 
-    async def _open(self, node: str, body: bytes) -> tuple[wire.Envelope, Sequence[bytes]]:
-        """Return the envelope of a body, with its schemas apart: they are a large part of its memory."""
+    async def _open(self, node: str, body: bytes) -> tuple[wire.Envelope, ReceivedParts]:
+        """Return the envelope of a body, with its shapes and names apart: they are a large part of its memory."""
         max_bytes = self.limits.decompressed_bytes
         try:
             size = envelopes.unpacked_bytes(body)
@@ -266,10 +268,10 @@ class Ingest:
             if size is not None and max(size, len(body)) <= min(MAX_LOOP_BYTES, max_bytes):
                 opened = envelopes.open_body(body, MAX_LOOP_BYTES)
             if opened and opened.event_bytes <= MAX_LOOP_EVENT_BYTES:
-                envelope, schemas = opened.decode_envelope(), opened.schemas
+                envelope, former = opened.decode_envelope(), opened.former_schemas
             else:
                 async with self._large:
-                    envelope, schemas = await service.run_in_thread(_unpack, body, max_bytes)
+                    envelope, former = await service.run_in_thread(_unpack, body, max_bytes)
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
@@ -278,46 +280,28 @@ class Ingest:
             text = f"envelope of node {envelope.node!r}: expected {node!r}, as in the credential"
             # By the name, an agent finds out if the credential is its own, and the envelope that of a former name.
             raise NotAcknowledgedError(text, "node", credential_node=node)
-        return envelope, schemas
+        parts = ReceivedParts(envelope.shapes, envelope.names, former)
+        return msgspec.structs.replace(envelope, shapes=(), names=()), parts
 
-    async def _store_schemas(
-        self, node: str, contents: Sequence[bytes], sender: NodeSender
-    ) -> None:
+    async def _store_parts(self, node: str, parts: ReceivedParts, sender: NodeSender) -> None:
+        """Store the shapes and names of an envelope, durable on return, unless one of them is rejected."""
+        schemas, limit = self.core.schemas, MAX_FIRST_SHAPES
         try:
+            # All are checked before one is stored, so that a rejected envelope leaves nothing.
             async with self._large:
-                new = await service.run_in_thread(self._find_new, contents)
-        except wire.WireError as error:
-            raise NotAcknowledgedError(error, "format") from error
-        if not new:
-            return
-        limit = self.limits.schemas_per_node_hour
-        # Counted after storing: the limit is on what is stored.
-        if not sender.schemas.fits(len(new), limit, self.wall_ns()):
-            text = f"too many new schemas: expected at most {limit} per node per hour"
-            raise NotAcknowledgedError(text, "schemas")
-        sizes = [len(schema.content) for schema in new]
-        if problem := self.core.schemas.reason_to_reject(node, sizes):
-            raise NotAcknowledgedError(problem, "schemas")
-        try:
-            stored = await service.run_in_thread(self._check_and_store, new)
-            self.core.schemas.record_uses(node, [schema.digest for schema in stored])
-            sender.schemas.count += len(stored)
+                new = await service.run_in_thread(
+                    schemas.check, parts, self.limits.columns_per_schema
+                )
+            if not sender.shapes.fits(len(new.shapes), limit, self.wall_ns()):
+                text = f"too many new shapes: expected at most {limit} per node per day"
+                raise NotAcknowledgedError(text, "shapes")
+            await service.run_in_thread(schemas.store, node, new)
+            # Counted after storing: the limit is on what is stored.
+            sender.shapes.count += len(new.shapes)
         except (ValueError, ArithmeticError, LookupError) as error:
             raise NotAcknowledgedError(error, "schema") from error
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
-
-    def _find_new(self, contents: Sequence[bytes]) -> list[EncodedSchema]:
-        """Return the schemas that are not stored. Blocking; raises WireError."""
-        schemas = map(self.core.schemas.recognize, contents)
-        return [schema for schema in schemas if self.core.schemas.get(schema.digest) is None]
-
-    def _check_and_store(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
-        """Store schemas, durable on return, unless one is rejected. Blocking."""
-        # All are checked before one is stored, so that a rejected envelope leaves nothing.
-        for schema in schemas:
-            schema.check(self.limits.columns_per_schema)
-        return self.core.schemas.put_all(schemas)
 
     def _count_audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
         """Return the number of its events that are recorded permanently, within the limit per hour.
@@ -371,34 +355,38 @@ class Ingest:
 
     def _check_batches(self, envelope: wire.Envelope) -> list[KnownSchema]:
         """Check the batches of an envelope, and return their schemas."""
-        unknown = []
+        schemas, max_rows = self.core.schemas, self.limits.frames_per_batch
+        unknown = schemas.find_unknown(envelope.batches)
         used = []
-        all_known = []
-        max_rows = self.limits.frames_per_batch
         for batch in envelope.batches:
-            schema = self.core.schemas.get(batch.schema)
-            if schema is None:
-                unknown.append(batch.schema.hex())
-                continue
-            used.append(schema.digest)
-            all_known.append(schema)
+            try:
+                schema = schemas.get(batch.schema)
+                if schema is None:
+                    continue
+            except wire.WireError as error:
+                raise NotAcknowledgedError(error, "schema") from error
+            used.append(schema)
             try:
                 sheets.check_batch(batch, schema.layout.columns, max_rows)
             except wire.WireError as error:
                 raise NotAcknowledgedError(error, "format") from error
             if batch.stream != schema.layout.stream:
                 text = (
-                    f"batch of {batch.stream!r}: invalid schema: it is one of "
+                    f"batch of {batch.stream!r}: invalid shape: it is one of "
                     f"{schema.layout.stream!r}"
                 )
                 raise NotAcknowledgedError(text, "format")
         # Also if others are unknown: the sender will refer to these again, so they must not be released meanwhile.
-        self.core.schemas.record_uses(envelope.node, used)
-        if unknown:
-            text = "unknown schemas; fix: send them first"
-            digests = list(dict.fromkeys(unknown))
-            raise NotAcknowledgedError(text, "unknown_schema", unknown_schemas=digests)
-        return all_known
+        schemas.record_uses(envelope.node, used)
+        if any(unknown):
+            requested = {
+                f"unknown_{name}": [digest.hex() for digest in digests]
+                for name, digests in unknown._asdict().items()
+                if digests
+            }
+            text = "unknown shapes or names; fix: send them first"
+            raise NotAcknowledgedError(text, "unknown_schema", **requested)
+        return used
 
     def _check_times(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
         sent, boot_id = record.sent, envelope.boot_id
@@ -424,7 +412,7 @@ class Ingest:
 def _unpack(body: bytes, max_bytes: int) -> tuple[wire.Envelope, list[bytes]]:
     """Decode a large body. Blocking."""
     opened = envelopes.open_body(body, max_bytes)
-    return opened.decode_envelope(), opened.schemas
+    return opened.decode_envelope(), opened.former_schemas
 
 
 async def _make_response_mark(request: web.Request, response: web.Response) -> str:

@@ -16,7 +16,7 @@ from railscope.catalog import METRICS, declare, entities
 from railscope_collector import view_refresh
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet import shape_columns
 from railscope_collector.fleet.fleet import StreamRow
 from railscope_collector.http import ResourceError, gpus_api, list_query
 from railscope_collector.inventory.inventory_view import missing_nodes
@@ -172,12 +172,13 @@ def _reading(name: str, values: Sequence[float]) -> float | None:
 
 def _stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int) -> api.Stream:
     """Return the latest frame of a source, reading by reading, converted to units."""
-    schema = core.schemas.read(row.schema)
+    schema = row.schema.join()
     values = row.block.values_of(row.index).tolist()
     codes = row.block.reasons_of(row.index).tolist()
     readings = []
     devices = [core.names_of(node, entity) for entity in schema.entities]
-    for column, group, member in schema_columns.columns_of(schema):
+    used = list(shape_columns.columns_of(schema))
+    for column, group, member in used:
         metric, entity = METRICS.get(group.metric), schema.entities[member]
         # These have names and exact values of their own, which `json_entries` joins from several columns.
         if metric and metric.about is entities.TEXTFILE_SERIES:
@@ -202,11 +203,11 @@ def _stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: in
         )
     age_seconds = (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None
     columns = (
-        (group.metric, "".join(schema.entities[member].key[:1]))
-        for _, group, member in schema_columns.columns_of(schema)
+        (group.metric, "".join(schema.entities[member].key[:1])) for _, group, member in used
     )
 
-    def read_column(column: int) -> reading.Reading:
+    def read_column(number: int) -> reading.Reading:
+        column = used[number][0]
         if codes[column] == reading.PRESENT:
             return values[column]  # type: ignore[no-any-return]  # numpy's types
         return reading.REASONS.get(codes[column], reading.Absent.ERROR)

@@ -213,7 +213,7 @@ class SwitchesApi:
         streams = (switch_reading.SWITCH, switch_reading.PORTS)
         snapshots = {
             name: (
-                switch_view.take_snapshot(core, nodes.get(name), streams),
+                switch_view.take_snapshot(nodes.get(name), streams),
                 _newest_ns(nodes.get(name)),
             )
             for name in (names if sort else names[part])
@@ -283,7 +283,7 @@ class SwitchesApi:
         if node is None and problem is None:
             text = f"unknown switch {name[:100]!r}: expected one of the file of switches"
             raise ResourceError(HTTPStatus.NOT_FOUND, text)
-        snapshot, newest_ns = switch_view.take_snapshot(core, node), _newest_ns(node)
+        snapshot, newest_ns = switch_view.take_snapshot(node), _newest_ns(node)
         join = self.api.link_ends.take()
 
         def make() -> _ReadSwitch:
@@ -358,7 +358,7 @@ class SwitchesApi:
         link = read.joined.links.get((name, port))
         node, interface = link.nic if link else ("", "")
         core = self.api.core
-        nics = switch_view.take_snapshot(core, core.fleet.nodes.get(node), (_NIC_STREAM,))
+        nics = switch_view.take_snapshot(core.fleet.nodes.get(node), (_NIC_STREAM,))
 
         def make() -> resources.SwitchPortDetail:
             absent = NOT_LINKED

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from railscope_collector.files.inventory_file import ExpectedDevices
-from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet import shape_columns
 
 
 class NodeInventoryState(StrEnum):
@@ -31,7 +31,7 @@ class ReportedDevices:
 
     is_reporting: bool
     timestamp_ns: int
-    devices: Mapping[str, schema_columns.ShownDevices | str]
+    devices: Mapping[str, shape_columns.ShownDevices | str]
 
 
 class DeviceCounts(NamedTuple):
@@ -77,8 +77,8 @@ def compare_node(
     if expected is None:
         return NodeComparison(node, NodeInventoryState.UNEXPECTED, {}, {}, reported)
     expected_counts = {
-        schema_columns.GPU: expected.gpus,
-        schema_columns.RDMA_PORT: expected.rdma_ports,
+        shape_columns.GPU: expected.gpus,
+        shape_columns.RDMA_PORT: expected.rdma_ports,
     }
     numbers = {kind: number for kind, number in expected_counts.items() if number is not None}
     if reported is None:
@@ -97,7 +97,7 @@ def compare_node(
     return NodeComparison(node, state, counts, reasons, reported)
 
 
-def count_devices(expected: int, devices: schema_columns.ShownDevices) -> DeviceCounts:
+def count_devices(expected: int, devices: shape_columns.ShownDevices) -> DeviceCounts:
     """Compare the shown devices with a number.
 
     Devices of unknown presence count as unknown up to the number in the inventory: only devices that are

@@ -12,17 +12,17 @@ from railscope.catalog import collector as catalog, declare
 from railscope.device_names import Names
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.wire import WireEntity
-from railscope_collector.fleet import schema_columns, view_cells
+from railscope_collector.fleet import shape_columns, view_cells
 from railscope_collector.inventory.comparison import NodeComparison, NodeInventoryState
 from railscope_collector.inventory.inventory_watch import InventoryComparison
 
 NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
 """Names of the device of an entity of a node."""
 _DEVICES: Mapping[str, declare.Metric] = {
-    schema_columns.GPU: catalog.INVENTORY_GPUS,
-    schema_columns.RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
+    shape_columns.GPU: catalog.INVENTORY_GPUS,
+    shape_columns.RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
 }
-_NAMES = {schema_columns.GPU: "gpus", schema_columns.RDMA_PORT: "rdma_ports"}
+_NAMES = {shape_columns.GPU: "gpus", shape_columns.RDMA_PORT: "rdma_ports"}
 
 
 def inventory_cells(found: InventoryComparison) -> Iterator[view_cells.ViewCell]:
@@ -53,7 +53,7 @@ def inventory_document(found: InventoryComparison, names_of: NamesOf) -> api.Inv
     """Return the same with names and reasons."""
 
     def names(node: str | None, gpu: str) -> tuple[str, str]:
-        device_names = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
+        device_names = names_of(node or "", WireEntity(shape_columns.GPU, (gpu,))) or {}
         return device_names.get("index", ""), device_names.get("pci_address", "")
 
     nodes = found.comparisons
@@ -108,7 +108,7 @@ def _expected_node(comparison: NodeComparison, names_of: NamesOf) -> api.Expecte
 
 
 def _device_documents(
-    node: str, kind: str, shown: schema_columns.ShownDevices | str | None, names_of: NamesOf
+    node: str, kind: str, shown: shape_columns.ShownDevices | str | None, names_of: NamesOf
 ) -> dict[str, list[Names]] | None:
     """Return all names of the devices that `names` lists, in its order."""
     listed = _device_names(shown)
@@ -123,9 +123,9 @@ def _device_documents(
     }
 
 
-def _device_names(shown: schema_columns.ShownDevices | str | None) -> dict[str, list[str]] | None:
+def _device_names(shown: shape_columns.ShownDevices | str | None) -> dict[str, list[str]] | None:
     """Return the devices that a node shows; null if they are unknown."""
-    if not isinstance(shown, schema_columns.ShownDevices):
+    if not isinstance(shown, shape_columns.ShownDevices):
         return None
     return {
         "present": sorted(shown.present),

@@ -9,12 +9,12 @@ from railscope.reading import PRESENT
 from railscope_collector.evidence.evidence_records import EvidenceProblem
 from railscope_collector.files.inventory_file import DeviceInventory
 from railscope_collector.files.retirements_file import RetiredGpus, Retirement
-from railscope_collector.fleet import schema_columns, sheets
+from railscope_collector.fleet import shape_columns, sheets
 from railscope_collector.fleet.fleet import FleetNode, StreamRow
 from railscope_collector.inventory.comparison import NodeComparison, ReportedDevices, compare_nodes
 from railscope_collector.state.collector_state import CollectorState
 
-KINDS = (schema_columns.GPU, schema_columns.RDMA_PORT)
+KINDS = (shape_columns.GPU, shape_columns.RDMA_PORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ class InventoryWatch:
             sample
             and node
             and node.is_reporting
-            and isinstance(node.devices[schema_columns.GPU], schema_columns.ShownDevices)
+            and isinstance(node.devices[shape_columns.GPU], shape_columns.ShownDevices)
         ):
             yield GoneGpu(sample[1], gpu, sample[0])
 
 
 def _add_devices(shown: dict[str, str], name: str, node: ReportedDevices) -> None:
     """Add the GPUs in a node by name; those of unknown presence get an empty node name."""
-    devices = node.devices.get(schema_columns.GPU)
-    if isinstance(devices, schema_columns.ShownDevices):
+    devices = node.devices.get(shape_columns.GPU)
+    if isinstance(devices, shape_columns.ShownDevices):
         for gpu in devices.unknown:
             shown.setdefault(gpu, "")
         for gpu in devices.present:
@@ -135,29 +135,29 @@ class _FreshDevices:
                 "the node is stale" if node.timestamp_ns else "no frame of the node was received"
             )
             return ReportedDevices(False, node.timestamp_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
-        agent = self._row(node, schema_columns.AGENT_STREAM)
-        devices = {kind: self._devices(node, agent, schema_columns.STREAMS[kind]) for kind in KINDS}
+        agent = self._row(node, shape_columns.AGENT_STREAM)
+        devices = {kind: self._devices(node, agent, shape_columns.STREAMS[kind]) for kind in KINDS}
         return ReportedDevices(True, node.timestamp_ns, devices)  # noqa: FBT003 - it reports
 
     def _devices(
         self, node: FleetNode, agent: StreamRow | None, stream: str
-    ) -> schema_columns.ShownDevices | str:
+    ) -> shape_columns.ShownDevices | str:
         row = self._row(node, stream)
-        schema = self._core.schemas.get(row.schema) if row else None
-        if row and schema:
+        if row:
+            schema = row.schema
             reasons = row.block.reasons
-            return schema.showing.devices.states(None if reasons is None else reasons[row.index])
+            codes = None if reasons is None else reasons[row.index]
+            return schema.shape.showing.devices.states(schema.shown, codes)
         if agent and self._has_no_devices(agent, stream):
-            return schema_columns.ShownDevices()
+            return shape_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"
 
     def _has_no_devices(self, agent: StreamRow, source: str) -> bool:
         """True if the agent reports that a source has no device on the node."""
-        schema = self._core.schemas.get(agent.schema)
-        column = schema.showing.states.get(source) if schema else None
+        column = agent.schema.shape.showing.states.get(source)
         if column is None or agent.block.reasons_of(agent.index)[column] != PRESENT:
             return False
-        return int(agent.block.values_of(agent.index)[column]) == schema_columns.UNSUPPORTED
+        return int(agent.block.values_of(agent.index)[column]) == shape_columns.UNSUPPORTED
 
     def _row(self, node: FleetNode, stream: str) -> StreamRow | None:
         row = node.rows.get(stream)

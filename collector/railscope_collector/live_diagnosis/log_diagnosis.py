@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from railscope import envelopes, wire
+from railscope import envelopes
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope_collector.diagnosis.incident_report import MAX_LISTED
 from railscope_collector.diagnosis.incident_table import (
@@ -24,7 +24,6 @@ from railscope_collector.diagnosis.incident_table import (
     ReportedIncident,
 )
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
-from railscope_collector.fleet.schema_files import SchemaFiles
 from railscope_collector.framelog.log_follower import LOG_START, LogFollower, LogPosition
 from railscope_collector.framelog.received_frames import ReceivedFrames, count_new
 from railscope_collector.framelog.segment_files import FrameRecord, segment_numbers
@@ -33,7 +32,6 @@ from railscope_collector.live_diagnosis.diagnosis_engine import (
     SLOT_NS,
     STATE_FILE,
     DiagnosisEngine,
-    FindSchema,
     ReceivedBatches,
 )
 from railscope_collector.live_diagnosis.diagnosis_input import DiagnosisInput
@@ -55,19 +53,6 @@ STATE_SECONDS = 10.0
 MAX_ENVELOPE_BYTES = 256 << 20
 MAX_LINE_BYTES = 16 << 20
 _encoder = msgspec.json.Encoder()
-
-
-def schema_finder(files: SchemaFiles) -> FindSchema:
-    """Return a function that reads schemas, also those that the collector stores later."""
-
-    def find(digest: bytes) -> wire.WireSchema:
-        try:
-            return files.read(digest)
-        except OSError:
-            files.scan()
-            return files.read(digest)
-
-    return find
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from railscope.service import run_in_thread
-from railscope_collector.framelog import framelog
+from railscope_collector.framelog import framelog, segment_files
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.work_limits import return_free_memory
 
@@ -72,16 +72,16 @@ class CheckpointSchedule:
         newest_ns = max((node.timestamp_ns for node in nodes), default=0)
         if await self.checkpointer.write(first_segment, newest_ns - self.max_frame_age_ns):
             core = self.checkpointer.core
-            # Only after the checkpoint is durable: a restart may need these schemas until then.
-            unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
             core.fleet.drop_empty_sheets()
             await run_in_thread(return_free_memory)
             try:
-                await run_in_thread(core.schemas.delete, unused)
                 # Before the segments are deleted: from then on, a start reports a missing or older checkpoint.
                 if files:
                     await run_in_thread(files.record_checkpoint, first_segment)
                 await run_in_thread(self.frames.delete_before, first_segment)
+                # Only now: pages read shapes and names of the segments that are left.
+                oldest = min(segment_files.segment_numbers(self.frames.directory), default=0)
+                await run_in_thread(core.schemas.release_unused, oldest, core.fleet.schemas())
             # The checkpoint is valid; what was not deleted is deleted after the next one.
             except OSError as error:
                 directory = str(self.frames.directory)

@@ -17,7 +17,8 @@ from railscope.device_names import Names
 from railscope.wire import Batch, Envelope, WireEntity
 from railscope_collector.evidence import evidence_book, first_receipts
 from railscope_collector.fleet import fleet as fleets, recent_events
-from railscope_collector.fleet.schemas import KnownSchema, StoredSchemas
+from railscope_collector.fleet.names import KnownSchema
+from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog import received_frames, segment_files
 
 log = structlog.get_logger(__name__)
@@ -149,11 +150,11 @@ class CollectorState:
         for batch in envelope.batches:
             schema = self.schemas.get(batch.schema)
             if schema is None:
-                # Ingest accepts no such batch: the file of the schema was lost since, which a restart reports.
+                # Ingest accepts no such batch: the row was lost since, which a restart reports.
                 self.counts.unknown_schemas.add(batch.schema)
                 continue
             known_batches.append((batch, schema))
-        self.schemas.record_uses(envelope.node, [schema.digest for _, schema in known_batches])
+        self.schemas.record_uses(envelope.node, (schema for _, schema in known_batches))
         for batch, schema in known_batches:
             # A checkpoint contains its sequence, but not its content for the current state.
             self._apply_last_frame(record, envelope, batch, schema)
@@ -266,7 +267,7 @@ class CollectorState:
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         sender = (envelope.node, envelope.run, envelope.boot_id)
-        update = fleets.NodeUpdate(*sender, schema.layout, batch, newest_ns)
+        update = fleets.NodeUpdate(*sender, schema, batch, newest_ns)
         applied = self.fleet.apply(update)
         if schema.gpus and applied:
             self.gpus_by_node[envelope.node] = schema.gpus_by_rail
@@ -289,11 +290,11 @@ class CollectorState:
 
     def names_of_gpu(self, node: str, uuid: str) -> Names:
         """Return names of a GPU of a node; those that the node does not report are empty."""
-        return fleets.gpu_names(self.schemas, self.fleet.nodes.get(node), uuid)
+        return fleets.gpu_names(self.fleet.nodes.get(node), uuid)
 
     def names_of(self, node: str, entity: WireEntity) -> Names | None:
         """Return names of the GPU or NIC that contains an entity; None for other entities."""
-        return fleets.names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
+        return fleets.names_of(self.fleet.nodes.get(node), entity.kind, entity.key)
 
     def gpus_by_rail(self, node: str) -> Mapping[int, str]:
         """Return the GPU on each rail of a node."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from railscope.wire import BYTES_PER_VALUE, Batch, Envelope
 from railscope_collector import config
 from railscope_collector.evidence import node_intervals
-from railscope_collector.fleet.schemas import KnownSchema
+from railscope_collector.fleet.names import KnownSchema
 from railscope_collector.metering.observation import GAP_NS
 
 REPLAY_FACTOR = 4

@@ -130,7 +130,7 @@ class PushingSwitch:
     def snapshot(self, core: CollectorState, now_ns: int) -> switch_view.SwitchSnapshot:
         """Return the last frames of the streams that are still pushed."""
         node = core.fleet.switches.get(SWITCH_PREFIX + self.settings.name)
-        streams = switch_view.take_snapshot(core, node).items()
+        streams = switch_view.take_snapshot(node).items()
         return {name: each for name, each in streams if self.is_recent(each.timestamp_ns, now_ns)}
 
 

@@ -20,6 +20,7 @@ from railscope.catalog.declare import Metric, MetricKind
 from railscope.counter_unwrap import CounterUnwrapper
 from railscope.frame import Column, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, to_stored
+from railscope.shapes import schema_parts
 from railscope.timestamps import SECOND_NS
 from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.switches.switch_reading import StreamReadings, SwitchReading
@@ -140,10 +141,11 @@ def pack_frames(
 ) -> tuple[bytes, wire.SentAt]:
     """Return the body of an envelope with frames of one reading, and the clocks at its sending."""
     origin = frames[0].origin
+    parts = [schema_parts(frame.schema) for frame in frames] if with_schemas else []
     sealed = wire.envelope(
         origin,
         [batch_encoding.encode_batch([frame]) for frame in frames],
-        [wire.to_wire_schema(frame.schema) for frame in frames] if with_schemas else [],
+        wire.SentParts([each.shape for each in parts], [each.names for each in parts]),
         agent_version=__version__,
     )
     return wire.pack(sealed), wire.SentAt.from_timestamp(sent, origin.boot_id)
@@ -171,7 +173,7 @@ async def store_reading(
     submit: Submit,
     wall_ns: Callable[[], int],
 ) -> str:
-    """Store a reading, with the schemas of its frames if they are unknown; return the reason if it is rejected."""
+    """Store a reading, with the shapes and names of its frames if they are unknown; return the reason if it is rejected."""
     made = await service.run_in_thread(frames.frames, reading, timestamp)
     problem = UNKNOWN_SCHEMA
     for with_schemas in (False, True):

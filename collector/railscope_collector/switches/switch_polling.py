@@ -244,4 +244,4 @@ class SwitchPolling:
         problems = self.problems()
         polled = [name for name in self.polled if not problems[name]]
         nodes = {name: core.fleet.switches.get(SWITCH_PREFIX + name) for name in polled}
-        return {name: switch_view.take_snapshot(core, node) for name, node in nodes.items()}
+        return {name: switch_view.take_snapshot(node) for name, node in nodes.items()}

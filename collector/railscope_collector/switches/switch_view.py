@@ -21,7 +21,8 @@ from railscope.reading import PRESENT, REASONS, Absent, Reading, from_stored
 from railscope.timestamps import HOUR_NS
 from railscope.wire import WireEntity, WireSchema
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
-from railscope_collector.fleet.schema_columns import columns_of
+from railscope_collector.fleet.names import KnownSchema
+from railscope_collector.fleet.shape_columns import columns_of
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import link_ends, links, switch_reading
@@ -39,7 +40,6 @@ class StreamSnapshot(NamedTuple):
     """Last frame of one stream of a node or switch."""
 
     read_schema: Callable[[], WireSchema]
-    """Blocking; raises OSError."""
     values: list[int]
     codes: list[int]
     timestamp_ns: int
@@ -78,13 +78,11 @@ SwitchSnapshot = Mapping[str, StreamSnapshot]
 """Last frames of a node or switch, by stream."""
 
 
-def take_snapshot(
-    core: CollectorState, node: FleetNode | None, streams: Collection[str] = ()
-) -> SwitchSnapshot:
+def take_snapshot(node: FleetNode | None, streams: Collection[str] = ()) -> SwitchSnapshot:
     """Return the last frames of a node or switch, of some streams or of all; none if it has never reported."""
     return {
         stream: StreamSnapshot(
-            partial(core.schemas.read, row.schema),
+            row.schema.join,
             row.block.values_of(row.index).tolist(),
             row.block.reasons_of(row.index).tolist(),
             row.timestamp_ns,
@@ -134,8 +132,10 @@ def in_units(metric: Metric, value: float) -> int | float:
 # Ends of links -----------------------------------------------------------------------------------
 
 
-_SchemasOfEnds: TypeAlias = tuple[list[tuple[str, bytes]], list[tuple[str, dict[str, bytes]]]]
-"""Digests of the schemas with the ends of links: those of nodes, and those of switches by stream."""
+_SchemasOfEnds: TypeAlias = tuple[
+    list[tuple[str, KnownSchema]], list[tuple[str, dict[str, KnownSchema]]]
+]
+"""Schemas with the ends of links: those of nodes, and those of switches by stream."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class LinkEnds:
     core: CollectorState
     cabling: Sequence[link_ends.CabledLink] = ()
     wall_ns: Callable[[], int] = time.time_ns
-    _hosts: dict[bytes, tuple[link_ends.HostEnd, ...]] = field(default_factory=dict)
+    _hosts: dict[KnownSchema, tuple[link_ends.HostEnd, ...]] = field(default_factory=dict)
     _joined: tuple[_SchemasOfEnds, links.JoinedLinks] | None = None
 
     def take(self) -> Callable[[], links.JoinedLinks]:
@@ -172,24 +172,22 @@ class LinkEnds:
         ]
         return nodes, switches
 
-    def _host_ends(self, schemas: Iterable[tuple[str, bytes]]) -> list[link_ends.HostEnd]:
+    def _host_ends(self, schemas: Iterable[tuple[str, KnownSchema]]) -> list[link_ends.HostEnd]:
         """Return the ends of the NICs of all nodes. Blocking."""
         found = {}
-        for _, digest in schemas:
-            ends = self._hosts.get(digest)
-            found[digest] = ends or tuple(_host_ends(self.core.schemas.read(digest)))
+        for _, schema in schemas:
+            found[schema] = self._hosts.get(schema) or tuple(_host_ends(schema.join()))
         # Only those in use: the ends of former schemas are dropped.
         self._hosts = found
-        return [end._replace(node=node) for node, digest in schemas for end in found[digest]]
+        return [end._replace(node=node) for node, schema in schemas for end in found[schema]]
 
     def _switch_ends(
-        self, schemas: Iterable[tuple[str, dict[str, bytes]]]
+        self, schemas: Iterable[tuple[str, dict[str, KnownSchema]]]
     ) -> list[link_ends.SwitchEnd]:
         """Return the ends of the ports of all switches. Blocking."""
         ends: list[link_ends.SwitchEnd] = []
         for name, streams in schemas:
-            read = {stream: self.core.schemas.read(digest) for stream, digest in streams.items()}
-            ends += _switch_ends(name, read)
+            ends += _switch_ends(name, {s: schema.join() for s, schema in streams.items()})
         return ends
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from railscope.catalog import METRICS
 from railscope.catalog.tenancy import GPU_CLAIMED, GPU_UNCLAIMED_PROCESSES
 from railscope.frame import NO_RAIL
-from railscope_collector.fleet import schemas
+from railscope_collector.fleet import shapes
 from railscope_collector.views.fresh_rows import Floats, FreshRows
 
 LISTED_METRICS = (
@@ -59,10 +59,10 @@ class ListedColumns(NamedTuple):
 
 
 # Weak, so that a layout without nodes is released with its columns.
-_LISTED: WeakKeyDictionary[schemas.SchemaLayout, ListedColumns] = WeakKeyDictionary()
+_LISTED: WeakKeyDictionary[shapes.SchemaLayout, ListedColumns] = WeakKeyDictionary()
 
 
-def _listed_columns(layout: schemas.SchemaLayout) -> ListedColumns:
+def _listed_columns(layout: shapes.SchemaLayout) -> ListedColumns:
     """Return the columns of a layout for the list of GPUs, determined once."""
     if (columns := _LISTED.get(layout)) is not None:
         return columns

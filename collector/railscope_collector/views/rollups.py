@@ -19,7 +19,7 @@ from railscope.catalog import derived_metric
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import scopes_of
 from railscope.frame import NO_RAIL
-from railscope_collector.fleet import schemas, view_cells
+from railscope_collector.fleet import shapes, view_cells
 from railscope_collector.views.fresh_rows import REDUCERS, Floats, FreshRows
 
 Holders: TypeAlias = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ TenantsOf = Callable[[str, int], list[int]]
 class _LayoutSums:
     """Sums of the cells of one layout."""
 
-    def __init__(self, layout: schemas.SchemaLayout) -> None:
+    def __init__(self, layout: shapes.SchemaLayout) -> None:
         self.layout = layout
         self.columns = tuple(np.full(len(layout.starts), empty) for _, empty in REDUCERS)
 
@@ -128,7 +128,7 @@ class Rollups:
             for tenant, amounts in _sum_by_tenant(fresh, holders):
                 self._layout_sums(self.tenant_names[tenant], layout).add(amounts)
 
-    def _layout_sums(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
+    def _layout_sums(self, scope_name: str, layout: shapes.SchemaLayout) -> _LayoutSums:
         # The sums hold the layout: its id stays its own.
         key = (scope_name, id(layout))
         if key not in self._sums:
@@ -137,7 +137,7 @@ class Rollups:
 
     def cells(self, scope: str) -> Iterator[view_cells.ViewCell | None]:
         """Yield the table of one scope, cell by cell; None while no cell is complete."""
-        totals: dict[tuple[str, schemas.CellKey], RollupTotal] = {}
+        totals: dict[tuple[str, shapes.CellKey], RollupTotal] = {}
         for (scope_name, _), sums in self._sums.items():
             if (scope_name == EVERYONE) == (scope != "tenant"):
                 for rail, key, amounts in _rail_amounts(sums, scope, scope_name):
@@ -156,7 +156,7 @@ Amounts: TypeAlias = tuple[float, float, float, float]
 
 def _rail_amounts(
     sums: _LayoutSums, scope: str, scope_name: str
-) -> Iterator[tuple[str, schemas.CellKey, Amounts]]:
+) -> Iterator[tuple[str, shapes.CellKey, Amounts]]:
     """Yield the amounts of each cell of a layout for a scope: rail or tenant, key, and amounts."""
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]

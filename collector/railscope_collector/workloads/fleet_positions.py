@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from railscope import frame
-from railscope_collector.fleet import schema_columns, schemas, sheets
+from railscope_collector.fleet import names, shape_columns, shapes, sheets
 from railscope_collector.fleet.fleet import FleetNode
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.workloads.job_roster import NO_JOB, NO_POSITION, JobRoster, Numbers
@@ -23,7 +23,7 @@ class PositionTable:
     """The columns of a block that are used for jobs, and their positions, row by row."""
 
     block: sheets.SheetBlock
-    columns: schema_columns.JobColumns
+    columns: shape_columns.JobColumns
     positions: Numbers
 
 
@@ -42,8 +42,8 @@ class FleetPositions:
         return table if table and table.block is block else None
 
     def select_unchanged(
-        self, block: sheets.SheetBlock, rows: schema_columns.Positions
-    ) -> schema_columns.Positions:
+        self, block: sheets.SheetBlock, rows: shape_columns.Positions
+    ) -> shape_columns.Positions:
         """Return the rows with the nodes and schemas of the last refresh."""
         touched = self.core.fleet.touched
         # Those of other rows may be positions of the former node or schema.
@@ -70,8 +70,8 @@ class FleetPositions:
         by_gpu = self.roster.positions.get(node.name, {})
         by_rail = self._of_rails(node, by_gpu)
         for row in node.rows.values():
-            schema = self.core.schemas.get(row.schema)
-            if schema is None or schema.jobs is None:
+            schema = row.schema
+            if schema.jobs is None:
                 continue
             table = self._tables.get(id(row.block))
             if table is None:
@@ -101,8 +101,7 @@ class FleetPositions:
             rail: s for rail, s in rail_positions.items() if s != NO_POSITION and jobs[s] != NO_JOB
         }
 
-    def gpus(self, node: FleetNode) -> tuple[schemas.SchemaGpu, ...]:
+    def gpus(self, node: FleetNode) -> tuple[names.SchemaGpu, ...]:
         """Return the GPUs of a node by the schema of its latest frame."""
-        row = node.rows.get(schemas.GPU_STREAM)
-        schema = self.core.schemas.get(row.schema) if row else None
-        return schema.gpus if schema else ()
+        row = node.rows.get(shapes.GPU_STREAM)
+        return row.schema.gpus if row else ()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from railscope.catalog.declare import Rollup
 from railscope.reading import PRESENT, REASONS, Absent
-from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet import shape_columns
 from railscope_collector.workloads.fleet_positions import PositionTable
 from railscope_collector.workloads.job_roster import NO_JOB, Numbers
 
@@ -39,7 +39,7 @@ class GpuReadings(NamedTuple):
 class GatheredReadings:
     """All readings of one refresh."""
 
-    keys: dict[schema_columns.ColumnKey, int] = field(default_factory=dict)
+    keys: dict[shape_columns.ColumnKey, int] = field(default_factory=dict)
     _parts: list[GpuReadings] = field(default_factory=list)
 
     def add(self, table: PositionTable, rows: npt.NDArray[np.intp]) -> None:
@@ -107,10 +107,10 @@ class JobTotals(NamedTuple):
 
 def job_totals(
     readings: GpuReadings,
-    keys: Mapping[schema_columns.ColumnKey, int],
+    keys: Mapping[shape_columns.ColumnKey, int],
     job_of_position: Numbers,
     jobs: int,
-) -> dict[schema_columns.ColumnKey, JobTotals]:
+) -> dict[shape_columns.ColumnKey, JobTotals]:
     """Return roll-ups over the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
     job = job_of_position[readings.positions]
     is_present = (job != NO_JOB) & (readings.reasons == PRESENT)

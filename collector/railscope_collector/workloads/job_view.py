@@ -18,7 +18,7 @@ from railscope.catalog import account as catalog, declare, derived_metric
 from railscope.catalog.rollup import is_of_last_minute
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
-from railscope_collector.fleet import fleet, schema_columns, view_cells
+from railscope_collector.fleet import fleet, shape_columns, view_cells
 from railscope_collector.fleet.minute_window import WINDOW_NS
 from railscope_collector.workloads import job_readings, job_roster
 
@@ -112,7 +112,7 @@ class RunningJobs:
     """Measures that GPUs are compared by: means over the last minute."""
 
     @cached_property
-    def _totals(self) -> Mapping[schema_columns.ColumnKey, job_readings.JobTotals]:
+    def _totals(self) -> Mapping[shape_columns.ColumnKey, job_readings.JobTotals]:
         read = self.gathered.concatenate()
         return job_readings.job_totals(read, self.gathered.keys, self.job_of_position, self.numbers)
 

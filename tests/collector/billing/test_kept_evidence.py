@@ -37,7 +37,7 @@ from railscope_collector.evidence import evidence_tables
 from railscope_collector.evidence.evidence_store import EvidenceStore, compress_interval
 from railscope_collector.evidence.node_intervals import decode_interval, encode_interval
 from railscope_collector.files.seller_file import PayerAccount, Seller
-from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.fleet.shape_columns import sku_of
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor

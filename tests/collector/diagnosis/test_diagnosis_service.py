@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from support.audit import audit_log
 from support.incidents import incident as reported_incident
+from support.schemas import schemas_in
 
 from railscope.audit.record import decode_audit_record
 from railscope_collector.audit.audit_trail import AuditTrail
@@ -20,7 +21,6 @@ from railscope_collector.diagnosis.incident_table import (
     DiagnosisLine,
     DiagnosisState,
 )
-from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.live_diagnosis.diagnosis_service import (
     NOTHING_SENT,
     DiagnosisService,
@@ -31,8 +31,7 @@ NOW_NS = 1_790_000_000_000_000_000
 
 
 def service_in(directory: Path) -> DiagnosisService:
-    core = CollectorState(StoredSchemas(directory / "schemas"))
-    core.schemas.open()
+    core = CollectorState(schemas_in(directory))
     trail = AuditTrail(audit_log(directory / "audit"), "1.0", lambda: NOW_NS)
     service = DiagnosisService(core, directory / "diagnosis", trail, lambda: NOW_NS, tuple)
     service.open()

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 from support.incidents import incident as reported_incident
+from support.schemas import identity_of
 
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
-from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
+from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
 from railscope_collector.diagnosis import incidents
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import (
@@ -65,9 +66,10 @@ class HostileFeed:
     ) -> None:
         """Queue an envelope with one frame of these entities."""
         schema = WireSchema(stream, (), tuple(entities))
-        self.schemas[schema_hash(schema)] = schema
+        digest = identity_of(schema)
+        self.schemas[digest] = schema
         times = (self.now_ns + offset_ns,)
-        batch = Batch(stream, schema_hash(schema), 1, times, times, b"", b"", events=tuple(events))
+        batch = Batch(stream, digest, b"", 1, times, times, b"", b"", events=tuple(events))
         self.items.append(ReceivedBatches(node, "run", self.now_ns, offset_ns, [batch]))
 
     def evaluate(self, slots: int = 1) -> list[tuple[ChangeKind, str]]:

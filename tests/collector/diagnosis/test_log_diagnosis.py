@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.arriving_frames import ArrivingFrames
+from support.schemas import schemas_in, store_parts
 
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis.incident_table import DiagnosisLine, DiagnosisState
 from railscope_collector.diagnosis.jobs import ClaimedGpus
-from railscope_collector.fleet.schema_files import SchemaFiles, encode_schema, schema_digest
 from railscope_collector.framelog import segment_files
 from railscope_collector.framelog.log_follower import LogFollower
 from railscope_collector.framelog.segment_files import FrameRecord
@@ -204,10 +204,9 @@ def diagnose(*arguments: str) -> tuple[str, ...]:
 
 
 def test_the_command_follows_a_copied_log_until_a_signal(followed: FollowedLog) -> None:
-    files = SchemaFiles(followed.directory / "schemas")
-    list(files.open())
-    schemas = map(encode_schema, followed.frames.schemas.values())
-    files.write({schema_digest(content): content for content in schemas})
+    schemas = schemas_in(followed.directory)
+    for _, envelope in followed.frames.envelopes:
+        store_parts(schemas, envelope)
     followed.append_until(0, 400 * SECOND_NS)
     log, state = str(followed.directory), str(followed.directory / "own")
     command = diagnose("--follow", "--frame-log", log, "--state", state)

@@ -10,7 +10,7 @@ from support.batches import batch_of
 from railscope.catalog import host, nic
 from railscope.catalog.declare import Metric
 from railscope.timestamps import SECOND_NS
-from railscope.wire import WireEntity, WireGroup, WireSchema, schema_hash
+from railscope.wire import WireEntity, WireGroup, WireSchema
 from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from railscope_collector.diagnosis.quantities import QUANTITIES
 
@@ -32,7 +32,7 @@ def rates_of(increases: Increases, *names: str, span_ns: int = SECOND_NS) -> lis
     schema = WireSchema("nic", tuple(groups), tuple(entities))
     rows = [[read * each for each in increases.values()] for read in range(READS)]
     times_ns = [START_NS + read * span_ns for read in range(READS)]
-    batch = batch_of(rows, boot_ns=times_ns, stream="nic", schema=schema_hash(schema))
+    batch = batch_of(rows, boot_ns=times_ns, stream="nic", schema=b"schema")
     diagnosis = ClusterDiagnosis(START_NS, 4)
     diagnosis.begin(3)
     readings = diagnosis.readings

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from railscope.shapes import SchemaTable
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Envelope, WireSchema, schema_hash
+from railscope.wire import Envelope
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
@@ -42,14 +43,14 @@ class HungJob:
         )
         captures.write_cluster(plan, directory)
         read = CollectiveSettings(**collective_records.SETTINGS)
-        self.schemas: dict[bytes, WireSchema] = {}
+        self.schemas = SchemaTable()
         self.jobs: dict[JobKey, list[str]] = {}
         self.envelopes: list[Envelope] = []
         for name in ("gpu-node-1", "gpu-node-2"):
             replay = CaptureReplay(directory / name, AgentSettings(collectives=read), SOURCES)
             self.envelopes += replay.envelopes(samples=1)
         for envelope in self.envelopes:
-            self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+            self.schemas.add(envelope)
             for event in (event for batch in envelope.batches for event in batch.events):
                 if event.name == "claim_start":
                     key = JobKey("research", event.facts["source"], event.facts["workload"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from railscope.wire import schema_hash
+from railscope.shapes import SchemaTable
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
 from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
@@ -121,11 +121,11 @@ def test_the_steps_of_a_job_are_found_in_the_frames_of_its_nodes(tmp_path: Path)
     write_cluster(read_scenario(tmp_path / "scenario.toml"), tmp_path / "captures")
     diagnosis, slots = None, 19
     for directory in sorted(path for path in (tmp_path / "captures").iterdir() if path.is_dir()):
-        schemas = {}
+        schemas = SchemaTable()
         for envelope in CaptureReplay(
             directory, AgentSettings(), ("gpu", "rdma", "nic", "tenancy")
         ).envelopes():
-            schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+            schemas.add(envelope)
             if diagnosis is None:
                 diagnosis = ClusterDiagnosis(envelope.batches[0].wall_ns[0], slots)
                 diagnosis.begin(slots - 1)

@@ -6,8 +6,9 @@ from itertools import accumulate
 
 import pytest
 from hypothesis import given, strategies as st
+from support.schemas import wire_schema
 
-from railscope import batch_encoding, wire
+from railscope import batch_encoding
 from railscope.catalog import nic, switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity, NodeTimestamp
@@ -51,7 +52,7 @@ def track(
         reading = SwitchReading({PRIORITY: [(column, value)]})
         stamp = NodeTimestamp(time_ns, time_ns)
         (frame,) = made.frames(reading, stamp)
-        batch, schema = batch_encoding.encode_batch([frame]), wire.to_wire_schema(frame.schema)
+        batch, schema = batch_encoding.encode_batch([frame]), wire_schema(frame.schema)
         readings.add(
             "sender", str(run), (batch,), {batch.schema: schema}.__getitem__, lambda ns: ns
         )

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
+from support.schemas import store_parts
 from support.story import (
     DAY,
     DAY_SECONDS,
@@ -71,8 +72,7 @@ def _read_again(
         file.writelines(frame_payload(marker, encode_record(record)) for record, _ in envelopes)
     core = temporary_core()
     for _, envelope in envelopes:
-        for schema in envelope.schemas:
-            core.schemas.put(schema)
+        store_parts(core.schemas, envelope)
     restart = StateCheckpointer(directory, core)
     restart.restore(FrameLogStats(), corrections)
     assert not restart.quarantine.records

@@ -7,8 +7,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.wire import WireEntity, WireSchema, rails_of_entities
-from railscope_collector.fleet.schema_columns import ReportedMigInstance, find_metered_columns
+from railscope.shapes import split
+from railscope.wire import WireEntity, WireSchema
+from railscope_collector.fleet.shape_columns import (
+    ReportedMigInstance,
+    find_metered_columns,
+    name_metered_columns,
+)
 
 WHOLE = (0, 840)
 
@@ -20,8 +25,9 @@ def layout(*devices: dict[str, str], model: str = "") -> tuple[ReportedMigInstan
         for place, facts in enumerate(devices)
     ]
     entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={"model": model}), *mig)
-    wire = WireSchema("mig", (), entities)
-    ((_, parts),) = find_metered_columns(wire, rails_of_entities(wire)).layouts
+    shape, names, _ = split(WireSchema("mig", (), entities), reserve=False)
+    metered = find_metered_columns(shape)
+    ((_, parts),) = name_metered_columns(metered, shape, names).layouts
     return parts
 
 

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from support.schemas import parts_of_wire
 
 from railscope.wire import (
     MAGIC,
+    VERSION,
     Batch,
     Envelope,
     WireEntity,
     WireEvent,
     WireGroup,
     WireSchema,
+    content_hash,
     pack,
-    schema_hash,
 )
 
 if sys.version_info >= (3, 14):
@@ -64,12 +66,15 @@ def batch(
         "boot_ns": tuple(START_BOOT_NS + moment for moment in moments),
         "base": bytes(8 * columns), "changed": bytes((columns + 7) // 8),
     }  # fmt: skip
-    return Batch(schema.stream, schema_hash(schema), first, **(given | more))
+    parts = parts_of_wire(schema)
+    hashes = content_hash(parts.shapes[0]), content_hash(parts.names[0])
+    return Batch(schema.stream, *hashes, first, **(given | more))
 
 
 def sealed(schemas: tuple[WireSchema, ...], *batches: Batch, run: str = RUN) -> bytes:
     """The body of an envelope."""
-    return pack(Envelope(1, NODE, run, BOOT, schemas, batches))
+    parts = parts_of_wire(*schemas)
+    return pack(Envelope(VERSION, NODE, run, BOOT, *map(tuple, parts), batches))
 
 
 @attack
@@ -114,15 +119,33 @@ def claims_without_end() -> Bodies:
 
 
 @attack
-def large_schemas() -> Bodies:
-    """Twenty-five schemas of 20,000 columns, each of a stream of its own."""
+def large_shapes() -> Bodies:
+    """Twenty-five shapes of 20,000 columns, each of a stream of its own."""
     for number in range(25):
         entities = tuple(
-            WireEntity("gpu_process", (f"GPU-{n % 200}", f"{number}-{n}")) for n in range(20_000)
+            WireEntity("gpu_clock", (f"GPU-{n % 200}", f"{number}-{n}")) for n in range(20_000)
         )
         groups = (WireGroup("railscope_gpu_energy_joules_total", (1, 1000), tuple(range(20_000))),)
         schema = WireSchema(f"s{number}", groups, entities)
         yield sealed((schema,), batch(schema, 1))
+
+
+@attack
+def names_without_end() -> Bodies:
+    """The largest lists of names, again and again others."""
+    for number in range(25):
+        rows = tuple(
+            WireEntity("gpu_process", (f"GPU-{n % 200}", f"{number}-{n}")) for n in range(4_096)
+        )
+        yield sealed((WireSchema("gpu_process", (), rows),))
+
+
+@attack
+def shapes_without_end() -> Bodies:
+    """Shapes that differ in one column, many in each envelope."""
+    for number in range(10):
+        schemas = (gpu_schema(n % 200, f"s{number}-{n}") for n in range(200))
+        yield sealed(tuple(schemas))
 
 
 @attack
@@ -167,7 +190,7 @@ def huge_numbers() -> Bodies:
 @attack
 def nested_lists() -> Bodies:
     """Lists in lists, a million deep."""
-    head = msgspec.msgpack.encode({"version": 1, "node": NODE, "run": RUN, "boot_id": BOOT})
+    head = msgspec.msgpack.encode({"version": VERSION, "node": NODE, "run": RUN, "boot_id": BOOT})
     content = b"\x85" + head[1:] + msgspec.msgpack.encode("x") + b"\x91" * 1_000_000
     yield MAGIC + zstd.compress(content, 3)
 
@@ -177,4 +200,6 @@ def a_new_run_each_time() -> Bodies:
     """Each envelope from an agent that has just been started, on a machine that has just booted."""
     schema = gpu_schema(2)
     for number in range(100):
-        yield pack(Envelope(1, NODE, f"r{number}", f"b{number}", (schema,), (batch(schema, 1),)))
+        parts = map(tuple, parts_of_wire(schema))
+        sender = NODE, f"r{number}", f"b{number}"
+        yield pack(Envelope(VERSION, *sender, *parts, (batch(schema, 1),)))

@@ -20,9 +20,9 @@ MAX_CPU_SECONDS = 2.0
 """Of one envelope, accepted or rejected."""
 MAX_LOOP_SECONDS = 0.5
 """Of CPU time without a turn for other requests."""
-MAX_MEMORY_MIB = {"giant_events": 100, "large_schemas": 150}
+MAX_MEMORY_MIB = {"giant_events": 100, "large_shapes": 150}
 MAX_DISK_MIB = 30
-EACH_KIND = {"frames_far_apart", "claims_without_end", "large_schemas", "a_bomb_without_its_size", "huge_numbers", "a_window_of_two_gibibytes"}  # fmt: skip
+EACH_KIND = {"frames_far_apart", "claims_without_end", "large_shapes", "a_bomb_without_its_size", "huge_numbers", "a_window_of_two_gibibytes"}  # fmt: skip
 """Attacks by time, events, schemas, compression, numbers and memory."""
 
 

@@ -14,7 +14,7 @@ from railscope.frame import Entity, Schema
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.files.inventory_file import DeviceInventory, ExpectedDevices
 from railscope_collector.files.retirements_file import RetiredGpus, Retirement
-from railscope_collector.fleet.schema_columns import (
+from railscope_collector.fleet.shape_columns import (
     GPU,
 )
 from railscope_collector.inventory.comparison import DeviceCounts, NodeInventoryState

@@ -115,13 +115,13 @@ async def test_failures_are_counted_by_reason_and_end_with_a_success(error, reas
     assert cells[catalog.UP, ("leaf-07",)] == 1
 
 
-async def test_schemas_are_sent_when_the_store_lacks_them():
+async def test_shapes_are_sent_when_the_store_lacks_them():
     site = Site(UNKNOWN_SCHEMA, errors={"leaf-07": ()})
     switch = await site.polled()
     await site.polling.poll(switch)
     assert switch.problem == ""
     first, second = (envelopes.unpack(body, 1 << 20) for body in site.bodies)
-    assert (len(first.schemas), len(second.schemas)) == (0, 1)
+    assert (len(first.shapes), len(second.shapes)) == (0, 1)
     assert first.batches == second.batches, "the same frame"
 
 

@@ -41,7 +41,7 @@ def test_counters_are_exact_in_all_64_bits(value):
     assert envelope.node == "switch/leaf-07"
     assert int.from_bytes(envelope.batches[0].base, "little") == value
     assert sent.boot_id == envelope.boot_id == "run-1"
-    assert wire.schema_hash(envelope.schemas[0]) == envelope.batches[0].schema
+    assert wire.content_hash(envelope.names[0]) == envelope.batches[0].names
 
 
 @given(st.one_of(st.integers(max_value=-1), st.integers(min_value=(1 << 64) - 1)))

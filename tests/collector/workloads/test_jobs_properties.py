@@ -14,16 +14,19 @@ from histories import LAST, S, metering_cases
 from hypothesis import given, strategies as st
 from support.batches import batch_of
 from support.examples import fewer_examples
+from support.schemas import schemas_in
 
 from railscope.catalog import METRICS, account as catalog, gpu
 from railscope.catalog.declare import MetricKind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
 from railscope.catalog.rollup import derived_name, is_averaged
 from railscope.frame import Entity, Schema
-from railscope.wire import to_wire_schema
+from railscope.shapes import schema_parts
+from railscope.wire import MAX_COLUMNS
 from railscope_collector.fleet.fleet import NodeUpdate
 from railscope_collector.fleet.minute_window import WINDOW_NS
-from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.fleet.names import KnownSchema
+from railscope_collector.fleet.schemas import ReceivedParts
 from railscope_collector.metering.tiling import HELD_STATES, GpuTimeline
 from railscope_collector.metering.units import Tiling
 from railscope_collector.state.collector_state import CollectorState
@@ -102,10 +105,20 @@ def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
 NODES = {"n1": ("0", "1"), "n2": ("0", "1"), "n3": ("0", "0"), "n4": ("", "")}
 SCHEMAS = {node: node_schemas(node, rails) for node, rails in NODES.items()}
 _directory = tempfile.TemporaryDirectory()
-KNOWN = StoredSchemas(Path(_directory.name) / "schemas")
-KNOWN.open()
+KNOWN = schemas_in(Path(_directory.name))
+
+
+def put(node: str, schema: Schema) -> KnownSchema:
+    parts = schema_parts(schema)
+    received = ReceivedParts([parts.shape], [parts.names])
+    KNOWN.store(node, KNOWN.check(received, MAX_COLUMNS))
+    known = KNOWN.get(parts.shape_hash + parts.names_hash)
+    assert known
+    return known
+
+
 WIRE = {
-    (node, schema.stream): (schema, KNOWN.put(to_wire_schema(schema)))
+    (node, schema.stream): (schema, put(node, schema))
     for node, schemas in SCHEMAS.items()
     for schema in schemas
 }
@@ -142,7 +155,7 @@ def view_of(streams, held) -> RunningJobs:
             reasons=[codes, codes],
         )
         timestamp_ns = NOW if fresh else SECOND
-        core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, timestamp_ns))
+        core.fleet.apply(NodeUpdate(node, "r", "b", known, batch, timestamp_ns))
     for (node, name), jobs in held.items():
         # Held for as long as readings are averaged.
         held_ns = NOW - WINDOW_NS

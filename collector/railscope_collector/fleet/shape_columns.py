@@ -1,4 +1,4 @@
-"""Columns of a schema that jobs, metering and the inventory use, determined once per schema.
+"""Columns of a shape that jobs, metering and the inventory use, determined once per shape.
 
 A device is present if a frame has a value of it. It is gone if its readings are gone (a GPU that
 NVML reports as lost), except for unsupported ones. Without any value for another reason its presence is
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from sys import intern
@@ -27,67 +27,74 @@ from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
 from railscope.mig_profiles import count_memory_slices
 from railscope.reading import PRESENT, Absent
-from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
+from railscope.shapes import RESERVED, join
+from railscope.wire import BUILD, NameRows, Shape, Slot, WireEntity, WireGroup, WireSchema
 from railscope_collector.metering import counter_increments, units
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 ColumnKey: TypeAlias = tuple[declare.Metric, tuple[str, ...]]
 """A metric, and the part of the GPU or port that it describes: a clock, a priority."""
 
-NO_MEMBER = -1
 _AT_LINKS = frozenset({nic.RECEIVED_PACKETS, nic.SENT_PACKETS, nic.PFC_RECEIVED, nic.PFC_SENT})
 """Counters of NICs without a roll-up that pages show beside those of the switch port."""
 _COMPARED = frozenset((each.metric, each.part) for each in account.STRAGGLER_MEASURES.values())
 
 
 def columns_of(wire: WireSchema) -> Iterator[tuple[int, WireGroup, int]]:
-    """Yield all columns of a schema: position, group, and position of the entity."""
+    """Yield the columns of a schema that are in use: position, group, and position of the entity."""
     members = ((group, member) for group in wire.groups for member in group.entities)
-    return ((column, group, member) for column, (group, member) in enumerate(members))
+    return (
+        (column, group, member)
+        for column, (group, member) in enumerate(members)
+        if member != RESERVED
+    )
 
 
-def is_of_jobs(metric: declare.Metric, entity: WireEntity) -> bool:
-    """True if the views of jobs read the columns of a metric and an entity."""
-    if entity.kind != metric.about.name:
+def slots_of(shape: Shape) -> Iterator[tuple[int, WireGroup, Slot]]:
+    """Yield all columns of a shape: position, group, and slot."""
+    slots = ((group, shape.slots[number]) for group in shape.groups for number in group.entities)
+    return ((column, group, slot) for column, (group, slot) in enumerate(slots))
+
+
+def is_of_jobs(metric: declare.Metric, slot: Slot) -> bool:
+    """True if the views of jobs read the columns of a metric and a slot."""
+    if slot.kind != metric.about.name:
         return False
-    return metric in account.BY_JOB or (metric, part_of_key(entity)) in _COMPARED
+    return metric in account.BY_JOB or (metric, slot.part) in _COMPARED
 
 
-def has_rate(metric: declare.Metric, entity: WireEntity) -> bool:
+def has_rate(metric: declare.Metric, slot: Slot) -> bool:
     """True if a view or a page reads the rate of a counter."""
-    if metric.kind is not declare.MetricKind.COUNTER or entity.kind != metric.about.name:
+    if metric.kind is not declare.MetricKind.COUNTER or slot.kind != metric.about.name:
         return False
     is_of_link = metric in _AT_LINKS or metric.about.outermost is SWITCH
-    return is_of_link or bool(metric.rollups) or is_of_jobs(metric, entity)
+    return is_of_link or bool(metric.rollups) or is_of_jobs(metric, slot)
 
 
-def rate_columns(wire: WireSchema) -> dict[int, declare.Metric]:
+def rate_columns(shape: Shape) -> dict[int, declare.Metric]:
     """Return the metrics of the columns that views do not read as they are: counters, then averaged gauges."""
     counters, averaged = {}, {}
-    for column, group, member in columns_of(wire):
-        metric, entity = METRICS.get(group.metric), wire.entities[member]
+    for column, group, slot in slots_of(shape):
+        metric = METRICS.get(group.metric)
         if metric is None:
             continue
-        if has_rate(metric, entity):
+        if has_rate(metric, slot):
             counters[column] = metric
-        elif rollup.is_averaged(metric) and entity.kind == metric.about.name:
+        elif rollup.is_averaged(metric) and slot.kind == metric.about.name:
             averaged[column] = metric
     return counters | averaged
 
 
 class ColumnOwner(NamedTuple):
-    """Owner of a column: a GPU by its entity, or the GPU on a rail of the node."""
+    """Owner of a column: a GPU by the number of its name, or the GPU on a rail of the node."""
 
-    member: int = NO_MEMBER
+    name: int = BUILD
     rail: int = NO_RAIL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobColumns:
-    """The columns in order, each with its key and its owner; and the counters and averaged gauges among them.
-
-    All schemas of one layout have the same.
-    """
+    """The columns in order, each with its key and its owner; and the counters and averaged gauges among them."""
 
     columns: Positions
     keys: tuple[ColumnKey, ...]
@@ -97,14 +104,6 @@ class JobColumns:
     """Indices of counters and averaged gauges in `columns`; `rates` has their positions among the rate columns."""
     rates: Positions
 
-    def gpus(self, wire: WireSchema) -> tuple[str, ...]:
-        """Return the UUID of each owner in a schema of this layout; empty for the GPU on a rail."""
-        # Shared by the schemas of a node.
-        return tuple(
-            intern(wire.entities[member].key[0]) if member != NO_MEMBER else ""
-            for member, _ in self.owners
-        )
-
     def positions(
         self,
         gpus: Sequence[str],
@@ -112,7 +111,7 @@ class JobColumns:
         by_rail: Mapping[int, int],
         default: int,
     ) -> Positions:
-        """Return for each column the position of its owner; `gpus` are those of the owners."""
+        """Return for each column the position of its owner; `gpus` are those of the owners, empty for one by its rail."""
         found = [
             by_gpu.get(gpu, default) if gpu else by_rail.get(rail, default)
             for gpu, (_, rail) in zip(gpus, self.owners, strict=True)
@@ -120,24 +119,20 @@ class JobColumns:
         return np.array(found, np.intp)[self.owner_of]
 
 
-def job_columns(wire: WireSchema) -> JobColumns | None:
-    """Return the columns of a schema for jobs; None if there are none."""
-    entity_rails = rails_of_entities(wire)
+def job_columns(shape: Shape) -> JobColumns | None:
+    """Return the columns of a shape for jobs; None if there are none."""
     owners: dict[ColumnOwner, int] = {}
     rows: list[tuple[int, ColumnKey, int, int]] = []
-    places = {column: number for number, column in enumerate(rate_columns(wire))}
-    for column, group, member in columns_of(wire):
-        metric, entity = METRICS.get(group.metric), wire.entities[member]
-        if metric is None:
+    places = {column: number for number, column in enumerate(rate_columns(shape))}
+    for column, group, slot in slots_of(shape):
+        metric = METRICS.get(group.metric)
+        if metric is None or not is_of_jobs(metric, slot):
             continue
-        if not is_of_jobs(metric, entity):
-            continue
-        key = metric, part_of_key(entity)
-        is_gpu = KINDS[entity.kind].outermost is GPU_ENTITY
-        owner = ColumnOwner(member) if is_gpu else ColumnOwner(rail=entity_rails[member])
+        is_gpu = KINDS[slot.kind].outermost is GPU_ENTITY
+        owner = ColumnOwner(slot.name) if is_gpu else ColumnOwner(rail=rail_of(shape, slot))
         if owner != ColumnOwner():
             number = owners.setdefault(owner, len(owners))
-            rows.append((column, key, number, places.get(column, -1)))
+            rows.append((column, (metric, slot.part), number, places.get(column, -1)))
     if not rows:
         return None
     columns, keys, owner_of, rates = zip(*rows, strict=True)
@@ -150,6 +145,11 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
         np.flatnonzero(found >= 0),
         found[found >= 0],
     )
+
+
+def rail_of(shape: Shape, slot: Slot) -> int:
+    """Return the rail of the device that a slot is part of; NO_RAIL if it has none."""
+    return NO_RAIL if slot.name == BUILD else shape.rails[slot.name]
 
 
 MIG_STREAM = "mig"
@@ -169,7 +169,6 @@ _MEASURES = {
     ("railscope_nic_receive_bytes_total", _NIC): counter_increments.CountedQuantity.RECEIVED,
     ("railscope_nic_transmit_bytes_total", _NIC): counter_increments.CountedQuantity.TRANSMITTED,
 }
-_MEASURED = frozenset(metric for metric, _ in _MEASURES)
 AGENT_MEASURES = frozenset(
     {counter_increments.CountedQuantity.USED, counter_increments.CountedQuantity.MEMORY}
 )
@@ -217,53 +216,61 @@ class MeteredColumns:
     layouts: tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]
     skus: Mapping[str, str]
 
-    def renamed(self, texts: Mapping[str, str]) -> MeteredColumns:
-        """Return the facts of a schema that differs in the UUIDs of its GPUs."""
-        if self is NOT_METERED:
-            return self
-        renamed = msgspec.structs.replace
-        counters = tuple(renamed(each, gpu=texts.get(each.gpu, each.gpu)) for each in self.counters)
-        layouts = tuple((texts.get(gpu, gpu), instances) for gpu, instances in self.layouts)
-        skus = {texts.get(gpu, gpu): sku for gpu, sku in self.skus.items()}
-        return MeteredColumns(counters, self.columns, layouts, skus)
-
 
 NOT_METERED = MeteredColumns((), np.array((), np.intp), (), MappingProxyType({}))
 """Shared by most schemas of a node."""
 
 
-def find_metered_columns(wire: WireSchema, entity_rails: Sequence[int]) -> MeteredColumns:
-    """Return the metering facts of a schema, with the rails of its entities."""
-    counters: list[CounterSubject] = []
+@dataclass(frozen=True, slots=True, eq=False)
+class MeteredShape:
+    """The columns of a shape that metering counts: the measure, the number of the name and the kind of each."""
+
+    counters: tuple[tuple[counter_increments.CountedQuantity, int, str], ...]
+    columns: npt.NDArray[np.intp]
+
+
+def find_metered_columns(shape: Shape) -> MeteredShape:
+    """Return the columns of a shape that metering counts."""
+    counters: list[tuple[counter_increments.CountedQuantity, int, str]] = []
     columns: list[int] = []
-    start = 0
-    for group in wire.groups:
-        if group.metric in _MEASURED:
-            for column, member in enumerate(group.entities, start):
-                subject = _counter_subject(
-                    group.metric, wire.entities[member], entity_rails[member]
-                )
-                if subject is not None:
-                    counters.append(subject)
-                    columns.append(column)
-        start += len(group.entities)
-    layouts = _layouts(wire) if wire.stream == MIG_STREAM else ()
-    gpus = [e for e in wire.entities if e.kind == GPU] if wire.stream == STREAMS[GPU] else []
-    if not (counters or layouts or gpus):
+    for column, group, slot in slots_of(shape):
+        measure = _MEASURES.get((group.metric, slot.kind))
+        has_owner = slot.kind == GPU or rail_of(shape, slot) != NO_RAIL
+        if measure is not None and slot.name != BUILD and not slot.part and has_owner:
+            counters.append((measure, slot.name, slot.kind))
+            columns.append(column)
+    return MeteredShape(tuple(counters), np.array(columns, np.intp))
+
+
+def name_metered_columns(metered: MeteredShape, shape: Shape, rows: NameRows) -> MeteredColumns:
+    """Return the metering facts of a shape and the names of a node."""
+    counters = tuple(
+        _counter_subject(measure, kind, rows[name].key, shape.rails[name])
+        for measure, name, kind in metered.counters
+    )
+    layouts = _layouts(join(shape, rows)) if shape.stream == MIG_STREAM else ()
+    gpus: Iterable[WireEntity] = ()
+    if shape.stream == STREAMS[GPU]:
+        gpus = (rows[slot.name] for slot in gpu_slots(shape))
+    skus = {intern(row.key[0]): sku_of(row.facts.get("model", "")) for row in gpus}
+    if not (counters or layouts or skus):
         return NOT_METERED
-    skus = {intern(e.key[0]): sku_of(e.facts.get("model", "")) for e in gpus}
-    return MeteredColumns(tuple(counters), np.array(columns, np.intp), layouts, skus)
+    return MeteredColumns(counters, metered.columns, layouts, skus)
 
 
-def _counter_subject(metric: str, entity: WireEntity, rail: int) -> CounterSubject | None:
-    measure = _MEASURES.get((metric, entity.kind))
-    if measure is None:
-        return None
-    if entity.kind == GPU:
-        return CounterSubject(measure, gpu=intern(entity.key[0]))
-    if rail == NO_RAIL:
-        return None
-    return CounterSubject(measure, "", rail, "/".join(entity.key), entity.kind == RDMA_PORT)
+def gpu_slots(shape: Shape) -> list[Slot]:
+    """Return the slots of the GPUs of a shape, without their parts."""
+    return [
+        slot for slot in shape.slots if slot.kind == GPU and slot.name != BUILD and not slot.part
+    ]
+
+
+def _counter_subject(
+    measure: counter_increments.CountedQuantity, kind: str, key: tuple[str, ...], rail: int
+) -> CounterSubject:
+    if kind == GPU:
+        return CounterSubject(measure, gpu=intern(key[0]))
+    return CounterSubject(measure, "", rail, intern("/".join(key)), kind == RDMA_PORT)
 
 
 @lru_cache(maxsize=256)
@@ -378,30 +385,30 @@ _NO_POSITIONS: npt.NDArray[np.intp] = np.array((), np.intp)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceColumns:
-    """The devices of one kind in a schema; `order` lists their columns, `starts` the start of each.
+    """The devices of one kind in a shape, by the numbers of their names; `order` lists their columns, `starts` the start of each."""
 
-    `members` are their entities.
-    """
-
-    names: tuple[str, ...] = ()
-    members: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
     order: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
     starts: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
 
-    def states(self, codes: npt.NDArray[np.uint8] | None) -> ShownDevices:
-        """Return the state of each device from a row of reasons; None if no value is absent."""
-        if codes is None or not self.names:
-            return ShownDevices(self.names)
+    def names(self, rows: NameRows) -> tuple[str, ...]:
+        """Return the names of the devices of a node."""
+        return tuple(intern("/".join(rows[number].key)) for number in self.numbers)
+
+    def states(self, names: tuple[str, ...], codes: npt.NDArray[np.uint8] | None) -> ShownDevices:
+        """Return the state of each device of a node from a row of reasons; None if no value is absent."""
+        if codes is None or not names:
+            return ShownDevices(names)
         ordered_codes = codes[self.order]
         present = np.logical_or.reduceat(ordered_codes == PRESENT, self.starts)
         if present.all():
-            return ShownDevices(self.names)
+            return ShownDevices(names)
         is_gone = ordered_codes == Absent.GONE.value
         not_here = np.logical_and.reduceat(
             is_gone | (ordered_codes == Absent.UNSUPPORTED.value), self.starts
         )
         gone = np.logical_or.reduceat(is_gone, self.starts) & not_here
-        devices = list(zip(self.names, present.tolist(), gone.tolist(), strict=True))
+        devices = list(zip(names, present.tolist(), gone.tolist(), strict=True))
         return ShownDevices(
             tuple(name for name, is_present, _ in devices if is_present),
             tuple(name for name, _, is_gone in devices if is_gone),
@@ -417,11 +424,6 @@ class ShownDeviceColumns:
     states: Mapping[str, int] = field(default_factory=dict)
     """The columns with the states of the sources in `STREAMS`."""
 
-    def renamed(self, texts: Mapping[str, str]) -> ShownDeviceColumns:
-        """Return the parts of a schema that differs in the UUIDs of its GPUs."""
-        names = tuple(texts.get(name, name) for name in self.devices.names)
-        return replace(self, devices=replace(self.devices, names=names)) if names else self
-
 
 @dataclass(frozen=True, slots=True)
 class ShownDevices:
@@ -436,45 +438,32 @@ class ShownDevices:
 NO_DEVICE_COLUMNS = ShownDeviceColumns()
 
 
-def find_device_columns(wire: WireSchema) -> ShownDeviceColumns:
-    """Return the parts of a schema that show devices, determined once per schema."""
-    if wire.stream == AGENT_STREAM:
-        return ShownDeviceColumns(states=_states(wire))
-    kind = next((kind for kind, stream in STREAMS.items() if stream == wire.stream), None)
-    return NO_DEVICE_COLUMNS if kind is None else ShownDeviceColumns(_devices(wire, kind))
+def find_device_columns(shape: Shape) -> ShownDeviceColumns:
+    """Return the parts of a shape that show devices."""
+    if shape.stream == AGENT_STREAM:
+        return ShownDeviceColumns(states=_states(shape))
+    kind = next((kind for kind, stream in STREAMS.items() if stream == shape.stream), None)
+    return NO_DEVICE_COLUMNS if kind is None else ShownDeviceColumns(_devices(shape, kind))
 
 
-def _devices(wire: WireSchema, kind: str) -> DeviceColumns:
+def _devices(shape: Shape, kind: str) -> DeviceColumns:
     columns: dict[int, list[int]] = {}
-    for column, _, member in columns_of(wire):
-        if wire.entities[member].kind == kind:
-            columns.setdefault(member, []).append(column)
+    for column, _, slot in slots_of(shape):
+        if slot.kind == kind and slot.name != BUILD:
+            columns.setdefault(slot.name, []).append(column)
     sizes = [0, *(len(positions) for positions in columns.values())]
     return DeviceColumns(
-        _device_names(wire, columns),
         tuple(columns),
         np.array([position for positions in columns.values() for position in positions], np.intp),
         np.cumsum(sizes[:-1], dtype=np.intp),
     )
 
 
-def _device_names(wire: WireSchema, members: Iterable[int]) -> tuple[str, ...]:
-    return tuple("/".join(wire.entities[member].key) for member in members)
-
-
-def device_columns_like(other: ShownDeviceColumns, wire: WireSchema) -> ShownDeviceColumns:
-    """Return the parts that show devices of a schema with the layout of another one."""
-    if wire.stream == AGENT_STREAM or not other.devices.members:
-        return find_device_columns(wire)
-    names = _device_names(wire, other.devices.members)
-    return ShownDeviceColumns(replace(other.devices, names=names))
-
-
-def _states(wire: WireSchema) -> dict[str, int]:
+def _states(shape: Shape) -> dict[str, int]:
     return {
         source: column
-        for column, group, member in columns_of(wire)
+        for column, group, slot in slots_of(shape)
         if group.metric == agent.SOURCE_STATE.name
-        for source in wire.entities[member].key[:1]
+        for source in slot.part[:1]
         if source in STREAMS.values()
     }
