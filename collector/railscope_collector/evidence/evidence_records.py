@@ -132,23 +132,27 @@ class EvidenceQuarantine:
     rows: set[tuple[str, str]] = field(default_factory=set)
     """Table and name of each."""
 
-    def interval(self, name: Any, packed: Any) -> node_intervals.EvidenceInterval | None:
+    def interval(
+        self, name: Any, packed: Any, table: str = "evidence_part"
+    ) -> node_intervals.EvidenceInterval | None:
         """Decode the interval of a row; None if the row is damaged."""
         try:
             content = zstd.decompress(packed)
             self._check(name, content)
             return node_intervals.decode_interval(content)
         except (zstd.ZstdError, msgspec.MsgspecError, ValueError, TypeError) as error:
-            self._skip("evidence_part", name, error)
+            self._skip(table, name, error)
             return None
 
-    def claim(self, name: Any, content: Any) -> claim_events.ReportedClaim | None:
+    def claim(
+        self, name: Any, content: Any, table: str = "evidence_claim"
+    ) -> claim_events.ReportedClaim | None:
         """Decode the claim of a row; None if the row is damaged."""
         try:
             self._check(name, content)
             return msgspec.msgpack.decode(content, type=claim_events.ReportedClaim)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            self._skip("evidence_claim", name, error)
+            self._skip(table, name, error)
             return None
 
     @staticmethod

@@ -86,6 +86,11 @@ def integers(*names: str) -> list[sa.Column[int]]:
     return [sa.Column(name, sa.BigInteger, nullable=False) for name in names]
 
 
+def key_texts(*names: str) -> list[sa.Column[str]]:
+    """Columns of texts that are part of the primary key."""
+    return [sa.Column(name, sa.Text, primary_key=True) for name in names]
+
+
 def key_numbers(*names: str) -> list[sa.Column[int]]:
     """Columns of numbers that are part of the primary key."""
     return [sa.Column(n, sa.BigInteger, primary_key=True, autoincrement=False) for n in names]
