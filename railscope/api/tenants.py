@@ -65,14 +65,6 @@ class TenantDetail(msgspec.Struct, frozen=True):
     statements_problem: str = ""
 
 
-class ClockStep(msgspec.Struct, frozen=True):
-    """Time in which the collector's clock was suspect, and the GPU-days with evidence of this time."""
-
-    since_ns: str
-    delta_ns: str
-    gpu_days: int
-
-
 class TenantAccount(msgspec.Struct, frozen=True):
     """GPU time of a tenant in nanoseconds of whole GPUs, as text."""
 
@@ -101,4 +93,3 @@ class Account(msgspec.Struct, frozen=True):
     states: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     balances: bool | msgspec.UnsetType = msgspec.UNSET
     """True if the states add up to the capacity."""
-    clock_suspect: tuple[ClockStep, ...] | msgspec.UnsetType = msgspec.UNSET

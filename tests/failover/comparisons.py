@@ -29,7 +29,8 @@ from railscope_collector.commands import audit
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog import segment_files
 from railscope_collector.ledger import audit_outbox
-from railscope_collector.ledger.ledger_store import Ledger, Revision
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.metered_day import encode_day
 from railscope_collector.state_store import StateStore
 from railscope_simulator.spec import SimulatorError
 
@@ -173,9 +174,6 @@ def compare_all(compared: Iterator[ComparisonResult], report: Callable[[str], No
     return differences
 
 
-_PARTS = ("entries", "shares", "claims", "overlaps", "clock_suspect")
-
-
 def copy_frames(state: Path, to: Path) -> None:
     """Copy frame log and schemas of a collector that is not running. Blocking."""
     shutil.copytree(state / "frames", to / "frames")
@@ -224,18 +222,6 @@ def _read_records(directory: Path) -> Iterator[segment_files.FrameRecord]:
 
 
 def ledger_lines(ledger: Ledger, day: int) -> list[bytes]:
-    """Return all rows of the newest revisions of a day as JSON, sorted. Blocking.
-
-    Time and input of the computation are not included: each collector divides facts in its own way.
-    """
+    """Return the documents of the newest revisions of a day, sorted. Blocking."""
     revisions = ledger.revisions(ledger.newest(day, day + 1))
-    return sorted(line for revision in revisions for line in _lines(revision))
-
-
-def _lines(revision: Revision) -> Iterator[bytes]:
-    tiling = revision.tiling
-    key = {"gpu": tiling.gpu, "day": tiling.day, "sku": tiling.sku}
-    for part in _PARTS:
-        for row in getattr(tiling, part):
-            content = {**key, "part": part, part: msgspec.to_builtins(row, enc_hook=str)}
-            yield msgspec.json.encode(content, order="sorted")
+    return sorted(encode_day(revision.day) for revision in revisions)

@@ -22,7 +22,7 @@ from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.database import Database
-from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
@@ -127,13 +127,12 @@ def evidence_of(*gpus: AssembledGpu) -> SimulatedEvidence:
 def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> None:
     """Write all days up to the end of the one after a period."""
     last_day = until.end_ns // DAY_NS
-    computed = MeteringComputation("1", (last_day + 1) * DAY_NS)
     days = range(FIRST_DAY, last_day + 1)
     gpus = [
-        MeteredGpu.compute(one.evidence, one.counted, one.skus, one.profiles, doubts=one.doubts)
+        MeteredGpu.compute(one.evidence, one.counted, one.skus, one.profiles)
         for one in known.assembled.values()
     ]
-    ledger.write_days([each.day(day, computed) for each in gpus for day in days])
+    ledger.write_days([each.day(day) for each in gpus for day in days], (last_day + 1) * DAY_NS)
 
 
 def books_with(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> BillingBooks:

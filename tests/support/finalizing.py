@@ -30,6 +30,7 @@ from railscope_collector.framelog.state_manifest import StateFiles
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.tables import metadata
 
@@ -148,10 +149,9 @@ class FinalizingCollector:
             connection.execute(sa.text(statement))
 
 
-def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:
+def content(ledger: Ledger, days: range) -> dict[tuple[str, int], MeteredDay]:
     """Return the content of the newest revisions of days."""
     found = {}
     for (gpu, day), number in ledger.newest(days.start, days.stop).items():
-        tiling = revision_of(ledger, gpu, day, number).tiling
-        found[gpu, day] = (tiling.entries, tiling.shares, tiling.claims, tiling.sku)
+        found[gpu, day] = revision_of(ledger, gpu, day, number).day
     return found

@@ -11,32 +11,35 @@ from hypothesis import strategies as st
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
-from railscope_collector.jobs.job_list_import import (
-    list_computation,
-)
-from railscope_collector.jobs.job_metering import job_evidence, timeline_entries as timeline
-from railscope_collector.jobs.job_reconciliation import DifferenceKind
+from railscope_collector.jobs.job_list_import import list_source
+from railscope_collector.jobs.job_metering import job_evidence, timeline_pieces
+from railscope_collector.jobs.job_reconciliation import DifferenceKind, LedgerTime
 from railscope_collector.ledger.day_metering import MeteredGpu
-from railscope_collector.ledger.day_tiling import DayTiling
-from railscope_collector.metering.tiling import TilingEntry
+from railscope_collector.metering.metered_day import MeteredDay
 
 S = 1_000_000_000
 GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]
 START = 1_767_225_600
 
 
-def job_days(jobs: Iterable[ListedJob], sku: str = "") -> Iterator[DayTiling]:
+def job_days(jobs: Iterable[ListedJob], sku: str = "") -> Iterator[MeteredDay]:
     """Yield the days of every GPU that the jobs name, by GPU and day."""
     for known in job_evidence(jobs).values():
         (stay,) = known.stays
-        metered = MeteredGpu.compute(known, {}, [(0, sku)])
+        metered = MeteredGpu.compute(known, {}, [(0, sku)], source=list_source())
         for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
-            yield metered.day(day, list_computation(7, as_observed=False))
+            yield metered.day(day)
 
 
-def ledger(jobs: Sequence[ListedJob]) -> list[TilingEntry]:
-    """Return the ledger entries that metering makes of jobs."""
-    return [entry for known in job_evidence(jobs).values() for entry in timeline(known)]
+def ledger(jobs: Sequence[ListedJob]) -> list[LedgerTime]:
+    """Return the times of claims that metering makes of jobs."""
+    return [
+        LedgerTime(known.gpu, piece.start_ns, piece.end_ns, part)
+        for known in job_evidence(jobs).values()
+        for piece in timeline_pieces(known)
+        for part in piece.parts
+        if part.claim
+    ]
 
 
 @st.composite
@@ -96,22 +99,22 @@ def counted_fractions(jobs: Sequence[ListedJob]) -> list[ListedJob]:
 
 def without_entries(
     jobs: list[ListedJob], job: ListedJob
-) -> tuple[list[TilingEntry], list[ListedJob]]:
+) -> tuple[list[LedgerTime], list[ListedJob]]:
     return ledger([one for one in jobs if one != job]), jobs
 
 
 def without_record(
     jobs: list[ListedJob], job: ListedJob
-) -> tuple[list[TilingEntry], list[ListedJob]]:
+) -> tuple[list[LedgerTime], list[ListedJob]]:
     return ledger(jobs), [one for one in jobs if one != job]
 
 
 def changed(
     **fields: object,
-) -> Callable[[list[ListedJob], ListedJob], tuple[list[TilingEntry], list[ListedJob]]]:
+) -> Callable[[list[ListedJob], ListedJob], tuple[list[LedgerTime], list[ListedJob]]]:
     """Change fields of the job in the books."""
 
-    def of(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
+    def of(jobs: list[ListedJob], job: ListedJob) -> tuple[list[LedgerTime], list[ListedJob]]:
         other = {name: value(job) if callable(value) else value for name, value in fields.items()}
         return ledger(jobs), [
             msgspec.structs.replace(one, **other) if one == job else one for one in jobs
@@ -120,24 +123,26 @@ def changed(
     return of
 
 
-def with_a_hole(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
+def with_a_hole(jobs: list[ListedJob], job: ListedJob) -> tuple[list[LedgerTime], list[ListedJob]]:
     """Leave ten seconds in the middle of the job without a holder."""
     middle = (job.start_ns + job.end_ns) // 2
     found = []
     for entry in ledger(jobs):
-        if entry.claim == job.claim and entry.gpu == str(job.gpus[0]):
-            found.append(msgspec.structs.replace(entry, t1_ns=middle))
-            found.append(msgspec.structs.replace(entry, t0_ns=middle + 10 * S))
+        if entry.part.claim == job.claim and entry.gpu == str(job.gpus[0]):
+            found.append(msgspec.structs.replace(entry, end_ns=middle))
+            found.append(msgspec.structs.replace(entry, start_ns=middle + 10 * S))
         else:
             found.append(entry)
     return found, jobs
 
 
-def in_half(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
+def in_half(jobs: list[ListedJob], job: ListedJob) -> tuple[list[LedgerTime], list[ListedJob]]:
     """Reduce each GPU in the ledger to its half."""
     half = GPU_CAPACITY // 2
     return [
-        msgspec.structs.replace(entry, slot_hi=half) if entry.claim == job.claim else entry
+        msgspec.structs.replace(entry, part=msgspec.structs.replace(entry.part, size=half))
+        if entry.part.claim == job.claim
+        else entry
         for entry in ledger(jobs)
     ], jobs
 

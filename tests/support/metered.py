@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from sqlalchemy import Connection, select
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS
 from railscope_collector.ledger.audit_outbox import placed_rows
-from railscope_collector.ledger.ledger_store import Ledger, Revision
-from railscope_collector.ledger.row_conversion import GpuDay
+from railscope_collector.ledger.day_documents import GpuDay, Revision, WrittenRevision
+from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.evidence import Evidence
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
-from railscope_collector.metering.units import CapacityRange, Tiling, Units
+from railscope_collector.metering.units import CapacityRange, Units
 
 
 def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
@@ -35,12 +33,21 @@ def revision_of(ledger: Ledger, gpu: str, day: int, number: int | None = None) -
     return next(ledger.revisions({key: number or newest}))
 
 
-def sizes_of_day(ledger: Ledger, day: int) -> dict[tuple[str, Tiling], Units]:
-    """Return cap-unit-nanoseconds of each GPU on a day by tiling, from newest revisions."""
-    found: Counter[tuple[str, Tiling]] = Counter()
-    for entry in ledger.entries(day * DAY_NS, (day + 1) * DAY_NS):
-        found[entry.gpu, entry.tiling] += entry.quantity
-    return dict(found)
+def write_day(ledger: Ledger, day: MeteredDay) -> WrittenRevision:
+    """Write one day, when it is over."""
+    return ledger.write_days([day], day.end_ns)[0]
+
+
+def sizes_of_day(ledger: Ledger, day: int) -> dict[str, Units]:
+    """Return cap-unit-nanoseconds of each GPU on a day, from newest revisions."""
+    return {
+        revision.day.gpu: sum(
+            part.size * (piece.end_ns - piece.start_ns)
+            for piece in revision.day.pieces
+            for part in piece.parts
+        )
+        for revision in ledger.revisions(ledger.newest(day, day + 1))
+    }
 
 
 def record_number(connection: Connection, id_: str) -> int | None:

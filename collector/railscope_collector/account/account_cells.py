@@ -115,10 +115,6 @@ def account_document(
         unknown_ns=str(states[tiling.SlotState.UNKNOWN]),
         states={state.value: str(ns) for state, ns in states.items()},
         balances=account.balances,
-        clock_suspect=tuple(
-            api.ClockStep(str(step.since_ns), str(step.delta_ns), days)
-            for step, days in sorted(account.clock_suspect.items())
-        ),
     )
 
 

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
-from railscope_collector.ledger import row_conversion
-from railscope_collector.ledger.day_tiling import DayTiling, MeasuredShare
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering import (
     amount_shares,
     counter_increments,
-    evidence,
     slot_owners,
     tiling,
 )
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.units import Tiling, Units, exact, round_parts
 
 _EPOCH = date(1970, 1, 1)
@@ -148,8 +147,6 @@ class GpuTimeAccount:
     gpus: int
     capacity: Units
     sums: Mapping[TimeKey, Units] = field(default_factory=dict)
-    clock_suspect: Mapping[evidence.ClockDoubt, int] = field(default_factory=dict)
-    """GPU-days of the ledger with evidence that was received while the collector's clock was suspect."""
 
     @property
     def balances(self) -> bool:
@@ -202,18 +199,26 @@ OpenDayTotals = dict[int, AmountTotals]
 
 
 class DaySums(NamedTuple):
-    """Sums of one GPU-day in the ledger, and its marks; empty without a day."""
+    """Sums of one GPU-day in the ledger; empty without a day."""
 
     times: TimeSums
     amounts: AmountTotals
-    clock_suspect: tuple[evidence.ClockDoubt, ...]
 
     @classmethod
-    def from_tiling(cls, day: DayTiling | None) -> DaySums:
+    def from_day(cls, day: MeteredDay) -> DaySums:
         """Add up a day."""
-        if day is None:
-            return cls({}, {}, ())
-        return cls(sum_entries(day.entries), totals_of_shares(day.shares), day.clock_suspect)
+        sums = cls({}, {})
+        for piece in day.pieces:
+            for part in piece.parts:
+                key = TimeKey(day.day, part.state, part.tenant)
+                quantity = part.size * (piece.end_ns - piece.start_ns)
+                sums.times[key] = exact(sums.times.get(key, 0) + quantity)
+        for each in day.amounts:
+            if each.amount:
+                use = amount_shares.AmountAttribution(each.reason or "attributed")
+                amount_key = AmountKey(each.measure, use, each.tenant)
+                sums.amounts[amount_key] = sums.amounts.get(amount_key, 0) + each.amount
+        return sums
 
 
 @dataclass(slots=True)
@@ -261,32 +266,21 @@ class CounterAmounts:
 
 
 class FinalizedGpus(NamedTuple):
-    """The ledger's sums by month of some GPUs, and the last finalized day of each."""
+    """The ledger's sums by month, and the last finalized day of each GPU."""
 
     sums: TimeSums
     amounts: AmountTotals
     days: dict[str, int]
-    numbers: dict[row_conversion.GpuDay, int]
+    numbers: dict[GpuDay, int]
     """The newest revision of each day that may still change."""
-    clock_suspect: list[evidence.ClockDoubt]
-    """Marks of all days; the same mark appears once per day."""
-    heads: dict[str, int]
-    """Number of the newest head of the chain when the GPU was read."""
+    head: int
+    """Number of the newest head of the chain when it was read."""
 
 
 def add_totals(totals: AmountTotals, more: Mapping[AmountKey, int], sign: int = 1) -> None:
     """Add totals to others, or subtract them."""
     for key, amount in more.items():
         totals[key] = totals.get(key, 0) + sign * amount
-
-
-def totals_of_shares(shares: Iterable[MeasuredShare]) -> AmountTotals:
-    """Return the totals of a day in the ledger."""
-    totals: AmountTotals = {}
-    for measured in shares:
-        key = AmountKey(measured.measure, measured.share.use, measured.share.tenant)
-        totals[key] = totals.get(key, 0) + measured.share.amount
-    return totals
 
 
 def count_amounts(assembled: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
@@ -303,10 +297,9 @@ def count_amounts(assembled: AssembledGpu, start_ns: int, end_ns: int) -> OpenDa
         while first < last:
             day = first // DAY_NS
             until = min(last, (day + 1) * DAY_NS)
-            measured = (
-                MeasuredShare(measure, share)
-                for share in amount_shares.attribute_shares(owned, increments, first, until)
-            )
-            add_totals(totals.setdefault(day, {}), totals_of_shares(measured))
+            day_totals = totals.setdefault(day, {})
+            for share in amount_shares.attribute_shares(owned, increments, first, until):
+                key = AmountKey(measure, share.use, share.tenant)
+                day_totals[key] = day_totals.get(key, 0) + share.amount
             first = until
     return totals

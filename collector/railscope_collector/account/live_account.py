@@ -96,9 +96,8 @@ class LiveAccount:
             sums, capacity = totals.close(), GPU_CAPACITY * capacity
             account_sums.add_sums(sums, self._fixed)
             account_sums.add_sums(sums, self.finalized.sums)
-            suspect = dict(self.finalized.clock_suspect)
             return account_sums.GpuTimeAccount(
-                now_ns, gpus, capacity + self.finalized.capacity, sums, suspect
+                now_ns, gpus, capacity + self.finalized.capacity, sums
             )
 
     def add_finalized(self, gpus: account_sums.FinalizedGpus) -> None:

@@ -240,7 +240,7 @@ def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
 
 
 def _in_days(row: head_chain.HashedRow, days: range | None) -> bool:
-    if days is None or row.kind != "revision":
+    if days is None or row.kind not in head_chain.DAY_KINDS:
         return True
     parts = row.key.rsplit("/", 2)
     return len(parts) > 2 and parts[1].isdigit() and int(parts[1]) in days  # noqa: PLR2004 - as `item` writes it

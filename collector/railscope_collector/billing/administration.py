@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from fractions import Fraction
 from hashlib import sha256
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 
@@ -22,7 +23,6 @@ from railscope_collector.billing import (
 from railscope_collector.ledger import (
     head_chain,
     record_draft,
-    row_conversion,
     schema,
 )
 from railscope_collector.metering.units import Period, period_name
@@ -89,14 +89,14 @@ def _check_open(
         raise price_book.PriceBookError(message)
 
 
-def _recording_columns(by: record_draft.TimedActor) -> row_conversion.RowValues:
+def _recording_columns(by: record_draft.TimedActor) -> dict[str, Any]:
     return {"recorded_ns": by.now_ns, "recorded_by": by.actor.id}
 
 
 def _add_row(
     connection: Connection,
     kind: str,
-    row: row_conversion.RowValues,
+    row: dict[str, Any],
     draft: record_draft.RecordDraft,
     id_: str = "",
 ) -> None:
@@ -240,7 +240,7 @@ def _void(
     if invoice.status is not invoices.InvoiceStatus.ISSUED:
         message = f"cannot void {invoice_id}: status {invoice.status}: expected an issued invoice"
         raise closing_record.ClosingError(message)
-    row: row_conversion.RowValues = {
+    row: dict[str, Any] = {
         "invoice_id": invoice_id,
         "voided_ns": by.now_ns,
         "voided_by": by.actor.id,

@@ -27,7 +27,7 @@ from railscope_collector.billing import (
 )
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files import seller_file
-from railscope_collector.ledger import day_metering, ledger_store, record_draft
+from railscope_collector.ledger import ledger_store, record_draft
 from railscope_collector.metering import (
     counter_increments,
     evidence as usage_evidence,
@@ -201,7 +201,6 @@ def _simulate_counter(evidence: usage_evidence.Evidence) -> counter_increments.C
     return counter_increments.compute_increments(runs)
 
 
-ENGINE = "demo"
 SELLER = seller_file.Seller(
     provider="Example Cluster",
     accounts={
@@ -257,6 +256,5 @@ def meter_days(
     ledger: ledger_store.Ledger, simulated: SimulatedEvidence, days: range, now_ns: int
 ) -> None:
     """Meter the given days and write them to the ledger."""
-    computed = day_metering.MeteringComputation(ENGINE, now_ns)
     gpus = [assembled.meter() for assembled in simulated.assembled.values()]
-    ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])
+    ledger.write_days([gpu.day(day) for gpu in gpus for day in days], now_ns)

@@ -20,12 +20,12 @@ from railscope_collector.billing.closing_record import PeriodClosing
 from railscope_collector.billing.invoices import Invoice, InvoiceStatus
 from railscope_collector.ledger import (
     audit_outbox,
-    ledger_queries,
-    row_conversion,
+    day_documents,
     schema,
     transactions,
 )
 from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering.units import Period
 
 
@@ -153,22 +153,20 @@ class BillingStore:
         with self._transaction(connection) as reading:
             return [tables.closing_from_row(row) for row in reading.execute(query)]
 
-    def revisions(
-        self, closing: int, gpus: Iterable[str] | None = None
-    ) -> dict[row_conversion.GpuDay, int]:
+    def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
         """The ledger revisions that a closing used, of all GPUs or of some."""
-        table = tables.closing_revisions
+        table = tables.used_revisions
         query = select(table.c.gpu_uuid, table.c.day, table.c.revision)
         query = query.where(table.c.closing == closing)
         queries = [query]
         if gpus is not None:
             queries = [
                 query.where(table.c.gpu_uuid.in_(gpu_group))
-                for gpu_group in ledger_queries.split_items(sorted(gpus))
+                for gpu_group in day_documents.split_items(sorted(gpus))
             ]
         with self.database.transaction() as connection:
             rows = [row for each in queries for row in connection.execute(each)]
-        return {row_conversion.GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+        return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
     def reviews(self, closing: int) -> list[undecided_use.UndecidedUse]:
         """Undecided use of a closing."""
@@ -247,7 +245,7 @@ class BillingStore:
         lines: dict[str, list[Row[Any]]] = defaultdict(list)
         with self._transaction(connection) as reading:
             rows = reading.execute(query).all()
-            for id_group in ledger_queries.split_items([row.invoice_id for row in rows]):
+            for id_group in day_documents.split_items([row.invoice_id for row in rows]):
                 line_query = (
                     select(table)
                     .where(table.c.invoice_id.in_(id_group))
@@ -271,7 +269,7 @@ class BillingStore:
         """True if a tenant has an invoice, or any time in the ledger."""
         tenant_query = (
             select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
-            select(schema.entries.c.tenant_id).where(schema.entries.c.tenant_id == tenant),
+            select(day_documents.totals.c.tenant).where(day_documents.totals.c.tenant == tenant),
         )
         return any(connection.execute(query.limit(1)).first() for query in tenant_query)
 
@@ -359,9 +357,7 @@ def _adjustment(row: Row[Any]) -> charges.Charge:
     )
 
 
-def insert_rows(
-    connection: Connection, table: Table, rows: Iterable[row_conversion.RowValues]
-) -> None:
+def insert_rows(connection: Connection, table: Table, rows: Iterable[dict[str, Any]]) -> None:
     """Insert rows, if there are any."""
     if values := list(rows):
         connection.execute(table.insert(), values)

@@ -16,14 +16,6 @@ from railscope_collector.billing.usage import Usage
 from railscope_collector.metering import units
 
 
-class CountedClaim(NamedTuple):
-    """A claim for a number of GPUs of a node."""
-
-    tenant: str
-    id: str
-    node: str
-
-
 class _BilledInterval(NamedTuple):
     """A billed interval, and its size as a rate of metered units."""
 
@@ -34,7 +26,7 @@ class _BilledInterval(NamedTuple):
 
 @dataclass(slots=True)
 class _ClaimBilling:
-    """One claim on one resource, or on any of a node: its last usage, and its billed intervals."""
+    """One claim on one resource: its last usage, and its billed intervals."""
 
     last: Usage
     billed: list[_BilledInterval] = field(default_factory=list)
@@ -44,9 +36,7 @@ class ClaimMinimums:
     """Billed time of every claim, up to the end of a period.
 
     Billed time of a claim beyond its use is in separate lines; usage and its charges are not changed.
-    A claim on a device has one minimum on it. A claim for a number of GPUs has one for its first GPU,
-    its second and so on, whichever these are: its quantity at a time is added up over its GPUs, so
-    that the placement does not affect the result.
+    A claim has one minimum on each of its devices.
     """
 
     def __init__(self, period: units.Period) -> None:
@@ -64,16 +54,6 @@ class ClaimMinimums:
         # In metered units per nanosecond: of GPU time it is a number of capacity units, of an instance its share.
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
         self._claims[_claim_key(usage)].billed.append(_BilledInterval(charge, price, size))
-
-    def find_begun(self, timestamp_ns: int) -> dict[CountedClaim, int]:
-        """Start times of counted claims that began before an instant and end in the period."""
-        return {
-            CountedClaim(last.tenant, last.claim, last.counted_on): last.claim_start_ns
-            for last in (claim.last for claim in self._claims.values())
-            if last.counted_on
-            and last.claim_start_ns < timestamp_ns
-            and self._ends(last) is not None
-        }
 
     def topups(self) -> Iterator[Charge]:
         """Top-up charges of every claim that ends in the period, at the price it ended with.
@@ -115,8 +95,6 @@ class ClaimMinimums:
 
 
 def _claim_key(usage: Usage) -> tuple[str, ...]:
-    if usage.counted_on:
-        return usage.tenant, usage.claim, usage.counted_on
     return usage.tenant, usage.claim, usage.resource, usage.sku, usage.mig_profile
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from railscope_collector.billing import BillingError, charges as charge_types
 from railscope_collector.billing.invoices import Invoice
-from railscope_collector.ledger.row_conversion import GpuDay
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering.units import Period
 
 

@@ -1,4 +1,4 @@
-"""Ledger days compared with all evidence of them: the rules R1, R2, R4, R7 and R9 of `reconciliation`."""
+"""Ledger days compared with all evidence of them: the rules R1, R2, R4 and R7 of `reconciliation`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from railscope_collector.billing import period_completeness, period_rating
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck, worst_check
 from railscope_collector.evidence import gpu_evidence, review_rules
 from railscope_collector.jobs.imported_lists import is_listed_gpu
-from railscope_collector.ledger import (
-    day_metering,
-    day_tiling,
-    ledger_store,
-    row_conversion,
-)
+from railscope_collector.ledger import ledger_store
+from railscope_collector.ledger.day_documents import GpuDay, Revision
 from railscope_collector.metering import counter_increments, holders, timeline
 from railscope_collector.metering.evidence import Evidence
-from railscope_collector.metering.units import Period, Tiling, Units, exact
+from railscope_collector.metering.units import Period, Units, exact
 
 _Pair = tuple[str, Units, Units]
 
@@ -34,7 +30,7 @@ def evidence_checks(
     comparison = _EvidenceComparison()
     days = period_rating.period_days(period)
     newest = ledger.newest(days.start, days.stop)
-    by_gpu: dict[str, dict[row_conversion.GpuDay, int]] = defaultdict(dict)
+    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
     for key, number in newest.items():
         by_gpu[key.gpu][key] = number
     gpus = evidence.gpus(period.start_ns, period.end_ns)
@@ -43,7 +39,7 @@ def evidence_checks(
     # In the order of the evidence, which reads a node once; then GPUs that only the ledger has.
     for gpu in [*gpus, *only_written]:
         inputs = evidence.evidence(gpu, period.start_ns, period.end_ns)
-        written = {revision.tiling.day: revision for revision in ledger.revisions(by_gpu[gpu])}
+        written = {revision.day.day: revision for revision in ledger.revisions(by_gpu[gpu])}
         comparison.compare(inputs, written, days)
     return list(comparison.checks())
 
@@ -55,14 +51,13 @@ class _EvidenceComparison:
         self._capacity: list[_Pair] = []
         self._found, self._expected = Fraction(0), Fraction(0)
         """Sums found and expected, of GPUs in service."""
-        self._requested: list[_Pair] = []
         self._counted: dict[counter_increments.CountedQuantity, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
 
     def compare(
         self,
         inputs: gpu_evidence.AssembledGpu,
-        written: dict[int, ledger_store.Revision],
+        written: dict[int, Revision],
         days: range,
     ) -> None:
         """Compare all days of a GPU."""
@@ -75,83 +70,48 @@ class _EvidenceComparison:
             name = f"{inputs.evidence.gpu} on {format_timestamp(day * DAY_NS)[:10]}"
             start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
             present, absent = (_overlap_ns(p, start_ns, end_ns) for p in (places, outside))
-            for tiling in Tiling:
-                self._capacity.append(
-                    (f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present)
-                )
-                self._found += _quantity(revision, tiling) - _quantity(revision, tiling, outside)
-                self._expected += GPU_CAPACITY * (present - absent)
-            self._claims(revision, name)
+            self._capacity.append((name, _quantity(revision), GPU_CAPACITY * present))
+            self._found += _quantity(revision) - _quantity(revision, outside)
+            self._expected += GPU_CAPACITY * (present - absent)
             of_day = {measure: amounts.get(day, 0) for measure, amounts in counted.items()}
             self._shares(revision, of_day, name)
-            again = metered.day(day, day_metering.MeteringComputation("", 0))
-            if revision is not None or again.entries:
-                same = revision is not None and revision.content_root == day_tiling.revision_root(
-                    again, revision.tiling.capacity_units
-                )
+            again = metered.day(day)
+            if revision is not None or again.pieces:
+                same = revision is not None and revision.day == again
                 self._roots.append((name, int(same), 1))
-
-    def _claims(self, revision: ledger_store.Revision | None, name: str) -> None:
-        """Compare the requested quantity of each claim with the sum of held and moved, by tiling."""
-        if revision is None:
-            return
-        held_by_claim: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
-        for entry in revision.tiling.entries:
-            held_by_claim[entry.claim, entry.tiling] += Fraction(entry.quantity) / GPU_CAPACITY
-        for overlap in revision.tiling.overlaps:
-            held_by_claim[overlap.claim, overlap.tiling] += (
-                Fraction(overlap.quantity) / GPU_CAPACITY
-            )
-        for claim in revision.tiling.claims:
-            for tiling, requested in zip(Tiling, claim.requested, strict=True):
-                if requested:
-                    place = f"{name}, {claim.id}, {tiling}"
-                    self._requested.append(
-                        (place, held_by_claim[claim.id, tiling], Fraction(requested))
-                    )
 
     def _shares(
         self,
-        revision: ledger_store.Revision | None,
+        revision: Revision | None,
         counted: dict[counter_increments.CountedQuantity, int],
         name: str,
     ) -> None:
         shared: dict[counter_increments.CountedQuantity, int] = dict.fromkeys(counted, 0)
-        for measured in revision.tiling.shares if revision else ():
-            shared[measured.measure] = shared.get(measured.measure, 0) + measured.share.amount
+        for each in revision.day.amounts if revision else ():
+            shared[each.measure] = shared.get(each.measure, 0) + each.amount
         for measure, amount in shared.items():
             self._counted[measure].append((name, amount, counted.get(measure, 0)))
 
     def checks(self) -> Iterator[ReconciliationCheck]:
         """The comparisons, each as its largest difference."""
-        yield worst_check("R1", "states = capacity x time, per GPU, day and tiling", self._capacity)
+        yield worst_check("R1", "states = capacity x time, per GPU and day", self._capacity)
         yield ReconciliationCheck("R2", "cluster = inventory x time", self._found, self._expected)
         for measure in sorted(self._counted):
             title = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
             yield worst_check("R4", title, self._counted[measure])
         yield worst_check(
-            "R9", "requested = held + moved, per claim, day and tiling", self._requested
-        )
-        yield worst_check(
             "R7", "GPU-days of the ledger = computed again from evidence", self._roots
         )
 
 
-def _quantity(
-    revision: ledger_store.Revision | None,
-    tiling: Tiling,
-    places: Sequence[tuple[int, int]] | None = None,
-) -> Units:
-    """Quantity of one tiling of a revision, in total or within disjoint spans."""
-    if revision is None:
-        return 0
-    total = Fraction(0)
-    for entry in revision.tiling.entries:
-        if entry.tiling is tiling:
-            spans = [(entry.t0_ns, entry.t1_ns)] if places is None else places
-            time_ns = _overlap_ns(spans, entry.t0_ns, entry.t1_ns)
-            total += Fraction(entry.slot_hi - entry.slot_lo) * time_ns
-    return exact(total)
+def _quantity(revision: Revision | None, places: Sequence[tuple[int, int]] | None = None) -> Units:
+    """Quantity of a revision, in total or within disjoint spans."""
+    total: Units = 0
+    for piece in revision.day.pieces if revision else ():
+        spans = [(piece.start_ns, piece.end_ns)] if places is None else places
+        time_ns = _overlap_ns(spans, piece.start_ns, piece.end_ns)
+        total = exact(total + sum(part.size for part in piece.parts) * time_ns)
+    return total
 
 
 def _find_review_time(

@@ -14,8 +14,6 @@ from fractions import Fraction
 from typing import NamedTuple
 from unicodedata import normalize
 
-from sqlalchemy import select
-
 from railscope.audit.record import RecordData
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing import (
@@ -27,33 +25,28 @@ from railscope_collector.billing import (
     period_closing,
 )
 from railscope_collector.jobs.imported_lists import is_listed_gpu
-from railscope_collector.ledger import (
-    audit_outbox,
-    ledger_queries,
-    record_draft,
-    row_conversion,
-    schema,
-)
+from railscope_collector.ledger import audit_outbox, day_documents, record_draft
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering import tiling, units
 
-_UNSEEN = (tiling.SlotState.INFERRED.value, tiling.SlotState.UNKNOWN.value)
+_UNSEEN = (tiling.SlotState.INFERRED, tiling.SlotState.UNKNOWN)
 
 
 class _SourceDay(NamedTuple):
-    """A GPU-day in one revision: its evidence, its capacity times time, and the unobserved part."""
+    """A GPU-day in one revision: its hash, its capacity times time, and the unobserved part."""
 
     revision: int
-    evidence_root: str
+    root: str
     quantity: units.Units
     unseen: units.Units
 
 
 def _provenance(
-    days: Mapping[row_conversion.GpuDay, _SourceDay], charge: charges.Charge
+    days: Mapping[GpuDay, _SourceDay], charge: charges.Charge
 ) -> focus_rows.ChargeProvenance:
     """Provenance of one charge; empty if the ledger has none of its days.
 
-    The evidence hash is the evidence root of its day; of several days, the SHA-256 of their roots
+    The evidence hash is the hash of its day in the ledger; of several days, the SHA-256 of their hashes
     in order, as a JSON list.
     """
     source_days = [days[key] for key in gpu_days(charge) if key in days]
@@ -64,7 +57,7 @@ def _provenance(
     if is_listed_gpu(charge.resource):
         # No agent had samples of it, also if its job list is treated as observed.
         unseen = quantity
-    roots = [day.evidence_root for day in source_days]
+    roots = [day.root for day in source_days]
     return focus_rows.ChargeProvenance(
         coverage_ratio=1 - unseen / quantity,
         evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
@@ -72,12 +65,12 @@ def _provenance(
     )
 
 
-def gpu_days(charge: charges.Charge) -> list[row_conversion.GpuDay]:
+def gpu_days(charge: charges.Charge) -> list[GpuDay]:
     """The days of the charge's service on its GPU, in order; empty for a charge without a GPU."""
     if not charge.resource:
         return []
     first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
-    return [row_conversion.GpuDay(charge.resource, day) for day in range(first, last + 1)]
+    return [GpuDay(charge.resource, day) for day in range(first, last + 1)]
 
 
 def provenance_of_lines(
@@ -92,38 +85,19 @@ def provenance_of_lines(
 
 
 def _read_source_days(
-    store: billing_store.BillingStore, numbers: Mapping[row_conversion.GpuDay, int]
-) -> dict[row_conversion.GpuDay, _SourceDay]:
-    source_days: dict[row_conversion.GpuDay, _SourceDay] = {}
+    store: billing_store.BillingStore, numbers: Mapping[GpuDay, int]
+) -> dict[GpuDay, _SourceDay]:
+    source_days: dict[GpuDay, _SourceDay] = {}
     with store.database.transaction() as connection:
-        for day, gpus in ledger_queries.by_day(numbers):
-            heads = connection.execute(
-                select(
-                    schema.revisions.c.gpu_uuid,
-                    schema.revisions.c.revision,
-                    schema.revisions.c.evidence_root,
-                ).where(schema.revisions.c.day == day, schema.revisions.c.gpu_uuid.in_(gpus))
-            ).all()
-            keys = (
-                schema.entries.c.gpu_uuid,
-                schema.entries.c.revision,
-                schema.entries.c.state.in_(_UNSEEN),
+        for revision in day_documents.read_revisions(connection, numbers):
+            times = {True: Fraction(0), False: Fraction(0)}
+            for piece in revision.day.pieces:
+                for part in piece.parts:
+                    quantity = Fraction(part.size) * (piece.end_ns - piece.start_ns)
+                    times[part.state in _UNSEEN] += quantity
+            source_days[revision.key] = _SourceDay(
+                revision.number, revision.root, sum(times.values(), Fraction(0)), times[True]
             )
-            conditions = [
-                schema.entries.c.day == day,
-                schema.entries.c.gpu_uuid.in_(gpus),
-                schema.entries.c.tiling == units.Tiling.COMPUTE.value,
-            ]
-            length = schema.entries.c.t1_ns - schema.entries.c.t0_ns
-            times = ledger_queries.read_quantities(connection, keys, length, None, conditions)
-            for gpu, revision, root in heads:
-                gpu_day = row_conversion.GpuDay(gpu, day)
-                if numbers[gpu_day] == revision:
-                    unseen = times.get((gpu, revision, True), 0)
-                    observed = times.get((gpu, revision, False), 0)
-                    source_days[gpu_day] = _SourceDay(
-                        revision, root, units.exact(observed + unseen), unseen
-                    )
     return source_days
 
 

@@ -1,6 +1,6 @@
 """Usage of GPU-days, read from the ledger claim by claim and day by day.
 
-Slots that one claim holds together are one usage
+Parts of a GPU that one claim holds together are one usage
 with their capacity added. Unobserved time is included, as rating depends on the length of the gap;
 so is unbilled time of a claim, such as an outage, as its minimum depends on it. All other time of a
 GPU is omitted. A usage is within one UTC day, so that each charge refers to one revision of the
@@ -11,31 +11,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
-from itertools import pairwise
 from typing import NamedTuple
 
-from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent, Reading
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.billing.usage import UNSEEN, WITH_TENANT, Usage
-from railscope_collector.ledger.day_tiling import DayTiling, HeldClaim
-from railscope_collector.metering import amount_shares, counter_increments, evidence, tiling
-from railscope_collector.metering.units import Tiling, Units, exact
+from railscope_collector.metering import evidence, metered_day, tiling
+from railscope_collector.metering.counter_increments import CountedQuantity
+from railscope_collector.metering.units import Units, exact
 
 _RATED = WITH_TENANT | UNSEEN | {tiling.SlotState.UNCLAIMED, tiling.SlotState.REVIEW}
 
 
 class _UsageKey(NamedTuple):
-    """Properties that the entries of one usage have in common."""
+    """Properties that the parts of one usage have in common."""
 
     state: tiling.SlotState
-    node_evidence: evidence.NodeEvidence | None
+    node_evidence: evidence.NodeEvidence
     tenant: str
     claim: str
     gap_ns: int
     reason: str
-    counted_on: str
 
 
 class _CapacityInterval(NamedTuple):
@@ -47,61 +43,51 @@ class _CapacityInterval(NamedTuple):
     key: _UsageKey
 
 
-def usages_of_days(days: Iterable[DayTiling]) -> list[Usage]:
+def usages_of_days(days: Iterable[metered_day.MeteredDay]) -> list[Usage]:
     """All usage of GPU-days, in order of start."""
-    tilings = list(days)
-    began, ends = _claim_starts(tilings), _claim_ends(tilings)
-    used = [usage for day in tilings for usage in _day_usages(day, began, ends)]
+    found = list(days)
+    began, ends = _claim_starts(found), _claim_ends(found)
+    used = [usage for day in found for usage in _day_usages(day, began, ends)]
     return sorted(used, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
 
 
-def _claim_starts(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
-    """Start of each claim on a GPU: from the ledger's claim rows, or else from its first entry."""
+def _claim_starts(days: Iterable[metered_day.MeteredDay]) -> dict[tuple[str, str], int]:
+    """Start of each claim on a GPU: as the ledger states it, or else its first part."""
     first_starts: dict[tuple[str, str], int] = {}
     for day in days:
         starts = [(claim.id, claim.start_ns) for claim in day.claims]
-        starts += [(entry.claim, entry.t0_ns) for entry in day.entries if entry.claim]
+        starts += [
+            (part.claim, piece.start_ns)
+            for piece in day.pieces
+            for part in piece.parts
+            if part.claim
+        ]
         for claim, start_ns in starts:
             key = (day.gpu, claim)
             first_starts[key] = min(start_ns, first_starts.get(key, start_ns))
     return first_starts
 
 
-def _claim_ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
+def _claim_ends(days: Iterable[metered_day.MeteredDay]) -> dict[tuple[str, str], int]:
     """End of each claim on a GPU, `FOREVER_NS` if it is open on the last day that names it.
 
-    A claim may end long after its last usage, while another one has its slots. Ledgers of earlier
-    releases do not contain the end: such a claim ends with its usage, unless that lasts to the end
-    of the days.
+    A claim may end long after its last usage, while another one has its GPU.
     """
-    shown: dict[tuple[str, str], int] = {}
-    stated: dict[tuple[str, str], int] = {}
-    known_until: dict[str, int] = {}
-    for day in sorted(days, key=lambda day: day.day):
-        known_until[day.gpu] = day.end_ns
-        for entry in day.entries:
-            if entry.claim:
-                shown[day.gpu, entry.claim] = max(entry.t1_ns, shown.get((day.gpu, entry.claim), 0))
-        for claim in day.claims:
-            # Set by all releases that also state ends: an older row without an end may have ended.
-            if claim.rank is not None:
-                stated[day.gpu, claim.id] = FOREVER_NS if claim.end_ns is None else claim.end_ns
-    for key, end_ns in shown.items():
-        if end_ns == known_until[key[0]]:
-            shown[key] = FOREVER_NS
-    return shown | stated
+    return {
+        (day.gpu, claim.id): FOREVER_NS if claim.end_ns is None else claim.end_ns
+        for day in sorted(days, key=lambda day: day.day)
+        for claim in day.claims
+    }
 
 
 def _day_usages(
-    day: DayTiling, began: Mapping[tuple[str, str], int], ends: Mapping[tuple[str, str], int]
+    day: metered_day.MeteredDay,
+    began: Mapping[tuple[str, str], int],
+    ends: Mapping[tuple[str, str], int],
 ) -> Iterator[Usage]:
-    intervals = [
-        interval
-        for holding, entries in _by_holding(day.entries).items()
-        for interval in _sum_capacity(holding, entries)
-    ]
+    intervals = _sum_capacity(day.pieces)
     energy = _energies(day, intervals)
-    claims: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
+    claims = {claim.id: claim for claim in day.claims}
     for interval in intervals:
         holding = interval.key
         claim = claims.get(holding.claim)
@@ -113,105 +99,97 @@ def _day_usages(
             end_ns=interval.end_ns,
             capacity_units=interval.units,
             state=holding.state,
-            node_evidence=holding.node_evidence or evidence.NodeEvidence.NONE,
+            node_evidence=holding.node_evidence,
             claim=holding.claim,
             claim_start_ns=began.get((day.gpu, holding.claim), interval.start_ns),
             energy_millijoules=energy.get(interval, Absent.UNSUPPORTED),
             mig_profile=claim.mig_profile if claim else "",
-            instance_units=exact(Fraction(claim.instance or 0) * GPU_CAPACITY) if claim else 0,
+            instance_units=claim.instance if claim else 0,
             gap_ns=holding.gap_ns,
             reason=holding.reason,
             claim_end_ns=ends.get((day.gpu, holding.claim)),
-            counted_on=holding.counted_on,
         )
 
 
-def _by_holding(
-    entries: Iterable[tiling.TilingEntry],
-) -> Mapping[_UsageKey, list[tiling.TilingEntry]]:
-    entries_by_holding: dict[_UsageKey, list[tiling.TilingEntry]] = {}
-    for entry in entries:
-        if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
-            holding = (entry.tenant, entry.claim)
-            node = entry.node if entry.counted else ""
-            usage_key = _UsageKey(
-                entry.state, entry.node_evidence, *holding, entry.gap_ns, entry.reason, node
-            )
-            entries_by_holding.setdefault(usage_key, []).append(entry)
-    return entries_by_holding
-
-
-def _sum_capacity(
-    holding: _UsageKey, entries: Iterable[tiling.TilingEntry]
-) -> Iterator[_CapacityInterval]:
-    """Intervals with the total capacity of all entries; equal neighbours are merged."""
-    steps: dict[int, Units] = {}
-    for entry in entries:
-        size = entry.slot_hi - entry.slot_lo
-        steps[entry.t0_ns] = steps.get(entry.t0_ns, 0) + size
-        steps[entry.t1_ns] = steps.get(entry.t1_ns, 0) - size
-    changes = sorted(timestamp_ns for timestamp_ns, step in steps.items() if step)
-    units: Units = 0
-    for start_ns, end_ns in pairwise(changes):
-        units = exact(units + steps[start_ns])
-        if units:
-            yield _CapacityInterval(start_ns, end_ns, units, holding)
+def _sum_capacity(pieces: Iterable[metered_day.DayPiece]) -> list[_CapacityInterval]:
+    """Intervals with the total capacity of each holding; equal neighbours are merged."""
+    intervals: list[_CapacityInterval] = []
+    open_at: dict[_UsageKey, int] = {}
+    for piece in pieces:
+        sizes: dict[_UsageKey, Units] = {}
+        for part in piece.parts:
+            if part.state in _RATED or part.claim:
+                key = _UsageKey(
+                    part.state,
+                    part.node_evidence,
+                    part.tenant,
+                    part.claim,
+                    part.gap_ns,
+                    part.reason,
+                )
+                sizes[key] = exact(sizes.get(key, 0) + part.size)
+        for key, size in sizes.items():
+            at = open_at.get(key)
+            last = intervals[at] if at is not None else None
+            if at is not None and last and (last.end_ns, last.units) == (piece.start_ns, size):
+                intervals[at] = last._replace(end_ns=piece.end_ns)
+            else:
+                open_at[key] = len(intervals)
+                intervals.append(_CapacityInterval(piece.start_ns, piece.end_ns, size, key))
+    return intervals
 
 
 # Energy ------------------------------------------------------------------------------------------
 
 
 def _energies(
-    day: DayTiling, intervals: Iterable[_CapacityInterval]
+    day: metered_day.MeteredDay, intervals: Iterable[_CapacityInterval]
 ) -> dict[_CapacityInterval, Reading]:
     """Energy of each held interval, from the counter; empty if no counter was read.
 
-    The ledger has energy by tenure of a claim. It is spread evenly over the time in which the claim
+    The ledger has energy by claim. It is spread evenly over the time in which the claim
     is held, exact to the millijoule.
     """
     counted = [
-        row.share for row in day.shares if row.measure is counter_increments.CountedQuantity.ENERGY
+        amount
+        for amount in day.amounts
+        if amount.measure is CountedQuantity.ENERGY and amount.reason != metered_day.ABSENT
     ]
     if not counted:
         return {}
-    intervals_by_claim: dict[str, list[_CapacityInterval]] = defaultdict(list)
+    by_claim: dict[str, list[_CapacityInterval]] = defaultdict(list)
     for interval in intervals:
         if interval.key.state in tiling.HELD_STATES:
-            intervals_by_claim[interval.key.claim].append(interval)
-    energies = {
-        interval: 0
-        for claim_intervals in intervals_by_claim.values()
-        for interval in claim_intervals
-    }
-    for share in counted:
-        if (
-            share.use is amount_shares.AmountAttribution.ATTRIBUTED
-            and share.claim in intervals_by_claim
-        ):
-            for interval, amount in _spread_amount(share, sorted(intervals_by_claim[share.claim])):
-                energies[interval] += amount
+            by_claim[interval.key.claim].append(interval)
+    energies = {interval: 0 for of_claim in by_claim.values() for interval in of_claim}
+    for amount in counted:
+        if not amount.reason and amount.claim in by_claim:
+            span = (amount.start_ns, amount.end_ns) if amount.end_ns else (day.start_ns, day.end_ns)
+            spread = _spread_amount(amount.amount, span, sorted(by_claim[amount.claim]))
+            for interval, part in spread:
+                energies[interval] += part
     return dict(energies)
 
 
 def _spread_amount(
-    share: amount_shares.AmountShare, intervals: Sequence[_CapacityInterval]
+    amount: int, span: tuple[int, int], intervals: Sequence[_CapacityInterval]
 ) -> Iterator[tuple[_CapacityInterval, int]]:
     """Spread an amount over the intervals that overlap its time, or over the last one before it."""
     parts = [
         (interval, length)
         for interval in intervals
-        if (length := min(interval.end_ns, share.t1_ns) - max(interval.start_ns, share.t0_ns)) > 0
+        if (length := min(interval.end_ns, span[1]) - max(interval.start_ns, span[0])) > 0
     ]
     if not parts:
-        before = [interval for interval in intervals if interval.start_ns <= share.t1_ns]
+        before = [interval for interval in intervals if interval.start_ns <= span[1]]
         # Readings lag behind: the counter's increment may end after the claim has.
-        yield (before or intervals)[-1 if before else 0], share.amount
+        yield (before or intervals)[-1 if before else 0], amount
         return
     whole = sum(length for _, length in parts)
     passed = assigned = 0
     for interval, length in parts:
         passed += length
         # Cumulative, so that the parts add up to the amount without a rounding difference.
-        until = share.amount * passed // whole
+        until = amount * passed // whole
         yield interval, until - assigned
         assigned = until

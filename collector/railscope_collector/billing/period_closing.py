@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, func, or_, select, union_all
 
 from railscope.audit.record import RecordData
 from railscope.timestamps import format_timestamp
@@ -31,12 +31,11 @@ from railscope_collector.billing.charges import Charge
 from railscope_collector.jobs import imported_lists
 from railscope_collector.ledger import (
     head_chain,
-    ledger_queries,
     ledger_store,
     record_draft,
-    row_conversion,
     schema,
 )
+from railscope_collector.ledger.day_documents import GpuDay, group_by_day, ledger_days
 from railscope_collector.metering.units import Period, period_name
 
 _TRIES = 5
@@ -53,7 +52,7 @@ class Bill:
     drafts: tuple[invoicing.Invoice, ...]
     corrected: tuple[Period, ...]
     reviews: tuple[rating.UsageReview, ...]
-    sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision]
+    sources: Mapping[GpuDay, period_rating.SourceRevision]
     missing_days: period_completeness.MissingDays
     row_counts: Mapping[str, int]
     """Rows of the tables of billing when it was computed."""
@@ -327,7 +326,7 @@ def write_closing(
         {"closing": number, "gpu_uuid": key.gpu, "day": key.day, "revision": source.revision}
         for key, source in sorted(bill.sources.items())
     )
-    billing_store.insert_rows(connection, tables.closing_revisions, used)
+    billing_store.insert_rows(connection, tables.closing_days, used)
     tenant_reviews = [review for review in bill.undecided if closing.tenant in ("", review.tenant)]
     billing_store.insert_rows(
         connection,
@@ -402,10 +401,10 @@ def _check_closable(
 
 def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Period]:
     """Closed periods with ledger revisions that are newer than those of their closings."""
-    used = tables.closing_revisions
+    used = tables.used_revisions
     billed = (
         select(used.c.gpu_uuid, used.c.day, func.max(used.c.revision).label("revision"))
-        .join_from(used, tables.closings)
+        .join_from(used, tables.closings, used.c.closing == tables.closings.c.closing)
         # A replacement for one tenant has rated all GPUs, but billed that tenant only.
         .where(tables.closings.c.tenant_id == "")
         .group_by(used.c.gpu_uuid, used.c.day)
@@ -415,14 +414,16 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
         period_rating.rating_days(closed[0]).start,
         period_rating.rating_days(closed[-1]).stop,
     )
+    rows = schema.revisions.c
+    present = union_all(
+        select(rows.gpu_uuid, rows.day, rows.revision).where(rows.day < last),
+        select(ledger_days.c.gpu, ledger_days.c.day, ledger_days.c.revision).where(
+            ledger_days.c.day < last
+        ),
+    ).subquery()
     newest = (
-        select(
-            schema.revisions.c.gpu_uuid,
-            schema.revisions.c.day,
-            func.max(schema.revisions.c.revision).label("revision"),
-        )
-        .where(schema.revisions.c.day < last)
-        .group_by(schema.revisions.c.gpu_uuid, schema.revisions.c.day)
+        select(present.c.gpu_uuid, present.c.day, func.max(present.c.revision).label("revision"))
+        .group_by(present.c.gpu_uuid, present.c.day)
         .subquery()
     )
     same = and_(billed.c.gpu_uuid == newest.c.gpu_uuid, billed.c.day == newest.c.day)
@@ -433,10 +434,10 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
     query = (
         select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, billed, same).where(fresh)
     )
-    keys = [row_conversion.GpuDay(*row) for row in connection.execute(query)]
+    keys = [GpuDay(*row) for row in connection.execute(query)]
     days = {key.day for key in keys}
     changed = {span for span in closed if not days.isdisjoint(period_rating.rating_days(span))}
-    for day, gpus in ledger_queries.by_day(keys):
+    for day, gpus in group_by_day(keys):
         # A claim that continues into a period was rated with the days before it, so a change of
         # those days affects that period too.
         closing_query = select(used.c.closing).distinct()

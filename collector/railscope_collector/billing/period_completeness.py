@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sqlalchemy import select
-
 from railscope.timestamps import DAY_NS, format_timestamp
 from railscope_collector.billing import billing_store, closing_record, period_rating
 from railscope_collector.evidence import evidence_store, gpu_evidence, loaded_facts
 from railscope_collector.jobs.imported_lists import ImportedList, is_listed_gpu, uncovered_days
-from railscope_collector.ledger import ledger_queries, row_conversion, schema
+from railscope_collector.ledger import day_documents
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering import holders, tiling, units
 
 _MAX_DAY_RANGES = 8
@@ -40,14 +39,14 @@ _JOB_LIST = "job list "
 
 
 class MissingDays(NamedTuple):
-    """GPU-days that are missing in the ledger, and those of agents computed before the day was over.
+    """GPU-days that are missing in the ledger, and those of agents recorded before the day was over.
 
     `uncovered` has the days without a list of a source of job lists.
     """
 
-    missing: tuple[row_conversion.GpuDay, ...]
-    provisional: tuple[row_conversion.GpuDay, ...]
-    uncovered: tuple[row_conversion.GpuDay, ...] = ()
+    missing: tuple[GpuDay, ...]
+    provisional: tuple[GpuDay, ...]
+    uncovered: tuple[GpuDay, ...] = ()
 
     def __str__(self) -> str:
         parts = []
@@ -58,7 +57,7 @@ class MissingDays(NamedTuple):
         return "; ".join(parts)
 
     @property
-    def all(self) -> tuple[row_conversion.GpuDay, ...]:
+    def all(self) -> tuple[GpuDay, ...]:
         """All days, sorted."""
         return tuple(sorted({*self.missing, *self.provisional, *self.uncovered}))
 
@@ -79,7 +78,7 @@ class MissingDays(NamedTuple):
 
 def find_missing_days(
     period: units.Period,
-    sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision],
+    sources: Mapping[GpuDay, period_rating.SourceRevision],
     evidence: UsageEvidence | None = None,
     imported: Sequence[ImportedList] = (),
 ) -> MissingDays:
@@ -100,32 +99,31 @@ def find_missing_days(
         gpus = evidence.gpus(period.start_ns, period.end_ns)
         first = {gpu: first.get(gpu, days.start) for gpu in gpus} | first
     missing = [
-        row_conversion.GpuDay(gpu, day)
+        GpuDay(gpu, day)
         for gpu, since in first.items()
         for day in range(max(since, days.start), days.stop)
-        if row_conversion.GpuDay(gpu, day) not in sources
+        if GpuDay(gpu, day) not in sources
     ]
     if evidence is not None and missing:
         missing = _select_present(missing, period, evidence)
     uncovered = [
-        row_conversion.GpuDay(f"{_JOB_LIST}{source}", day)
-        for source, day in uncovered_days(imported, days)
+        GpuDay(f"{_JOB_LIST}{source}", day) for source, day in uncovered_days(imported, days)
     ]
     early = [
         key
         for key, source in sources.items()
-        # A day of an agent that was computed before its end lacks its last hours. A day of job lists
+        # A day of an agent that was recorded before its end lacks its last hours. A day of job lists
         # is written again only if a later list changes it: `uncovered` has the lists made too early.
         if key.day in days
-        and source.computed_ns < (key.day + 1) * DAY_NS
+        and source.recorded_ns < (key.day + 1) * DAY_NS
         and not is_listed_gpu(key.gpu)
     ]
     return MissingDays(tuple(sorted(missing)), tuple(sorted(early)), tuple(sorted(uncovered)))
 
 
 def _select_present(
-    missing: Iterable[row_conversion.GpuDay], period: units.Period, evidence: UsageEvidence
-) -> list[row_conversion.GpuDay]:
+    missing: Iterable[GpuDay], period: units.Period, evidence: UsageEvidence
+) -> list[GpuDay]:
     """Those GPU-days on which the GPU was in a node for some time."""
     present = []
     places: dict[str, list[tuple[int, int]]] = {}
@@ -141,7 +139,7 @@ def _select_present(
     return present
 
 
-def format_days(days: Iterable[row_conversion.GpuDay]) -> str:
+def format_days(days: Iterable[GpuDay]) -> str:
     """Format some GPU-days, consecutive days as one range, with the number of those left out."""
     ordered = sorted(set(days))
     rows: list[tuple[str, int, int]] = []
@@ -163,24 +161,22 @@ def _format_day_range(first: int, last: int) -> str:
     return f"on {start}" if first == last else f"from {start} to {end}"
 
 
-NEVER_BILLED = frozenset(
-    {
-        tiling.SlotState.IDLE,
-        tiling.SlotState.STRANDED,
-        tiling.SlotState.SYSTEM,
-        tiling.SlotState.MAINTENANCE,
-        tiling.SlotState.DOWN,
-        tiling.SlotState.UNKNOWN,
-    }
-)
-"""States that never need a bill or a decision; time in any other state is billable or undecided."""
+_BILLABLE = frozenset(tiling.SlotState) - {
+    tiling.SlotState.IDLE,
+    tiling.SlotState.STRANDED,
+    tiling.SlotState.SYSTEM,
+    tiling.SlotState.MAINTENANCE,
+    tiling.SlotState.DOWN,
+    tiling.SlotState.UNKNOWN,
+}
+"""States of time that is billable or undecided."""
 
 
 def find_unclosed_days(
     store: billing_store.BillingStore,
     period: units.Period,
     closings: Sequence[closing_record.PeriodClosing],
-) -> list[row_conversion.GpuDay]:
+) -> list[GpuDay]:
     """GPU-days before a period with billable or undecided time that no closing covers.
 
     Closed periods are consecutive, so these are days before the first of them.
@@ -190,12 +186,25 @@ def find_unclosed_days(
     since_ns = opened.opening_ns if opened else 0
     if since_ns >= first_ns:
         return []
-    days = select(schema.entries.c.gpu_uuid, schema.entries.c.day).distinct()
-    days = ledger_queries.restrict_to_window(days, schema.entries, since_ns, first_ns).where(
-        schema.entries.c.tiling == units.Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
-    )
+    span = range(since_ns // DAY_NS, -(-first_ns // DAY_NS))
     with store.database.transaction() as connection:
-        return sorted(row_conversion.GpuDay(*row) for row in connection.execute(days))
+        totals = day_documents.read_totals(connection, span)
+        days = {
+            day for (day, total), quantity in totals.items() if quantity and total.name in _BILLABLE
+        }
+        numbers: dict[GpuDay, int] = {}
+        for day in sorted(days):
+            numbers |= day_documents.newest_numbers(connection, range(day, day + 1))
+        return [
+            revision.key
+            for revision in day_documents.read_revisions(connection, numbers)
+            if any(
+                part.state in _BILLABLE
+                for piece in revision.day.pieces
+                for part in piece.parts
+                if piece.start_ns < first_ns and since_ns < piece.end_ns
+            )
+        ]
 
 
 def check_earlier(

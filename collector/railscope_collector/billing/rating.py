@@ -14,7 +14,7 @@ Billable by state of the ledger:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from operator import attrgetter
@@ -68,10 +68,7 @@ def rate(usages: Iterable[Usage], book: price_book.PriceBook, period: units.Peri
     Raises MissingPriceError for time in the period, and DoubleUsageError for time that would be
     billed twice.
     """
-    rater = Rater(book, period)
-    rating = rater.rate(usages)
-    charges = sorted([*rating.charges, *rater.counted.topups()], key=_charge_order)
-    return replace(rating, charges=tuple(charges))
+    return Rater(book, period).rate(usages)
 
 
 def _charge_order(charge: Charge) -> tuple[str, int, str]:
@@ -79,25 +76,20 @@ def _charge_order(charge: Charge) -> tuple[str, int, str]:
 
 
 class Rater:
-    """Rating of the GPUs of a period, some at a time.
-
-    Claims for a number of GPUs may be on any GPU of a node, so their minimums are computed last,
-    from `counted`.
-    """
+    """Rating of the GPUs of a period, some at a time."""
 
     def __init__(self, book: price_book.PriceBook, period: units.Period) -> None:
         self.period = period
-        self.counted = ClaimMinimums(period)
-        self._placed = ClaimMinimums(period)
+        self._minimums = ClaimMinimums(period)
         self._timeline = lru_cache(_MAX_TIMELINES)(book.timeline)
 
     def rate(self, usages: Iterable[Usage]) -> RatingResult:
-        """Rate the whole usage of some GPUs, except for the minimums of counted claims."""
+        """Rate the whole usage of some GPUs."""
         in_order = attrgetter("resource", "start_ns", "end_ns", "tenant", "claim", "state")
         ordered = sorted(usages, key=in_order)
         reject_double_usage(ordered)
         # Of these GPUs only: minimums on a device do not depend on others.
-        self._placed = ClaimMinimums(self.period)
+        self._minimums = ClaimMinimums(self.period)
         all_charges = [
             outcome
             for usage, gap_ns in zip(ordered, gap_lengths(ordered), strict=True)
@@ -105,7 +97,7 @@ class Rater:
             if self._is_inside(outcome)
         ]
         charges = [charge for charge in all_charges if isinstance(charge, Charge)]
-        charges.extend(self._placed.topups())
+        charges.extend(self._minimums.topups())
         reviews = [review for review in all_charges if isinstance(review, UsageReview)]
         return RatingResult(
             tuple(sorted(charges, key=_charge_order)),
@@ -113,14 +105,11 @@ class Rater:
             tuple(review for review in reviews if review.reason == _NOT_IN_USE),
         )
 
-    def _find_claims(self, usage: Usage) -> ClaimMinimums:
-        return self.counted if usage.counted_on else self._placed
-
     def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
         # Before it is rated, and also if it is not billed: the end of a claim follows from all of its usage.
         if usage.claim:
-            self._find_claims(usage).add_usage(usage)
+            self._minimums.add_usage(usage)
         reason = _unbillable_reason(usage)
         if reason:
             # Only the last span, which is the one in the period: the one before it was reviewed then.
@@ -144,7 +133,7 @@ class Rater:
                 yield UsageReview(usage, interval.start_ns, interval.end_ns, why)
                 continue
             charge = _charge(usage, interval, price)
-            self._find_claims(usage).add_charge(usage, charge, price)
+            self._minimums.add_charge(usage, charge, price)
             yield charge
 
     def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:

@@ -1,6 +1,6 @@
 """Reconciliation of a period: exact comparisons of quantities that must be equal, without tolerance.
 
-R1  per GPU, day and tiling the states in the ledger add up to capacity times time
+R1  per GPU and day the states in the ledger add up to capacity times time
 R2  the cluster's sum is its inventory times time
 R3  the scheduler's own records, see `railscope_collector.jobs`
 R4  attributed + idle + unattributed amounts in the ledger = counter increments, per GPU and day
@@ -9,7 +9,6 @@ R6  shares of inferred and unknown time, with their bounds
 R7  a closed period, computed again from the revisions and the prices of its closing, has the same
     root, and the evidence has the same ledger days
 R8  every row equals the hash in its ledger head and in its record in the audit log's outbox
-R9  per claim, day and tiling the requested capacity is held by the claim, or moved
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from railscope_collector.ledger import (
     ledger_store,
 )
 from railscope_collector.metering.tiling import SlotState
-from railscope_collector.metering.units import Period, Tiling, period_name
+from railscope_collector.metering.units import Period, period_name
 
 
 def check_amounts(
@@ -71,7 +70,7 @@ MAX_UNKNOWN = Fraction(1, 1000)
 def reconcile_period(
     books: period_closing.BillingBooks, period: Period, seller: seller_file.Seller
 ) -> list[ReconciliationCheck]:
-    """All checks of a period; R1, R2, R4, R7 and R9 compare the ledger with its evidence.
+    """All checks of a period; R1, R2, R4 and R7 compare the ledger with its evidence.
 
     Raises UnusableLedgerError, ClosingError, MissingPriceError.
     """
@@ -149,12 +148,13 @@ def check_unobserved_time(
     On a GPU that only job lists name, nothing can have been observed: a share of its time states nothing about agents.
     """
     time: dict[SlotState, Fraction] = dict.fromkeys(SlotState, Fraction(0))
-    totals = ledger.totals(
-        period.start_ns, period.end_ns, of_gpu=lambda gpu: not imported_lists.is_listed_gpu(gpu)
-    )
-    for total, quantity in totals.items():
-        if total.tiling is Tiling.COMPUTE:
-            time[total.state] += quantity
+    days = period_rating.period_days(period)
+    newest = ledger.newest(days.start, days.stop)
+    observable = {key: n for key, n in newest.items() if not imported_lists.is_listed_gpu(key.gpu)}
+    for revision in ledger.revisions(observable):
+        for piece in revision.day.pieces:
+            for part in piece.parts:
+                time[part.state] += Fraction(part.size) * (piece.end_ns - piece.start_ns)
     whole = sum(time.values(), Fraction(0))
     parts, absence = (1, "") if whole else (0, NOT_OBSERVED)
     for state, bound in ((SlotState.INFERRED, MAX_INFERRED), (SlotState.UNKNOWN, MAX_UNKNOWN)):

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
+from railscope.timestamps import DAY_NS
 from railscope_collector.billing import charges as charge_types, invoices, undecided_use
 from railscope_collector.jobs.imported_lists import is_listed_gpu
-from railscope_collector.ledger import audit_outbox, row_conversion
-from railscope_collector.metering import evidence, tiling, units
+from railscope_collector.ledger import audit_outbox
+from railscope_collector.ledger.day_documents import GpuDay
+from railscope_collector.metering import tiling, units
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
@@ -60,14 +61,10 @@ class TenantStatement:
     invoice: invoices.Invoice
     seller: str = ""
     undecided: Sequence[undecided_use.UndecidedUse] = ()
-    revisions: Mapping[row_conversion.GpuDay, int] = field(default_factory=dict)
+    revisions: Mapping[GpuDay, int] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
     audit: audit_outbox.LogPosition | None = None
     marks: Sequence[str] = ()
-    clock_suspect: Mapping[row_conversion.GpuDay, Sequence[evidence.ClockDoubt]] = field(
-        default_factory=dict
-    )
-    """GPU-days with evidence that was received while the collector's clock was suspect."""
     closed_ns: int | None = None
     """Time of closing of its period, if that issued no invoice to the tenant."""
 
@@ -127,20 +124,7 @@ class TenantStatement:
         if self.invoice.status is not invoices.InvoiceStatus.DRAFT:
             hashed = f"sha256 {self.invoice.content_hash}"
             rows = [("Content hash", hashed), ("Audit log", self._audit), *rows]
-        rows.append(("Clock suspect", self._clock_suspect))
         return [(name, text) for name, text in rows if text]
-
-    @property
-    def _clock_suspect(self) -> str:
-        """The marked GPU-days of its lines, with the reasons."""
-        days = {source_day(line.charge) for line in self.invoice.lines}
-        doubts_by_day = {key: self.clock_suspect.get(key, ()) for key in days if key}
-        doubts = sorted({doubt for day_doubts in doubts_by_day.values() for doubt in day_doubts})
-        if not doubts:
-            return ""
-        marked = sum(map(bool, doubts_by_day.values()))
-        days_ = "GPU-day" if marked == 1 else "GPU-days"
-        return f"{marked:,} {days_}: {'; '.join(map(format_clock_doubt, doubts))}"
 
     @property
     def _audit(self) -> str:
@@ -252,21 +236,11 @@ def _billed_usage(invoice: invoices.Invoice) -> list[tuple[charge_types.Charge, 
     return [(charge, hours) for charge, hours in usage if hours]
 
 
-def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:
+def source_day(charge: charge_types.Charge) -> GpuDay | None:
     """The GPU-day of the ledger that a charge was computed from; None for an administrative charge."""
     if not charge.unit or not charge.resource:
         return None
-    return row_conversion.GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
-
-
-def format_clock_doubt(doubt: evidence.ClockDoubt) -> str:
-    """A time in which the collector's clock was suspect, and how it ended."""
-    decided = (
-        f"accepted {charge_types.format_decimal(Fraction(doubt.delta_ns, SECOND_NS), 9)} s later"
-        if doubt.delta_ns
-        else "returned"
-    )
-    return f"since {format_timestamp(doubt.since_ns)}, {decided}"
+    return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
 
 
 def unit_price(price_nano: int) -> str:

@@ -19,7 +19,6 @@ from railscope_collector.billing import charges, invoices
 from railscope_collector.billing.statement import (
     TenantStatement,
     coverage,
-    format_clock_doubt,
     source_day,
     unit_price,
 )
@@ -50,8 +49,6 @@ class StatementLine(msgspec.Struct, frozen=True):
     price_version: int
     corrects: str
     note: str
-    clock_suspect: str = ""
-    """Reason for the clock mark of the GPU-day; empty if its evidence has none."""
 
 
 class StatementDocument(msgspec.Struct, frozen=True):
@@ -141,7 +138,6 @@ def _line(line: invoices.InvoiceLine, statement: TenantStatement, places: int) -
     charge, unit = line.charge, line.charge.unit
     key = source_day(charge)
     revision = statement.revisions.get(key) if key else None
-    doubts = statement.clock_suspect.get(key, ()) if key else ()
     return StatementLine(
         charge=charge.charge_id,
         kind=charge.kind.value,
@@ -161,7 +157,6 @@ def _line(line: invoices.InvoiceLine, statement: TenantStatement, places: int) -
         price_version=charge.price_version,
         corrects=charge.corrects,
         note=charge.note,
-        clock_suspect="; ".join(map(format_clock_doubt, doubts)),
     )
 
 

@@ -19,7 +19,8 @@ from railscope_collector.billing import undecided_use
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
 from railscope_collector.billing.closing_record import PeriodClosing
 from railscope_collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus
-from railscope_collector.ledger import row_conversion, schema
+from railscope_collector.ledger import schema
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering.units import Period
 
 price_books = sa.Table(
@@ -67,7 +68,19 @@ closing_revisions = sa.Table(
     ),
     sa.Index("billing_closing_revision_day", "gpu_uuid", "day"),
 )
-"""The revisions of the ledger that a closing used."""
+"""The revisions of the ledger that a closing of a release up to 0.3 used."""
+
+closing_days = sa.Table(
+    "billing_closing_day",
+    schema.metadata,
+    sa.Column("closing", sa.ForeignKey("billing_closing.closing"), primary_key=True),
+    sa.Column("gpu_uuid", sa.Text, primary_key=True),
+    sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Index("billing_closing_day_day", "gpu_uuid", "day"),
+)
+"""The revisions of the ledger that a closing used; those of earlier releases are among them."""
+used_revisions = sa.union_all(sa.select(closing_revisions), sa.select(closing_days)).subquery()
 
 adjustments = sa.Table(
     "billing_adjustment",
@@ -149,7 +162,7 @@ openings = sa.Table(
 
 _COVERED = {
     "price book": (price_books,),
-    "closing": (closings, closing_revisions, reviews),
+    "closing": (closings, closing_revisions, closing_days, reviews),
     "adjustment": (adjustments,),
     "invoice": (invoices, charges),
     "void": (voids,),
@@ -164,7 +177,7 @@ for _table in BILLING_TABLES:
 _UNITS = {unit.label: unit for unit in PriceUnit}
 
 
-def closing_row(closing: PeriodClosing) -> row_conversion.RowValues:
+def closing_row(closing: PeriodClosing) -> dict[str, Any]:
     """The row of a closing."""
     corrected = [[period.start_ns, period.end_ns] for period in closing.corrected]
     return schema.to_row(
@@ -184,11 +197,11 @@ def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
         row,
         number=row.closing,
         corrected=tuple(Period(*span) for span in corrected),
-        missing=tuple(msgspec.json.decode(row.missing, type=list[row_conversion.GpuDay])),
+        missing=tuple(msgspec.json.decode(row.missing, type=list[GpuDay])),
     )
 
 
-def charge_row(line: InvoiceLine, invoice_id: str) -> row_conversion.RowValues:
+def charge_row(line: InvoiceLine, invoice_id: str) -> dict[str, Any]:
     """The row of a line."""
     charge = line.charge
     return schema.to_row(

@@ -98,7 +98,6 @@ def read_invoice_statement(
         roots=_roots(closing),
         audit=books.store.audit_position(invoice_id),
         marks=_find_marks(books, invoice, closing),
-        clock_suspect=books.ledger.clock_suspect(revisions),
     )
 
 
@@ -115,7 +114,6 @@ def preview_statement(bill: period_closing.Bill, tenant: str, seller: str = "") 
         undecided=undecided_use.select_undecided(bill.undecided, tenant),
         revisions={key: source.revision for key, source in bill.sources.items()},
         marks=marks,
-        clock_suspect={key: source.clock_suspect for key, source in bill.sources.items()},
     )
 
 

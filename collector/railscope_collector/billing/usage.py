@@ -55,8 +55,6 @@ class Usage:
     """Reason why a person has to decide, in state `review`."""
     claim_end_ns: int | None = None
     """End of its claim, `FOREVER_NS` if it is open; None: the claim ends with its last usage."""
-    counted_on: str = ""
-    """Node of the claim, if the claim is for a number of GPUs; empty if it names its devices."""
 
     def __post_init__(self) -> None:
         wrong = self._find_problem()

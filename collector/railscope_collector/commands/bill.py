@@ -218,7 +218,6 @@ for command in (
     import_jobs,
     bill_periods.list_command,
     bill_decisions.opening_command,
-    bill_periods.overlaps_command,
     bill_decisions.prices,
     bill_periods.preview_command,
     bill_periods.reconcile_command,

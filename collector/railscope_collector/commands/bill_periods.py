@@ -1,25 +1,20 @@
-"""Commands of `railscope bill` about periods: previews, closings, statements, overlaps.
+"""Commands of `railscope bill` about periods: previews, closings, statements.
 
 `railscope bill preview`, `close`, `statement`, `reconcile` and `list`.
 
-`railscope bill overlaps`: time that claims requested and did not hold, with the reason.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import click
-from sqlalchemy import select
 
-from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import format_option
-from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.billing import (
     billing_listing,
     billing_reader,
@@ -35,10 +30,7 @@ from railscope_collector.billing.invoices import Invoice
 from railscope_collector.billing.statement import TenantStatement
 from railscope_collector.commands import command_options, scheduler_options
 from railscope_collector.jobs import imported_lists, job_report, scheduler_records
-from railscope_collector.ledger import ledger_queries, row_conversion, schema
-from railscope_collector.ledger.database import Database
 from railscope_collector.metering import units
-from railscope_collector.metering.overlaps import Overlap
 
 _MAX_SHOWN = 10
 
@@ -281,84 +273,3 @@ def _print_unassigned_use(reviews: Iterable[undecided_use.UndecidedUse]) -> None
     for review in reviews:
         prefix = f"{review.tenant}: " if review.tenant else "no tenant: "
         click.echo(f"not billed until decided, {prefix}{review}")
-
-
-_PLACES = 9
-
-
-class GpuOverlap(NamedTuple):
-    """An overlap of compute time, and its GPU."""
-
-    gpu: str
-    overlap: Overlap
-
-    @property
-    def gpu_seconds(self) -> Fraction:
-        """Time that moved, in seconds of whole GPUs."""
-        return Fraction(self.overlap.quantity) / GPU_CAPACITY / SECOND_NS
-
-
-def read_overlaps(database: Database, period: units.Period) -> Iterator[GpuOverlap]:
-    """Overlaps of compute time in a period by GPU and start, from newest revisions."""
-    columns = select(schema.overlaps, schema.revisions.c.capacity_units)
-    query = ledger_queries.restrict_to_window(
-        columns, schema.overlaps, period.start_ns, period.end_ns
-    ).where(schema.overlaps.c.tiling == units.Tiling.COMPUTE.value)
-    with database.transaction() as connection:
-        rows = connection.execute(query).all()
-    for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.t0_ns, row.claim_id)):
-        yield GpuOverlap(row.gpu_uuid, row_conversion.parse_overlap(row, row.capacity_units))
-
-
-@click.command("overlaps")
-@command_options.period_argument()
-@format_option("text", "json")
-@command_options.ledger_command
-def overlaps_command(
-    place: command_options.CommandContext, period: units.Period, form: str
-) -> None:
-    """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
-    with place.books() as books:
-        overlaps = list(read_overlaps(books.store.database, period))
-    if form == "json":
-        click.echo(json.dumps([_overlap_document(overlap) for overlap in overlaps], indent=2))
-        return
-    rows: list[tuple[str, ...]] = [
-        ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
-    ]
-    rows += (_overlap_row(overlap) for overlap in overlaps)
-    for line in job_report.format_table(rows, {6}) if overlaps else ():
-        click.echo(line)
-    total = sum((overlap.gpu_seconds for overlap in overlaps), Fraction(0))
-    click.echo(
-        f"{job_report.format_count(len(overlaps), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
-    )
-
-
-def _overlap_row(overlap: GpuOverlap) -> tuple[str, ...]:
-    moved = overlap.overlap
-    return (
-        overlap.gpu,
-        format_timestamp(moved.start_ns),
-        format_timestamp(moved.end_ns),
-        moved.kind.value,
-        f"{moved.claim} ({moved.tenant})",
-        f"{moved.other} ({moved.other_tenant})",
-        charges.format_decimal(overlap.gpu_seconds, _PLACES),
-    )
-
-
-def _overlap_document(overlap: GpuOverlap) -> dict[str, Any]:
-    moved = overlap.overlap
-    return {
-        "gpu": overlap.gpu,
-        "start_ns": str(moved.start_ns),
-        "end_ns": str(moved.end_ns),
-        "kind": moved.kind.value,
-        "claim": moved.claim,
-        "tenant": moved.tenant,
-        "other_claim": moved.other,
-        "other_tenant": moved.other_tenant,
-        "gpu_seconds": str(overlap.gpu_seconds),
-        "ratio": str(moved.ratio),
-    }

@@ -27,7 +27,7 @@ from railscope_collector.evidence import (
     evidence_archive,
     evidence_tables,
 )
-from railscope_collector.ledger import schema
+from railscope_collector.ledger.day_documents import ledger_days
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -132,11 +132,12 @@ class ClaimArchive(NamedTuple):
         complete days of the window.
         """
         archived = sa.select(_archives.c.day).distinct()
-        revised = sa.select(schema.revisions.c.day).distinct()
-        revised = revised.where(schema.revisions.c.day.between(window.start, window.stop - 1))
+        written = ledger_days.c
+        revised = sa.select(written.day).distinct()
+        revised = revised.where(written.day.between(window.start, window.stop - 1))
         if seen_ns is not None:
             # The margin covers days that were computed before the last round and committed after it.
-            revised = revised.where(schema.revisions.c.computed_ns > seen_ns - _REVISION_MARGIN_NS)
+            revised = revised.where(written.recorded_ns > seen_ns - _REVISION_MARGIN_NS)
         with self.archive.database.transaction() as connection:
             archived_days = set(connection.execute(archived).scalars())
             complete = self._read_complete_days(connection)

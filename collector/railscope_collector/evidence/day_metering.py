@@ -25,7 +25,7 @@ from railscope_collector.evidence.node_intervals import (
     add_spans,
 )
 from railscope_collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject
-from railscope_collector.metering import gpu_day, holders
+from railscope_collector.metering import holders, metered_day
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterIncrements,
@@ -38,7 +38,7 @@ from railscope_collector.metering.evidence import (
     NodeEvidence,
     SlotReservation,
 )
-from railscope_collector.metering.gpu_day import CountedAmount, DayClaim, GpuDay, GpuPart
+from railscope_collector.metering.metered_day import CountedAmount, DayClaim, DayPart, MeteredDay
 from railscope_collector.metering.observation import BootSampleSpan, observation_gaps
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.timeline import (
@@ -69,7 +69,9 @@ ClaimPieces: TypeAlias = Sequence[TimePiece[MeteredClaim]]
 _Sizes: TypeAlias = dict[MeteredClaim, Units]
 
 
-def meter_day(gpu: str, day: int, found: day_facts.DayFacts, files: AdministratorInputs) -> GpuDay:
+def meter_day(
+    gpu: str, day: int, found: day_facts.DayFacts, files: AdministratorInputs
+) -> MeteredDay:
     """Meter a day of a GPU."""
     return _DayMeter(gpu, day, found, files).meter()
 
@@ -89,7 +91,7 @@ class _DayMeter:
     def end_ns(self) -> int:
         return (self.day + 1) * DAY_NS
 
-    def meter(self) -> GpuDay:
+    def meter(self) -> MeteredDay:
         stays = day_facts.spans_of(self.found.nodes.get(self.gpu, []))
         nodes = sorted({stay.value for stay in stays})
         quarters = [each for node in nodes for each in self.found.quarters.get(node, ())]
@@ -115,7 +117,7 @@ class _DayMeter:
             self._find_signs(quarters, stays, in_force),
             _find_stranded(self.found.layouts.get(self.gpu, [])),
         ]
-        pieces: list[TimePiece[tuple[str, tuple[GpuPart, ...]]]] = []
+        pieces: list[TimePiece[tuple[str, tuple[DayPart, ...]]]] = []
         for now, until, (node, *conditions) in align_timelines(
             timelines, self.start_ns, self.end_ns
         ):
@@ -125,12 +127,12 @@ class _DayMeter:
         models = day_facts.spans_of(self.found.models.get(self.gpu, []))
         known = (model.value[1] for model in reversed(models) if model.start_ns < self.end_ns)
         counted = _count_increments(self.gpu, quarters, stays, models)
-        return GpuDay(
+        return MeteredDay(
             gpu=self.gpu,
             day=self.day,
             sku=next(known, ""),
             pieces=tuple(
-                gpu_day.GpuPiece(piece.start_ns, piece.end_ns, *piece.value) for piece in pieces
+                metered_day.DayPiece(piece.start_ns, piece.end_ns, *piece.value) for piece in pieces
             ),
             amounts=tuple(_attribute(counted, held, outages, (self.start_ns, self.end_ns))),
             claims=tuple(sorted(self._describe_claims(in_force))),
@@ -287,7 +289,7 @@ class _DayMeter:
 
     def _find_unmetered(
         self, claims: Sequence[MeteredClaim], stays: Stays
-    ) -> Iterator[gpu_day.UnmeteredClaim]:
+    ) -> Iterator[metered_day.UnmeteredClaim]:
         """Yield the time of the day in which nodes report claims on the GPU without having it."""
         first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
         for claim in claims:
@@ -296,13 +298,13 @@ class _DayMeter:
             start_ns, end_ns = max(claim.begins_ns, self.start_ns), min(claim.end_ns, self.end_ns)
             here = [(stay.start_ns, stay.end_ns) for stay in stays if stay.value == claim.node]
             elsewhere = [
-                (max(start_ns, first_ns), end_ns, gpu_day.ELSEWHERE),
-                (start_ns, min(end_ns, first_ns), gpu_day.BEFORE_FIRST_REPORT),
+                (max(start_ns, first_ns), end_ns, metered_day.ELSEWHERE),
+                (start_ns, min(end_ns, first_ns), metered_day.BEFORE_FIRST_REPORT),
             ]
             for low_ns, high_ns, reason in elsewhere:
                 if low_ns < high_ns:
                     for piece in subtract_spans(TimePiece(low_ns, high_ns, claim), here):
-                        yield gpu_day.UnmeteredClaim(
+                        yield metered_day.UnmeteredClaim(
                             piece.start_ns,
                             piece.end_ns,
                             claim.id,
@@ -396,19 +398,19 @@ def _build_parts(  # noqa: PLR0913, PLR0917 - all conditions of a time
     reservation: SlotReservation | None,
     sign: NodeEvidence | None,
     stranded: Units | None,
-) -> Iterator[GpuPart]:
+) -> Iterator[DayPart]:
     """Yield the parts of a GPU at a time."""
     down = None
     if outage:
         down = SlotState.MAINTENANCE if outage.announced else SlotState.DOWN
     free: Units = GPU_CAPACITY
-    sizes: dict[GpuPart, Units] = {}
+    sizes: dict[DayPart, Units] = {}
     for claim, size in (held or {}).items():
         free = exact(free - size)
         part = _build_held_part(claim, down, gap_ns, sign)
         sizes[part] = exact(sizes.get(part, 0) + size)
     yield from sorted(
-        GpuPart(
+        DayPart(
             size,
             part.state,
             part.tenant,
@@ -421,30 +423,30 @@ def _build_parts(  # noqa: PLR0913, PLR0917 - all conditions of a time
     )
     useless = 0 if down else min(free, stranded or 0)
     if useless:
-        yield GpuPart(useless, SlotState.STRANDED)
+        yield DayPart(useless, SlotState.STRANDED)
     rest = exact(free - useless)
     if rest and down:
-        yield GpuPart(rest, down)
+        yield DayPart(rest, down)
     elif rest and reservation:
-        yield GpuPart(rest, SlotState.RESERVED, reservation.tenant, "", reservation.id)
+        yield DayPart(rest, SlotState.RESERVED, reservation.tenant, "", reservation.id)
     elif rest:
-        yield GpuPart(rest, SlotState.UNKNOWN if gap_ns else SlotState.IDLE)
+        yield DayPart(rest, SlotState.UNKNOWN if gap_ns else SlotState.IDLE)
 
 
 def _build_held_part(
     claim: MeteredClaim, down: SlotState | None, gap_ns: int, sign: NodeEvidence | None
-) -> GpuPart:
+) -> DayPart:
     """Return the part of a claim, without its size."""
     names = (claim.tenant, claim.workload, claim.id)
     if down or claim.system:
-        return GpuPart(0, down or SlotState.SYSTEM, *names)
+        return DayPart(0, down or SlotState.SYSTEM, *names)
     if claim.authority is ClaimAuthority.PROCESS:
-        return GpuPart(0, SlotState.UNCLAIMED, *names)
+        return DayPart(0, SlotState.UNCLAIMED, *names)
     if not gap_ns:
-        return GpuPart(0, SlotState.OBSERVED, *names)
+        return DayPart(0, SlotState.OBSERVED, *names)
     # Of a longer gap the length is not stated: it would change with facts of days after this one.
     length_ns = gap_ns if gap_ns <= MAX_BILLED_GAP_NS else FOREVER_NS
-    return GpuPart(0, SlotState.INFERRED, *names, length_ns, sign or NodeEvidence.NONE)
+    return DayPart(0, SlotState.INFERRED, *names, length_ns, sign or NodeEvidence.NONE)
 
 
 # What it counted ------------------------------------------------------------------------------------
@@ -559,7 +561,7 @@ def _attribute(
         )
         if increments is None or within is None or not within.any():
             if measure is CountedQuantity.ENERGY:
-                yield CountedAmount(measure, 0, reason=gpu_day.ABSENT)
+                yield CountedAmount(measure, 0, reason=metered_day.ABSENT)
             continue
         within &= increments.amounts > 0
         firsts, lasts = (
@@ -579,7 +581,7 @@ def _attribute(
                 up_to = total * size_below.numerator // (size_below.denominator * GPU_CAPACITY)
                 amounts[claim.tenant, claim.id, ""] += up_to - below
                 below = up_to
-            reason = gpu_day.IDLE if same and last == first else gpu_day.UNATTRIBUTED
+            reason = metered_day.IDLE if same and last == first else metered_day.UNATTRIBUTED
             amounts["", "", reason] += total - below
         yield from sorted(
             CountedAmount(measure, amount, *key) for key, amount in amounts.items() if amount

@@ -62,13 +62,11 @@ class AssembledGpu(msgspec.Struct, frozen=True):
     profiles: dict[str, str] = {}
     """The MIG profiles of claims that have one."""
     places: gpu_node_history.GpuNodeHistory = gpu_node_history.GpuNodeHistory((), ())
-    doubts: tuple[timeline.TimePiece[usage_evidence.ClockDoubt], ...] = ()
-    """Evidence that was received while the collector's clock was suspect."""
 
     def meter(self) -> day_metering.MeteredGpu:
         """Return the GPU over all time, for metering of its days."""
         return day_metering.MeteredGpu.compute(
-            self.evidence, self.counted, self.skus, self.profiles, doubts=self.doubts
+            self.evidence, self.counted, self.skus, self.profiles
         )
 
 
@@ -224,33 +222,13 @@ def assemble_gpu(
 ) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
     evidence, history = placed or build_evidence(facts, files)
-    doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, history.stays))))
     return AssembledGpu(
         evidence,
         gpu_counters.counter_increments(facts.gpu, intervals, history.stays),
         tuple(gpu_node_history.find_skus(facts.gpu, intervals, history.stays)),
         _find_profiles(facts.claims, evidence.claims),
         history,
-        doubts,
     )
-
-
-def _find_clock_doubts(
-    gpu: str,
-    intervals: Iterable[node_intervals.EvidenceInterval],
-    stays: Sequence[usage_evidence.NodeStay],
-) -> Iterator[timeline.TimePiece[usage_evidence.ClockDoubt]]:
-    """Yield evidence of a GPU that was received while the collector's clock was suspect."""
-    for interval in intervals:
-        for doubtful in interval.doubts:
-            for stay in stays:
-                first_ns, last_ns = (
-                    max(doubtful.first_ns, stay.start_ns),
-                    min(doubtful.last_ns, stay.end_ns),
-                )
-                if doubtful.gpu in {"", gpu} and stay.node == interval.node and first_ns <= last_ns:
-                    doubt = usage_evidence.ClockDoubt(doubtful.since_ns, doubtful.delta_ns)
-                    yield timeline.TimePiece(first_ns, last_ns, doubt)
 
 
 # Claims -----------------------------------------------------------------------------------------

@@ -175,7 +175,8 @@ class CounterSeries(msgspec.Struct, array_like=True):
 class SuspectPeriod(msgspec.Struct, array_like=True, order=True, gc=False):
     """Evidence of a period that was received while the collector's clock was suspect.
 
-    See `railscope_collector.metering.evidence.ClockDoubt`. `gpu` is empty for all that the node reported.
+    `since_ns` is the start of the suspect time by the clock of that time, `delta_ns` the shift to later times that a
+    decision applied; 0 if the clock returned. `gpu` is empty for all that the node reported.
     """
 
     since_ns: int

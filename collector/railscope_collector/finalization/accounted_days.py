@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from railscope_collector.account import account_sums
-from railscope_collector.ledger import head_chain, ledger_store, row_conversion
+from railscope_collector.ledger import day_documents, head_chain, ledger_store
+from railscope_collector.ledger.day_documents import GpuDay
 
 
 class WrittenDay(NamedTuple):
@@ -23,9 +24,9 @@ class WrittenDay(NamedTuple):
     old: account_sums.DaySums
 
 
-NO_SUMS = account_sums.DaySums.from_tiling(None)
+NO_SUMS = account_sums.DaySums({}, {})
 _HEADS_AT_ONCE = 8
-"""All revisions that they added, of the GPUs in the account, are in memory at once, with the previous ones."""
+"""All revisions that they added are in memory at once, with the previous ones."""
 
 
 class AddedDays(NamedTuple):
@@ -39,20 +40,19 @@ class AddedDays(NamedTuple):
 class AccountedDays:
     """Ledger days that the account includes."""
 
-    gpus: dict[str, int] = field(default_factory=dict)
-    """GPUs in the account, each with the head of the ledger when its days were read."""
-    revisions: dict[row_conversion.GpuDay, int] = field(default_factory=dict)
+    gpus: set[str] = field(default_factory=set)
+    """GPUs with open days in the account."""
+    is_read: bool = False
+    """True once the ledger's sums were read."""
+    revisions: dict[GpuDay, int] = field(default_factory=dict)
     """Revisions in the account, of the days that may still change."""
     head: int = 0
     """Head of the ledger up to which added days are in the account."""
 
-    def add_gpus(self, finalized: account_sums.FinalizedGpus) -> None:
-        """Record GPUs whose days were read."""
-        if not self.gpus:
-            # The lowest: heads after it are read again for GPUs that were read later, which their own head excludes.
-            self.head = min(finalized.heads.values(), default=0)
+    def begin(self, finalized: account_sums.FinalizedGpus) -> None:
+        """Record that the ledger's sums were read."""
+        self.head, self.is_read = finalized.head, True
         self.revisions |= finalized.numbers
-        self.gpus |= finalized.heads
 
     def forget_revisions(self, before_day: int) -> None:
         """Remove the revisions of days that no longer change."""
@@ -61,17 +61,16 @@ class AccountedDays:
     def read_added(self, ledger: ledger_store.Ledger) -> AddedDays | None:
         """Return the days that the next heads added, by any collector; None if there is no head."""
         with ledger.database.transaction() as connection:
-            heads = head_chain.read_added(connection, "revision", self.head, _HEADS_AT_ONCE)
+            heads = head_chain.read_added(connection, day_documents.KIND, self.head, _HEADS_AT_ONCE)
         if not heads:
             return None
-        new: dict[row_conversion.GpuDay, int] = {}
-        old: dict[row_conversion.GpuDay, int] = {}
-        for head, keys in heads:
+        new: dict[GpuDay, int] = {}
+        old: dict[GpuDay, int] = {}
+        for _, keys in heads:
             for gpu, day, number in (key.rsplit("/", 2) for key in keys):
-                gpu_day, revision = row_conversion.GpuDay(gpu, int(day)), int(number)
+                gpu_day, revision = GpuDay(gpu, int(day)), int(number)
                 accounted = self.revisions.get(gpu_day, 0)
-                # The sums that were read for a GPU contain all heads up to its own.
-                if self.gpus.get(gpu, head) < head and revision > accounted:
+                if revision > accounted:
                     # The revision that the account includes and not the one before the new one: a day may have several
                     # new revisions.
                     old.setdefault(gpu_day, accounted or revision - 1)
@@ -85,13 +84,11 @@ class AccountedDays:
 
 
 def read_sums(
-    ledger: ledger_store.Ledger, numbers: Mapping[row_conversion.GpuDay, int]
-) -> dict[row_conversion.GpuDay, account_sums.DaySums]:
+    ledger: ledger_store.Ledger, numbers: Mapping[GpuDay, int]
+) -> dict[GpuDay, account_sums.DaySums]:
     """Return the sums of revisions; there is none of number 0."""
     numbers = {day: number for day, number in numbers.items() if number}
     return {
-        row_conversion.GpuDay(r.tiling.gpu, r.tiling.day): account_sums.DaySums.from_tiling(
-            r.tiling
-        )
-        for r in ledger.revisions(numbers)
+        revision.key: account_sums.DaySums.from_day(revision.day)
+        for revision in ledger.revisions(numbers)
     }

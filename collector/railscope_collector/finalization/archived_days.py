@@ -28,13 +28,11 @@ from railscope_collector.evidence import (
 )
 from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import (
-    day_metering,
-    day_tiling,
     ledger_store,
-    row_conversion,
     schema,
 )
 from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.day_documents import GpuDay, Revision
 
 _NODES_AT_ONCE = 16
 """The intervals of these nodes, of three days or more, are in the temporary database at once."""
@@ -89,8 +87,8 @@ def recompute_day(
     earlier = archive.files(0, day, kind=evidence_archive.CLAIMS)
     for nodes in _group_nodes({gpu: homes[gpu] for gpu in selected}):
         few = sorted(gpu for gpu in selected if homes[gpu] <= nodes)
-        numbers = {row_conversion.GpuDay(gpu, day): written[gpu] for gpu in few if gpu in written}
-        revisions = {each.tiling.gpu: each for each in ledger.revisions(numbers)}
+        numbers = {GpuDay(gpu, day): written[gpu] for gpu in few if gpu in written}
+        revisions = {each.day.gpu: each for each in ledger.revisions(numbers)}
         recomputation = _Recomputation(archive, day, nodes, found, intervals, earlier)
         differing = recomputation.find_differing(few, revisions)
         result.equal += len(few) - len(differing)
@@ -128,16 +126,16 @@ def _group_nodes(homes: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
 def _describe(
     gpu: str,
     name: str,
-    revision: ledger_store.Revision | None,
+    revision: Revision | None,
     archive: evidence_archive.EvidenceArchive,
 ) -> str:
     """Return a line about a GPU-day that differs."""
     if revision is None:
         return f"{gpu} on {name}: the archive has evidence, and the ledger has no such day"
-    day = revision.tiling.day
+    day = revision.day.day
     last_ns = max(file.verified_ns for file in archive.files(day, day + 1))
-    if revision.tiling.computed_ns > last_ns:
-        computed, archived = map(format_timestamp, (revision.tiling.computed_ns, last_ns))
+    if revision.recorded_ns > last_ns:
+        computed, archived = map(format_timestamp, (revision.recorded_ns, last_ns))
         return f"{gpu} on {name}: revised {computed}, archived {archived}; fix: {_RUN}"
     return f"{gpu} on {name}: differs from revision {revision.number} of the ledger"
 
@@ -155,9 +153,7 @@ class _Recomputation:
     earlier_claims: list[evidence_archive.EvidenceFile]
     """Files of earlier days: counters may have increased since a day whose claims have ended."""
 
-    def find_differing(
-        self, gpus: list[str], revisions: Mapping[str, ledger_store.Revision]
-    ) -> list[str]:
+    def find_differing(self, gpus: list[str], revisions: Mapping[str, Revision]) -> list[str]:
         """Return the GPUs whose day differs from its revision, or has none."""
         for margin in _MARGINS:
             with self._open(margin) as store:
@@ -177,20 +173,15 @@ class _Recomputation:
         self,
         evidence: period_completeness.DatabaseEvidence,
         gpus: list[str],
-        revisions: Mapping[str, ledger_store.Revision],
+        revisions: Mapping[str, Revision],
     ) -> Iterator[str]:
         start_ns, end_ns = self.day * DAY_NS, (self.day + 1) * DAY_NS
         evidence.gpus(start_ns, end_ns)
         for gpu in gpus:
             metered = evidence.evidence(gpu, start_ns, end_ns).meter()
-            again = metered.day(self.day, day_metering.MeteringComputation("", 0))
+            again = metered.day(self.day)
             revision = revisions.get(gpu)
-            if revision is None:
-                if again.entries:
-                    yield gpu
-            elif revision.content_root != day_tiling.revision_root(
-                again, revision.tiling.capacity_units
-            ):
+            if again != revision.day if revision else again.pieces:
                 yield gpu
 
     @contextmanager

@@ -38,7 +38,8 @@ from railscope_collector.finalization import (
     finalized_sums,
     open_days,
 )
-from railscope_collector.ledger import database, leases, row_conversion
+from railscope_collector.ledger import database, leases
+from railscope_collector.ledger.day_documents import GpuDay
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +99,7 @@ class DayFinalizer:
     """Epoch of the lease in the last round; 0 without it."""
     _last_days: dict[str, int] = field(default_factory=dict)
     """Last day in the ledger of each GPU in the database, during one term of the lease."""
-    rejected_days: dict[row_conversion.GpuDay, str] = field(default_factory=dict)
+    rejected_days: dict[GpuDay, str] = field(default_factory=dict)
     """Days that could not be written, and the problem of each, during one term of the lease: each round tries again."""
     _requested: set[str] = field(default_factory=set)
     """GPUs with their claims read from the database."""
@@ -218,7 +219,7 @@ class DayFinalizer:
         files = await database.call_database(stores.store.files)
         self.decided(files.decisions)
         await self._finalize(stores, self.wall_ns())
-        counted = (self._open_days.stale | self.book.late) & self._days.gpus.keys()
+        counted = (self._open_days.stale | self.book.late) & self._days.gpus
         homes = await database.call_database(stores.store.homes, counted)
         await self._open_days.count_new(stores, files, homes)
 
@@ -273,18 +274,18 @@ class DayFinalizer:
         return is_complete
 
     async def _load_sums(self, stores: day_writes.MeteringStores, now_ns: int) -> None:
-        """Load the ledger's sums of GPUs that are new here."""
-        new = self.book.gpus.keys() - self._days.gpus.keys()
-        if not new and self.live.is_ready:
-            return
-        oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
-        finalized = await database.call_database(
-            finalized_sums.read_finalized, stores.ledger, new, oldest_day
-        )
-        # The lock keeps a view from showing a GPU's open days without its finalized ones.
-        async with self.live.lock:
-            self.live.add_finalized(finalized)
-        self._days.add_gpus(finalized)
+        """Load the ledger's sums once, and record the GPUs that are new here."""
+        new = self.book.gpus.keys() - self._days.gpus
+        if not self._days.is_read:
+            oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
+            finalized = await database.call_database(
+                finalized_sums.read_finalized, stores.ledger, oldest_day
+            )
+            # The lock keeps a view from showing a GPU's open days without its finalized ones.
+            async with self.live.lock:
+                self.live.add_finalized(finalized)
+            self._days.begin(finalized)
+        self._days.gpus |= new
         self._open_days.stale |= new
 
     @property
@@ -296,7 +297,7 @@ class DayFinalizer:
         return (now_ns - self._delay_ns) // DAY_NS
 
     def _apply(self, day: accounted_days.WrittenDay) -> None:
-        self._days.revisions[row_conversion.GpuDay(day.gpu, day.day)] = day.revision
+        self._days.revisions[GpuDay(day.gpu, day.day)] = day.revision
         self.live.finalized.finalize(day.gpu, day.day, day.new, day.old)
         self.live.amounts.finalize(day.gpu, day.day, day.new.amounts, day.old.amounts)
         self.book.changed.add(day.gpu)
@@ -357,8 +358,9 @@ class DayFinalizer:
         now_ns: int,
     ) -> None:
         """Read last days of new GPUs, at the start of a term days that were not written, in the first one late facts."""
-        unread = homes.keys() - self._last_days.keys()
-        self._last_days |= await database.call_database(stores.ledger.last_days, unread)
+        if homes.keys() - self._last_days.keys():
+            last_days = await database.call_database(stores.ledger.last_days)
+            self._last_days |= {gpu: last_days[gpu] for gpu in homes.keys() & last_days.keys()}
         if term.epoch != self._epoch:
             first = self._end_day(now_ns) - self.settings.max_revision_age_days
             days = range(first, self._end_day(now_ns))
@@ -396,12 +398,11 @@ class DayFinalizer:
             )
             self._record_rejected(rejected)
             for day in days:
-                self.rejected_days.pop(row_conversion.GpuDay(day.gpu, day.day), None)
+                self.rejected_days.pop(GpuDay(day.gpu, day.day), None)
                 self._last_days[day.gpu] = max(day.day, self._last_days.get(day.gpu, day.day))
             async with self.live.lock:
                 for day in days:
-                    if day.gpu in self._days.gpus:
-                        self._apply(day)
+                    self._apply(day)
             self.counts.days += len(days)
             self.counts.revisions += sum(
                 day.revision > 1 and day.old.times != day.new.times for day in days
@@ -411,7 +412,7 @@ class DayFinalizer:
             term.store_progress, stores.ledger.database, now_ns - evidence_writer.MARGIN_NS
         )
 
-    def _record_rejected(self, rejected: Mapping[row_conversion.GpuDay, str]) -> None:
+    def _record_rejected(self, rejected: Mapping[GpuDay, str]) -> None:
         """Log days that could not be written, each once: the text of a problem may contain a time."""
         for key, problem in rejected.items():
             if not self.rejected_days.get(key):
@@ -422,7 +423,7 @@ class DayFinalizer:
 
     async def _follow(self, stores: day_writes.MeteringStores) -> None:
         """Include in the account the days that other collectors have added to the ledger."""
-        while self._days.gpus:
+        while self._days.is_read:
             added = await database.call_database(self._days.read_added, stores.ledger)
             if added is None:
                 return
@@ -436,7 +437,7 @@ class DayFinalizer:
     ) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
         changed_gpus = {change.gpu for change in changes if change.gpu}
-        fresh = self._days.gpus.keys() - self._requested
+        fresh = self._days.gpus - self._requested
         changed_gpus |= fresh | {
             claim_events.unplaced_key(node) for gpu in fresh for node in self.book.nodes_of(gpu)
         }

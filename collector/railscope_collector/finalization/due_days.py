@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from railscope.timestamps import DAY_NS
 from railscope_collector.evidence import claim_events, evidence_tables
-from railscope_collector.ledger import row_conversion
+from railscope_collector.ledger.day_documents import GpuDay
 
 GPUS_AT_ONCE = 64
 GpuNodes = Mapping[str, Mapping[str, int]]
@@ -46,7 +46,7 @@ def find_due(
     finalized: Mapping[str, int],
     window: range,
     changes: Iterable[evidence_tables.EvidenceChange],
-    rejected: Iterable[row_conversion.GpuDay] = (),
+    rejected: Iterable[GpuDay] = (),
 ) -> list[DueDays]:
     """Return the days of each GPU that are to be written, new or revised, or again after they were rejected.
 

@@ -27,8 +27,9 @@ from railscope_collector.evidence import (
     evidence_tables,
 )
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.ledger import leases, ledger_queries
+from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
+from railscope_collector.ledger.ledger_store import Ledger
 
 log = structlog.get_logger(__name__)
 
@@ -314,7 +315,7 @@ class EvidenceRetention:
         """Return the days that the ledger does not have of some GPU, by node; log their number when it changes."""
         with archive.database.transaction(is_snapshot=True) as connection:
             homes = evidence_store.read_homes(connection)
-            missing = list(ledger_queries.find_missing_days(connection, homes, days))
+        missing = Ledger(archive.database).missing_days(homes, days)
         if missing and len(missing) != self.missing_days:
             first = f"{missing[0].gpu} on {evidence_archive.format_day(missing[0].day)}"
             advice = "their evidence is not deleted; the log of the collector that finalizes has the problem"

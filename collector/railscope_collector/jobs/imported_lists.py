@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS, format_timestamp
 from railscope_collector.jobs import JobsError
 from railscope_collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
-from railscope_collector.ledger import head_chain, ledger_queries, record_draft, schema
+from railscope_collector.ledger import day_documents, head_chain, record_draft, schema
 from railscope_collector.ledger.database import Database
 from railscope_collector.metering.units import Period, period_name
 
@@ -233,7 +233,7 @@ def _insert_jobs(connection: sa.Connection, number: int, jobs: Sequence[PlacedJo
         if job.run_start_ns < FOREVER_NS:
             rows[later_parts].append(schema.to_row(later_parts, job, **place))
     for table, table_rows in rows.items():
-        for row_group in ledger_queries.split_items(table_rows):
+        for row_group in day_documents.split_items(table_rows):
             connection.execute(table.insert(), row_group)
 
 
@@ -266,7 +266,7 @@ def read_listed_jobs(
     table, list_numbers = listed_jobs, set(numbers)
     place = sa.and_(later_parts.c.list == table.c.list, later_parts.c.position == table.c.position)
     query = sa.select(table, later_parts.c.run_start_ns).outerjoin(later_parts, place)
-    for gpu_group in ledger_queries.split_items(sorted(gpus)):
+    for gpu_group in day_documents.split_items(sorted(gpus)):
         for row in connection.execute(query.where(table.c.gpu_uuid.in_(gpu_group))):
             if row.list in list_numbers:
                 job = schema.from_row(

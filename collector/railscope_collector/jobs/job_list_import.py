@@ -2,7 +2,7 @@
 
 All time is `inferred`, with the scheduler as node evidence; rating leaves it undecided if no agent
 observed the GPU for more than an hour. An operator without agents may count the scheduler's report
-as observation; such days are marked by a separate engine version.
+as observation; such days state it as their source.
 
 The ledger is a function of the newest list of each source and period. A list states all jobs of its
 source and period, so a GPU that it names is present throughout the period. A GPU that no list of a
@@ -19,21 +19,20 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from railscope import __version__
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
 from railscope_collector.jobs import gpu_models, imported_lists, job_list, job_metering
 from railscope_collector.jobs.placeholder_gpus import is_placeholder
 from railscope_collector.ledger import (
+    day_documents,
     day_metering,
-    day_tiling,
-    ledger_queries,
     ledger_store,
     record_draft,
-    row_conversion,
     transactions,
 )
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.metering import evidence, observation, timeline, units
+from railscope_collector.metering.metered_day import MeteredDay
 
 _AT_ONCE = 1000
 _GPUS_AT_ONCE = 64
@@ -46,10 +45,9 @@ class ImportCounts(NamedTuple):
     unchanged: int
 
 
-def list_computation(now_ns: int, *, as_observed: bool = False) -> day_metering.MeteringComputation:
-    """Engine version and time of the days of a list."""
-    basis = "used as observed" if as_observed else "as reported by the scheduler"
-    return day_metering.MeteringComputation(f"{__version__} job list, {basis}", now_ns)
+def list_source(*, as_observed: bool = False) -> str:
+    """Source of the days of a list."""
+    return "job list, used as observed" if as_observed else "job list, as reported by the scheduler"
 
 
 # Lists by source and period ----------------------------------------------------------------------
@@ -139,13 +137,14 @@ def import_list(
     added = unchanged = 0
     with ledger.database.transaction(writes=True) as connection:
         transactions.lock(connection, imported_lists.IMPORT_LOCK)
+        day_documents.lock_days(connection)
         imported_lists.add_list(connection, new, by)
         # Superseded lists included: a GPU that the new list does not name any more must lose its days.
         gpus = imported_lists.find_listed_gpus(connection, new.source, new.period)
         rest = _NewestLists.read(connection, new.period, by.now_ns).days(connection, sorted(gpus))
         # In parts of bounded memory, and in one transaction: a list is imported as a whole or not at all.
         while chunk := list(islice(rest, _AT_ONCE)):
-            for written in ledger.write_days_in(connection, chunk):
+            for written in day_documents.write_days(connection, chunk, by.now_ns):
                 added += written.added
                 unchanged += not written.added
     return ImportCounts(added, unchanged)
@@ -169,14 +168,14 @@ class _NewestLists:
         ]
         return cls({imported.number: imported for imported in lists}, period, now_ns)
 
-    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[day_tiling.DayTiling]:
+    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[MeteredDay]:
         """The days of some GPUs in the period, according to the lists."""
         span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
         # A day that has not begun has no entries, whatever a running job reserves.
         next_day = self.now_ns // DAY_NS + 1
         for offset in range(0, len(gpus), _GPUS_AT_ONCE):
             gpu_group = gpus[offset : offset + _GPUS_AT_ONCE]
-            present = ledger_queries.newest_numbers(connection, span, gpu_group)
+            present = day_documents.newest_numbers(connection, span, gpu_group)
             for gpu, by_list in imported_lists.read_listed_jobs(
                 connection, gpu_group, self.heads
             ).items():
@@ -206,25 +205,23 @@ class _NewestLists:
         )
 
     def _empty_days(
-        self, gpu: str, part: range, present: Mapping[row_conversion.GpuDay, int]
-    ) -> Iterator[day_tiling.DayTiling]:
+        self, gpu: str, part: range, present: Mapping[GpuDay, int]
+    ) -> Iterator[MeteredDay]:
         """Empty days: no list names the GPU any more, or the day has not begun."""
-        root = day_tiling.evidence_root(evidence.Evidence(gpu, stays=()))
         for day in part:
             # An empty revision only where there is one to supersede.
-            if row_conversion.GpuDay(gpu, day) in present:
-                yield day_tiling.DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
+            if GpuDay(gpu, day) in present:
+                yield MeteredDay(gpu, day, "", source=list_source())
 
     def _listed_days(
         self, gpu: str, part: range, by_list: Mapping[int, Sequence[imported_lists.PlacedJob]]
-    ) -> Iterator[day_tiling.DayTiling]:
+    ) -> Iterator[MeteredDay]:
         """Days of a GPU that the same lists cover. Raises JobLedgerError."""
         models = {job.model for jobs in by_list.values() for job in jobs if job.model}
         if len(models) > 1:
             named = [str(self.heads[number]) for number in by_list]
             raise imported_lists.JobLedgerError(_conflicting_models(gpu, models, named))
         as_observed = all(self.heads[number].as_observed for number in by_list)
-        computed = list_computation(self.now_ns, as_observed=as_observed)
         by_source = {self.heads[number].source: jobs for number, jobs in by_list.items()}
         listed_evidence = _evidence(gpu, part, by_source)
         unfinished = {
@@ -236,9 +233,15 @@ class _NewestLists:
         if as_observed:
             listed_evidence = as_observed_evidence(listed_evidence)
         skus = [(0, model) for model in models]
-        metered = day_metering.MeteredGpu.compute(listed_evidence, {}, skus, open_claims=unfinished)
+        metered = day_metering.MeteredGpu.compute(
+            listed_evidence,
+            {},
+            skus,
+            open_claims=unfinished,
+            source=list_source(as_observed=as_observed),
+        )
         for day in part:
-            yield metered.day(day, computed)
+            yield metered.day(day)
 
 
 def _evidence(

@@ -11,28 +11,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob
+from railscope_collector.ledger.day_metering import join_entries
 from railscope_collector.metering import evidence, tiling, units
-from railscope_collector.metering.overlaps import Overlap, OverlapKind, find_overlaps
-
-
-class JobOverlap(NamedTuple):
-    """Overlap of two jobs on one GPU."""
-
-    gpu: ListedGpu
-    conflict: Overlap
+from railscope_collector.metering.metered_day import DayPiece
 
 
 class MeteredJobs(msgspec.Struct, frozen=True):
     """GPU time in GPU-nanoseconds: whole GPUs times nanoseconds.
 
     `unplaced_ns` is the time of tenants on GPUs that the list does not name. It is in no other sum,
-    as overlaps with other jobs cannot be detected.
+    as it cannot be divided among the jobs of a GPU.
     """
 
     gpus: int
@@ -40,7 +33,6 @@ class MeteredJobs(msgspec.Struct, frozen=True):
     free_ns: Fraction
     tenants: dict[str, Fraction]
     unplaced_ns: dict[str, Fraction]
-    overlaps: tuple[JobOverlap, ...]
 
     @property
     def held_ns(self) -> Fraction:
@@ -123,10 +115,11 @@ def part_slots(part: ListedGpuPart) -> units.CapacityRange:
     )
 
 
-def timeline_entries(gpu_evidence: evidence.Evidence) -> list[tiling.TilingEntry]:
+def timeline_pieces(gpu_evidence: evidence.Evidence) -> tuple[DayPiece, ...]:
     """The timeline of a GPU over its whole stay."""
     (stay,) = gpu_evidence.stays
-    return tiling.GpuTimeline.compute(gpu_evidence).entries(stay.start_ns, stay.end_ns)
+    timeline = tiling.GpuTimeline.compute(gpu_evidence, (units.Tiling.COMPUTE,))
+    return join_entries(timeline.entries(stay.start_ns, stay.end_ns))
 
 
 def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
@@ -142,13 +135,13 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
     for evidence_ in evidence_by_gpu.values():
         (stay,) = evidence_.stays
         capacity += stay.end_ns - stay.start_ns
-        for entry in timeline_entries(evidence_):
-            if entry.tiling is not units.Tiling.COMPUTE:
-                continue
-            if entry.state is tiling.SlotState.INFERRED:
-                tenants[entry.tenant] += Fraction(entry.quantity)
-            else:
-                free += entry.quantity
+        for piece in timeline_pieces(evidence_):
+            for part in piece.parts:
+                quantity = Fraction(part.size) * (piece.end_ns - piece.start_ns)
+                if part.state is tiling.SlotState.INFERRED:
+                    tenants[part.tenant] += quantity
+                else:
+                    free += quantity
     for job in jobs:
         if job.unplaced:
             unplaced[job.tenant] += _duration_ns(job, period) * sum(
@@ -160,12 +153,6 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
         free_ns=_gpu_ns(free),
         tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
         unplaced_ns=dict(sorted(unplaced.items())),
-        overlaps=tuple(
-            JobOverlap(gpu, overlap)
-            for gpu, evidence_ in evidence_by_gpu.items()
-            for overlap in find_overlaps(evidence_)
-            if overlap.tiling is units.Tiling.COMPUTE and overlap.kind is OverlapKind.CONFLICT
-        ),
     )
 
 

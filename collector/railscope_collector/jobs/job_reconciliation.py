@@ -25,6 +25,7 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.jobs.job_list import ListedJob
 from railscope_collector.metering import evidence, tiling, units
+from railscope_collector.metering.metered_day import DayPart, MeteredDay
 
 _CLAIM_STATES = frozenset(
     {
@@ -39,6 +40,23 @@ _CLAIM_STATES = frozenset(
 
 
 ALL_TIME = units.Period(0, FOREVER_NS)
+
+
+class LedgerTime(msgspec.Struct, frozen=True):
+    """Time in the ledger in which a claim has a size of a GPU."""
+
+    gpu: str
+    start_ns: int
+    end_ns: int
+    part: DayPart
+
+
+def times_of_day(day: MeteredDay) -> Iterator[LedgerTime]:
+    """Yield the times of claims of a GPU-day."""
+    for piece in day.pieces:
+        for part in piece.parts:
+            if part.claim:
+                yield LedgerTime(day.gpu, piece.start_ns, piece.end_ns, part)
 
 
 class ClaimTime(msgspec.Struct):
@@ -106,7 +124,7 @@ class JobRun:
 
 
 def pair_runs(
-    entries: Iterable[tiling.TilingEntry],
+    entries: Iterable[LedgerTime],
     records: Iterable[ListedJob],
     window: units.Period,
     unended: Collection[ListedJob],
@@ -125,32 +143,25 @@ def pair_runs(
     ]
 
 
-def _claim_times(
-    entries: Iterable[tiling.TilingEntry], window: units.Period
-) -> dict[str, list[ClaimTime]]:
+def _claim_times(entries: Iterable[LedgerTime], window: units.Period) -> dict[str, list[ClaimTime]]:
     """Claims on GPUs by job, each from first to last entry, with its quantity."""
     times: dict[tuple[str, str, str], ClaimTime] = {}
     by_job: dict[str, list[ClaimTime]] = defaultdict(list)
     for entry in entries:
-        if (
-            entry.tiling is not units.Tiling.COMPUTE
-            or entry.state not in _CLAIM_STATES
-            or not entry.claim
-        ):
+        part = entry.part
+        if part.state not in _CLAIM_STATES:
             continue
-        name = evidence.job_id(entry.workload)
-        t0_ns, t1_ns = _clip(window, entry.t0_ns, entry.t1_ns)
+        name = evidence.job_id(part.workload)
+        t0_ns, t1_ns = _clip(window, entry.start_ns, entry.end_ns)
         if t0_ns >= t1_ns:
             continue
-        key = (entry.gpu, entry.claim, entry.tenant)
+        key = (entry.gpu, part.claim, part.tenant)
         if key not in times:
             times[key] = ClaimTime(*key, t0_ns, t1_ns)
             by_job[name].append(times[key])
         time = times[key]
         time.start_ns, time.end_ns = min(time.start_ns, t0_ns), max(time.end_ns, t1_ns)
-        time.quantity = units.exact(
-            time.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns)
-        )
+        time.quantity = units.exact(time.quantity + part.size * (t1_ns - t0_ns))
     return by_job
 
 
@@ -267,7 +278,7 @@ class JobComparison:
 
 
 def compare_jobs(
-    entries: Iterable[tiling.TilingEntry],
+    entries: Iterable[LedgerTime],
     records: Iterable[ListedJob],
     tolerance_ns: int,
     window: units.Period = ALL_TIME,

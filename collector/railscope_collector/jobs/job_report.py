@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.timestamps import SECOND_NS
 from railscope_collector.jobs.job_list import JobList
 from railscope_collector.jobs.job_metering import MeteredJobs
 
@@ -34,17 +33,6 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
         "tenants": [
             {"tenant": tenant, "held_ns": str(held_ns), "gpu_hours": format_hours(held_ns)}
             for tenant, held_ns in metered.tenants.items()
-        ],
-        "conflicts": [
-            {
-                "gpu": str(clash.gpu),
-                "start_ns": str(clash.conflict.start_ns),
-                "end_ns": str(clash.conflict.end_ns),
-                "earlier": clash.conflict.claim,
-                "later": clash.conflict.other,
-                "moved_ns": str(Fraction(clash.conflict.quantity) / GPU_CAPACITY),
-            }
-            for clash in metered.overlaps
         ],
         "not_placed": [
             {
@@ -78,11 +66,6 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     yield from _time_table("TENANT", [*metered.tenants.items(), *totals.items()])
     description = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
     yield f"{description}; held and free add up to capacity x time"
-    yield f"conflicts: {len(metered.overlaps)}"
-    for gpu, conflict in metered.overlaps:
-        between = f"{format_timestamp(conflict.start_ns)} to {format_timestamp(conflict.end_ns)}"
-        moved = format_hours(Fraction(conflict.quantity) / GPU_CAPACITY)
-        yield f"  {gpu}: {between}: {moved} GPU-hours moved {conflict.claim} -> {conflict.other}"
     parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
     yield f"not placed on a GPU: {len(parts)}"
     for job, part in parts:

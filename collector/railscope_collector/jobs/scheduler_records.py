@@ -23,7 +23,8 @@ from railscope_collector.jobs import (
 from railscope_collector.jobs.bad_lines import JobListError
 from railscope_collector.jobs.job_list import ListedJob
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering import tiling, units
+from railscope_collector.metering import units
+from railscope_collector.metering.metered_day import DayPart
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
 _NAMING = frozenset({"file", "command"})
@@ -103,16 +104,20 @@ class SchedulerRecords:
         self, ledger: Ledger, period: units.Period, tolerance_ns: int
     ) -> job_reconciliation.JobComparison:
         """Compare the ledger with these schedulers' jobs in a period. Raises UnusableLedgerError."""
-        entries = (
+        times = (
             # With tenants as named in the scheduler records.
             msgspec.structs.replace(
-                entry, tenant=account_tenants.account_name(entry.tenant, self.tenant_names)
+                time,
+                part=msgspec.structs.replace(
+                    time.part,
+                    tenant=account_tenants.account_name(time.part.tenant, self.tenant_names),
+                ),
             )
-            for entry in _by_gpu(ledger, period)
-            if self._contains(entry)
+            for time in _by_gpu(ledger, period)
+            if self._contains(time.part)
         )
         compared = job_reconciliation.compare_jobs(
-            entries, self.jobs, tolerance_ns, period, self.unended
+            times, self.jobs, tolerance_ns, period, self.unended
         )
         others = {
             listed.source
@@ -121,23 +126,23 @@ class SchedulerRecords:
         }
         return replace(compared, rejected=self.rejected, other_sources=tuple(sorted(others)))
 
-    def _contains(self, entry: tiling.TilingEntry) -> bool:
+    def _contains(self, part: DayPart) -> bool:
         """True if a claim was made from these records, or from a job list of the same source."""
         # The claim of a job list is its source, job and start; that of an agent begins with its provider and a slash.
-        source, _, start = entry.claim.rpartition(f"/{entry.workload}@")
+        source, _, start = part.claim.rpartition(f"/{part.workload}@")
         if source and start.isdecimal():
             return source in self.sources
-        provider = entry.claim.partition("/")[0]
+        provider = part.claim.partition("/")[0]
         if provider in _NAMING:
-            provider = entry.workload.partition(":")[0]
+            provider = part.workload.partition(":")[0]
         return provider in self.schedulers
 
 
-def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry]:
-    """The entries of a period, GPU by GPU, to limit memory on a large cluster."""
+def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[job_reconciliation.LedgerTime]:
+    """The times of claims in the ledger of a period, day by day, to limit memory on a large cluster."""
     newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
-    for gpu in sorted({key.gpu for key in newest}):
-        yield from ledger.entries(period.start_ns, period.end_ns, gpu)
+    for revision in ledger.revisions(newest):
+        yield from job_reconciliation.times_of_day(revision.day)
 
 
 # Text ----------------------------------------------------------------------------

@@ -22,7 +22,13 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
 from railscope.listen_address import MAX_PORT
 from railscope.service import Parameters, ResultT, run_to_end
-from railscope_collector.ledger import LedgerError, head_chain, schema, transactions
+from railscope_collector.ledger import (
+    LedgerError,
+    day_documents,
+    head_chain,
+    schema,
+    transactions,
+)
 
 _BUSY_SECONDS = 60
 _CONNECTION = {
@@ -223,7 +229,7 @@ class Database:
         version = connection.execute(
             sa.select(sa.func.max(schema.schema_version.c.version))
         ).scalar_one()
-        if version != schema.VERSION:
+        if version not in {schema.VERSION, schema.ROWS_VERSION}:
             message = (
                 f"the ledger {self.name} has schema version {version}: expected {schema.VERSION}; fix:"
                 " run the version of Railscope that wrote it, or use another database"
@@ -232,6 +238,9 @@ class Database:
         for table in self._tables.sorted_tables:
             if table.name not in present:  # created by an earlier release
                 table.create(connection)
+        if version == schema.ROWS_VERSION:
+            day_documents.add_row_totals(connection)
+            connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
 
     def _missing_ledger(self) -> str:
         return (

@@ -70,6 +70,10 @@ for _table in (databases, heads, stops):
     schema.make_append_only(_table)
 
 
+DAY_KINDS = ("revision", "ledger day")
+"""Kinds of rows of a day: of earlier releases, and of this one."""
+
+
 class OlderLedgerError(LedgerError, RuntimeError):
     """The database is an older copy; the message states why, and the remedy."""
 
@@ -281,7 +285,7 @@ def read_rows(connection: Connection, kind: str, days: range | None = None) -> I
     covered: schema.CoveredTable = schema.covered_tables[kind]
     keys = list(covered.table.primary_key.columns)
     query = select(covered.table).order_by(*keys)
-    if days is not None and kind == "revision":
+    if days is not None and kind in DAY_KINDS:
         query = query.where(covered.table.c.day >= days.start, covered.table.c.day < days.stop)
     yield from _items(connection, kind, connection.execute(query).all())
 

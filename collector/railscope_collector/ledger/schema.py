@@ -1,9 +1,8 @@
 """Tables of the ledger.
 
-Rows are only added, never changed; database triggers enforce this. A row belongs to one day. Slots
-are integers of the revision's capacity units (84,000, or more if claims hold other fractions). A
-GPU-day of 84,000 units is 7.3e18 cap-unit-nanoseconds, which is within 64 bits; larger products are
-not, and sums over many days are computed outside the database.
+Rows are only added, never changed; database triggers enforce this. The tables of revisions and their parts have the
+days of releases up to 0.3: no row is added to them. Their slots are integers of the revision's capacity units (84,000,
+or more if claims held other fractions).
 
 Other packages declare tables of the same database on `metadata` in modules of their own, which
 `railscope_collector.tables` imports, and make them append-only.
@@ -23,7 +22,9 @@ from sqlalchemy.types import TypeEngine
 
 from railscope_collector.metering.units import Period
 
-VERSION = 6
+VERSION = 7
+ROWS_VERSION = 6
+"""Version of releases that wrote GPU-days as rows of slots; `ledger_day` continues their revisions."""
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of up to 60 digits, in canonical form."""
 
@@ -209,23 +210,6 @@ overlaps = _part_table(
 )
 """Capacity that claims requested and did not hold, in the revision's capacity units."""
 
-LEDGER_VIEW = """
-CREATE VIEW ledger AS SELECT
-    e.gpu_uuid || '/' || e.day || '/' || e.revision || '/' || e.entry AS entry_id,
-    e.revision, e.gpu_uuid, r.sku, e.day, e.node, e.tiling,
-    CASE e.tiling WHEN 'compute' THEN e.slot_lo END AS slot_lo,
-    CASE e.tiling WHEN 'compute' THEN e.slot_hi END AS slot_hi,
-    CASE e.tiling WHEN 'memory' THEN e.slot_lo END AS mem_lo,
-    CASE e.tiling WHEN 'memory' THEN e.slot_hi END AS mem_hi,
-    e.t0_ns, e.t1_ns, e.state, e.witness, e.silence_ns,
-    e.tenant_id, e.workload_id, e.claim_id, e.layout_id, e.qty_capns,
-    e.reason, e.placement, r.capacity_units, r.clock_suspect,
-    r.evidence_root, r.engine_version, r.computed_ns, r.supersedes
-FROM ledger_entry e JOIN ledger_revision r
-    ON r.gpu_uuid = e.gpu_uuid AND r.day = e.day AND r.revision = e.revision
-"""
-"""The ledger in the form for people and tools: each entry with its revision."""
-
 _APPEND_ONLY_FUNCTION = """
 CREATE FUNCTION ledger_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$
@@ -296,5 +280,3 @@ cover_table("revision", revisions, entries, shares, claims, overlaps)
 _run(metadata, "before_create", _APPEND_ONLY_FUNCTION, "postgresql")
 for _table in (schema_version, revisions, entries, shares, claims, overlaps):
     make_append_only(_table)
-for _dialect in ("sqlite", "postgresql"):
-    _run(metadata, "after_create", LEDGER_VIEW, _dialect)

@@ -211,18 +211,6 @@ class NodeSighting(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int
 
 
-class ClockDoubt(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A time in which the clock of the collector that received evidence was suspect.
-
-    `since_ns` is its start by the clock of that time, `delta_ns` the shift to later times that an
-    administrator's decision applied to the received evidence; 0 if the clock returned. The audit
-    log has both.
-    """
-
-    since_ns: int
-    delta_ns: int = 0
-
-
 class Evidence(msgspec.Struct, frozen=True):
     """All evidence about one GPU. Neither order nor repetition matters."""
 

@@ -126,7 +126,11 @@ def test_every_table_is_covered_by_heads_or_named_here() -> None:
     evidence -= {archives.name, removals.name}
     own = {
         "audit_outbox", "audit_placed", "ledger_schema", "collector_lease",
-        "collector_head_file", "receipt_key",
+        "collector_head_file", "receipt_key", "ledger_total",
+    }  # fmt: skip
+    # Declared by the modules of stored facts, which another test may have imported.
+    own |= metadata.tables.keys() & {
+        "fact_quarter", "fact_claim", "fact_claim_end", "fact_boot", "gpu_state", "marked_day",
     }  # fmt: skip
     own |= {table.name for table in audit_tables.TABLES}
     chain = {head_chain.databases.name, head_chain.heads.name, head_chain.stops.name}
@@ -155,6 +159,13 @@ def changes(connection: Connection, name: str) -> dict[str, Callable[[], object]
 
 
 RECORD_OF = {"archive": "evidence.archive", "removal": "evidence.delete"}
+
+
+WRITTEN_BEFORE = {
+    "ledger_revision", "ledger_entry", "ledger_share", "ledger_claim", "ledger_overlap",
+    "billing_closing_revision",
+}  # fmt: skip
+"""Tables of releases up to 0.3: nothing adds rows to them."""
 
 
 def add_archive(database: Database) -> None:
@@ -188,7 +199,12 @@ async def test_any_change_of_a_row_is_found(
     assert reconciled(books) == (True, "")
     recorded = verify_log(ledger.database.transaction, KEY.public).ledger
     with ledger.database.transaction() as connection:
-        found = [(name, kind) for name in tables_covered() for kind in changes(connection, name)]
+        found = [
+            (name, kind)
+            for name in tables_covered()
+            if name not in WRITTEN_BEFORE
+            for kind in changes(connection, name)
+        ]
     for name, kind in found[::every]:
         with ledger.database.engine.connect() as plain:
             connection = plain.execution_options(writes=True)

@@ -38,7 +38,7 @@ USUAL: dict[str, Any] = {
 }  # fmt: skip
 SHORT = {
     "gpu": "resource", "mig": "mig_profile", "size": "capacity_units", "instance": "instance_units", "energy": "energy_millijoules",
-    "evidence": "node_evidence", "since": "claim_start_ns", "gap": "gap_ns", "until": "claim_end_ns", "counted": "counted_on",
+    "evidence": "node_evidence", "since": "claim_start_ns", "gap": "gap_ns", "until": "claim_end_ns",
 }  # fmt: skip
 EXAMPLE = """version = 2
 published = 2026-06-20T09:00:00Z

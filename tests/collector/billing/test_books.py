@@ -8,7 +8,6 @@ Times are hours after 2024-10-04; the periods 1, 2 and 3 are of three days each.
                                    in=NODE:FROM-TO,...: nodes that contain the GPU
                                    out=FROM-TO: an outage that was not announced
                                    kept=TENANT@FROM-TO: a reservation of the tenant
-                                   suspect=FROM-TO,...: times at which the collector's clock was suspect
     ends GPU TENANT@FROM TIME      the end of a claim that had none before
     days COUNT                     only the first days are metered
     prices KEY=VALUE... | TOML     other terms of the price of time; `published` and `version` are those of the book
@@ -40,7 +39,7 @@ from support import books as world
 from support.books import FIRST_DAY, START, hours
 from support.stories import Story
 
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration, invoices
 from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.charges import PriceUnit
@@ -51,12 +50,10 @@ from railscope_collector.billing.price_book import PriceBookError
 from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
-from railscope_collector.ledger.day_metering import MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import (
     ClaimRelease,
-    ClockDoubt,
     GpuOutage,
     MeteredClaim,
     MigInstanceSlots,
@@ -65,7 +62,6 @@ from railscope_collector.metering.evidence import (
     SlotReservation,
 )
 from railscope_collector.metering.observation import BootSampleSpan
-from railscope_collector.metering.timeline import TimePiece
 from railscope_collector.metering.units import compute_slices, memory_slices
 from railscope_collector.tables import metadata
 
@@ -168,14 +164,8 @@ class Played:
         if profiles:
             more["layouts"] = (PartitionLayout(START, "l1", (MIG,)),)
         one = world.gpu(name, *claims, **more)
-        doubts = [
-            TimePiece(*each, ClockDoubt(each[0], -HOUR_NS))
-            for each in spans(given.get("suspect", ""))
-        ]
         counted = {} if "uncounted" in words else one.counted
-        self.known[name] = AssembledGpu(
-            one.evidence, counted, one.skus, profiles, doubts=tuple(doubts)
-        )
+        self.known[name] = AssembledGpu(one.evidence, counted, one.skus, profiles)
         self.is_metered = False
 
     def _ends(self, name: str, which: str, time: str) -> None:
@@ -208,10 +198,11 @@ class Played:
         """The books, once everything that is known is in the ledger."""
         evidence = SimulatedEvidence(dict(self.known))
         if not self.is_metered:
-            computed = MeteringComputation("1", (FIRST_DAY + self.days + 1) * DAY_NS)
             days = range(FIRST_DAY, FIRST_DAY + self.days)
             metered = [one.meter() for one in self.known.values()]
-            self.ledger.write_days([each.day(day, computed) for each in metered for day in days])
+            recorded_ns = (FIRST_DAY + self.days + 1) * DAY_NS
+            written = [each.day(day) for each in metered for day in days]
+            self.ledger.write_days(written, recorded_ns)
             self.is_metered = True
         return BillingBooks.for_ledger(self.ledger, evidence)
 
@@ -291,8 +282,7 @@ class Played:
 
     def _statement(self, tenant: str, period: str) -> list[str]:
         found = read_statement(self.books, tenant, PERIODS[period])
-        proofs = [f"{name}: {text}" for name, text in found.proof if name == "Clock suspect"]
-        return [f"total {found.total}", *found.marks, *proofs]
+        return [f"total {found.total}", *found.marks]
 
     def _reconcile(self, period: str) -> list[str]:
         checks = reconcile_period(self.books, PERIODS[period], world.SELLER)

@@ -178,9 +178,10 @@ def test_the_database_rejects_to_change_what_is_billed(ledger):
     review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w', NULL)"
     with ledger.database.transaction(writes=True) as connection:
         connection.execute(text(review))
-        for table in tables.BILLING_TABLES:
+        written = set(tables.BILLING_TABLES) - {tables.closing_revisions}
+        for table in written:
             assert connection.execute(select(table)).first() is not None
-    for table in tables.BILLING_TABLES:
+    for table in sorted(written, key=lambda table: table.name):
         column = table.primary_key.columns.keys()[0]
         for change in ("UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"):
             with (

@@ -26,7 +26,6 @@ from railscope_collector.commands.bill import bill
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.tiling import SlotState
-from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
 
 
@@ -110,17 +109,18 @@ def test_every_charge_leads_to_its_gpu_days_as_the_ledger_had_them(books: Billin
         found = [
             revision_of(books.ledger, charge.resource, day, 1) for day in range(first, last + 1)
         ]
-        roots = [one.tiling.evidence_root for one in found]
+        roots = [one.root for one in found]
         assert origin.evidence_hash == (roots[0] if len(roots) == 1 else content_digest(roots))
-        entries = [
-            entry for one in found for entry in one.tiling.entries if entry.tiling is Tiling.COMPUTE
+        times = [
+            (part.state, part.size * (piece.end_ns - piece.start_ns))
+            for one in found
+            for piece in one.day.pieces
+            for part in piece.parts
         ]
         unseen = sum(
-            entry.quantity
-            for entry in entries
-            if entry.state in (SlotState.INFERRED, SlotState.UNKNOWN)
+            time for state, time in times if state in (SlotState.INFERRED, SlotState.UNKNOWN)
         )
-        total = sum(entry.quantity for entry in entries)
+        total = sum(time for _, time in times)
         assert origin.coverage_ratio == 1 - Fraction(unseen, total)
         assert origin.ledger_revisions == (1,)
     ratios = {origin.coverage_ratio for origin in known.values()}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from support.finalizing import FinalizingCollector
 from support.story import DAY, DAY_SECONDS, NodeReporter, claim_ended, claim_started, gpus_of
 
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS
-from railscope_collector.metering.units import Tiling
+from railscope_collector.metering.tiling import SlotState
 
 HOURS = 3600
 ALICE = {"tenant": "alice"}
@@ -28,9 +26,10 @@ def a_day(node: NodeReporter, *, until: int = DAY_SECONDS + HOURS, step: int = 3
 
 def ledger_hours(site: FinalizingCollector, day: int = DAY) -> dict[tuple[str, str], float]:
     """Time of a day in the ledger, in GPU-hours of compute by state and tenant."""
-    totals = site.stores.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
+    totals = site.stores.ledger.totals(range(day, day + 1))
+    states = {state.value for state in SlotState}
     return {
-        (of.state.value, of.tenant): quantity / (GPU_CAPACITY * HOURS * 10**9)
-        for of, quantity in totals.items()
-        if of.tiling is Tiling.COMPUTE
+        (of.name, of.tenant): float(quantity / (HOURS * 10**9))
+        for (_, of), quantity in totals.items()
+        if of.name in states and quantity
     }

@@ -32,7 +32,7 @@ from railscope_collector.framelog.segment_files import (
     frame_payload,
     start_segment,
 )
-from railscope_collector.ledger.day_tiling import evidence_root
+from railscope_collector.metering.evidence import Evidence
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 
@@ -79,12 +79,9 @@ def _read_again(
     return core
 
 
-def roots(core: CollectorState, files) -> dict[str, str]:
+def evidences(core: CollectorState, files) -> dict[str, Evidence]:
     """Evidence of each GPU, by its name in the ledger."""
-    return {
-        gpu: evidence_root(build_evidence(core.evidence.facts(gpu), files)[0])
-        for gpu in core.evidence.gpus
-    }
+    return {gpu: build_evidence(core.evidence.facts(gpu), files)[0] for gpu in core.evidence.gpus}
 
 
 @few
@@ -99,7 +96,7 @@ def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, d
     ]
     wrong, since_ns = wrong_clock_envelopes(envelopes, first, end, delta_ns)
     decided = read_again(wrong, {since_ns: delta_ns} if since_ns else {})
-    assert roots(decided, story.files) == roots(read_again(marked, {}), story.files)
+    assert evidences(decided, story.files) == evidences(read_again(marked, {}), story.files)
     assert decided.evidence.receipts == read_again(envelopes, {}).evidence.receipts
 
 

@@ -107,7 +107,7 @@ def test_the_copy_has_all_rows_and_continues(state: Path, target: str) -> None:
     for name in (
         "evidence_part",
         "evidence_claim",
-        "ledger_entry",
+        "ledger_day",
         "billing_charge",
         "audit_record",
         "audit_subtree",
@@ -140,8 +140,8 @@ def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
     ("statement", "problem"),
     [
         (sa.update(tables.price_books).values(text="x"), "it was changed by hand"),
-        (sa.text("UPDATE ledger_entry SET qty_capns = 'x'"), "invalid input syntax for type numeric"),
-        (sa.text("UPDATE ledger_entry SET reason = char(0)"), "cannot contain NUL"),
+        (sa.text("UPDATE ledger_day SET recorded_ns = 'x'"), "invalid input syntax for type bigint"),
+        (sa.text("UPDATE ledger_day SET content = char(0)"), "cannot contain NUL"),
     ],
 )  # fmt: skip
 def test_a_damaged_ledger_is_not_copied(

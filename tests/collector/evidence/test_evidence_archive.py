@@ -35,6 +35,7 @@ from railscope_collector.evidence.evidence_tables import (
 from railscope_collector.finalization import day_writes, due_days
 from railscope_collector.finalization.evidence_retention import find_first_needed_day
 from railscope_collector.ledger import schema
+from railscope_collector.ledger.day_metering import join_entries
 from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period
 
@@ -68,7 +69,7 @@ async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_
     known = archiving.site.stores.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
     found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY)
     assert found is not None
-    assert tuple(tile(known, at(0), at(DAY_SECONDS))) == found.tiling.entries
+    assert join_entries(tile(known, at(0), at(DAY_SECONDS))) == found.day.pieces
     files = len(archiving.files(kind=""))
     assert sorted(archiving.records()) == [
         *["evidence.archive"] * files, *["evidence.delete"] * 2, *["evidence.restore"] * 2,

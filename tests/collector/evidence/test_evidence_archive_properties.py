@@ -22,6 +22,7 @@ from railscope_collector.evidence.evidence_tables import evidence_intervals
 from railscope_collector.finalization import archived_days, day_writes, due_days
 from railscope_collector.finalization.evidence_retention import EvidenceRetention
 from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.day_metering import join_entries
 
 METERING = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600, max_revision_age_days=1)
 DAYS = range(DAY, DAY + 4)
@@ -49,7 +50,9 @@ def metered_as_in_the_ledger(site: FinalizingCollector) -> int:
                 missing += 1
                 continue
             found = revision_of(ledger, gpu, day)
-            assert tuple(tile(known.evidence, *window)) == (found.tiling.entries if found else ())
+            assert join_entries(tile(known.evidence, *window)) == (
+                found.day.pieces if found else ()
+            )
     return missing
 
 

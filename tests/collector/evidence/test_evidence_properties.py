@@ -20,6 +20,7 @@ from railscope_collector.evidence.claim_events import ReportedClaim
 from railscope_collector.evidence.gpu_evidence import build_evidence
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.day_metering import join_entries
 from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CountedQuantity
 
@@ -152,11 +153,11 @@ async def check_conservation(alone: FinalizingCollector, now: float) -> None:
     for gpu in alone.core.evidence.gpus:
         known = store.evidence(gpu, at(0), at(DAY_SECONDS))
         revision = revision_of(ledger, gpu, DAY)
-        entries = tuple(tile(known.evidence, at(0), at(DAY_SECONDS)))
-        assert (revision.tiling.entries if revision else ()) == entries
+        pieces = join_entries(tile(known.evidence, at(0), at(DAY_SECONDS)))
+        assert (revision.day.pieces if revision else ()) == pieces
         if (energy := known.counted.get(CountedQuantity.ENERGY)) is not None:
-            shares = revision.tiling.shares if revision else ()
-            amounts = [s.share.amount for s in shares if s.measure is CountedQuantity.ENERGY]
+            counted = revision.day.amounts if revision else ()
+            amounts = [each.amount for each in counted if each.measure is CountedQuantity.ENERGY]
             within = (energy.ends_ns > at(0)) & (energy.ends_ns <= at(DAY_SECONDS))
             assert sum(amounts) == energy.amounts[within].sum()
     assert (await alone.account(now)).balances

@@ -33,7 +33,7 @@ from railscope_collector.files import tenants_file
 from railscope_collector.finalization.marked_days import finalize_marked
 from railscope_collector.ledger import day_documents
 from railscope_collector.ledger.database import Database
-from railscope_collector.metering.gpu_day import GpuDay
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.tables import metadata
 
 TENANTS = """tenant,source,owner,from,to
@@ -43,6 +43,7 @@ green,slurm,acct2,2026-09-05T10:00:00Z,
 """
 FILES = AdministratorInputs(tenants=tenants_file.parse_tenants(TENANTS))
 HOURS = 3600
+NOW_NS = at(30 * DAY_SECONDS)
 Stores = Callable[[str], FactStore]
 
 
@@ -70,24 +71,25 @@ def finalize(store: FactStore, days: range) -> None:
     """Meter days after all of their facts."""
     for day in days:
         store.begin_day(day)
-    finalize_marked(store, FILES, days)
+    finalize_marked(store, FILES, days, NOW_NS)
 
 
-def documents(store: FactStore, days: range) -> dict[tuple[str, int], GpuDay]:
+def documents(store: FactStore, days: range) -> dict[tuple[str, int], MeteredDay]:
     with store.database.transaction() as connection:
-        found = day_documents.newest_days(connection, days)
-        sums: Counter = Counter()
-        for revision in found:
-            for key, quantity in day_documents.sum_states(revision.day).items():
-                sums[revision.day.day, key] += quantity
+        numbers = day_documents.newest_numbers(connection, days)
+        found = list(day_documents.read_revisions(connection, numbers))
         totals = day_documents.read_totals(connection, days)
+    sums: Counter = Counter()
+    for revision in found:
+        for key, quantity in day_documents.sum_day(revision.day).items():
+            sums[revision.day.day, key] += quantity
     assert {key: q for key, q in totals.items() if q} == {key: q for key, q in sums.items() if q}
-    return {(revision.day.gpu, revision.day.day): revision.day for revision in found}
+    return {revision.key: revision.day for revision in found}
 
 
 def metered_at_once(
     stores: Stores, directory: Path, facts: Sequence[Fact], days: range
-) -> dict[tuple[str, int], GpuDay]:
+) -> dict[tuple[str, int], MeteredDay]:
     store = stores(f"sqlite:///{directory / 'whole.db'}")
     write(store, facts, days.stop)
     finalize(store, days)
@@ -114,7 +116,7 @@ def test_days_metered_while_facts_arrive_late_are_those_of_all_facts_at_once(
         while begun < now_day:
             store.begin_day(begun)
             begun += 1
-        finalize_marked(store, FILES, range(DAY, min(begun, days.stop)))
+        finalize_marked(store, FILES, range(DAY, min(begun, days.stop)), NOW_NS)
     finalize(store, days)
     assert documents(store, days) == expected
 
@@ -144,7 +146,7 @@ def test_two_collectors_that_store_and_meter_at_once_write_the_days_of_all_facts
     def meter_all() -> None:
         store = stores(url)
         while not is_stored.is_set():
-            finalize_marked(store, FILES, days)
+            finalize_marked(store, FILES, days, NOW_NS)
 
     with ThreadPoolExecutor(4) as pool:
         metering = [pool.submit(meter_all) for _ in range(2)]
@@ -187,7 +189,7 @@ def test_a_late_quarter_before_a_silence_changes_the_day_after_it(
     finalize(store, days)
     assert documents(store, days) != expected
     write(store, [fact for fact in facts if is_before_silence(fact)], days.stop)
-    finalize_marked(store, FILES, days)
+    finalize_marked(store, FILES, days, NOW_NS)
     assert documents(store, days) == expected
 
 
@@ -207,7 +209,7 @@ def test_a_fact_that_is_stored_while_its_day_is_metered_changes_the_day_in_the_n
 
     write(other, [fact for fact in facts if not is_before_silence(fact)], days.stop)
     finalize(Metering(other.database), days)
-    finalize_marked(other, FILES, days)
+    finalize_marked(other, FILES, days, NOW_NS)
     assert documents(other, days) == expected
 
 

@@ -72,7 +72,7 @@ async def test_the_days_of_all_gpus_are_written_after_their_collector_was_lost(
     assert account.gpus == 1, "the account has only the GPUs whose frames it received"
 
 
-@pytest.mark.parametrize("paused_at", ["FOR KEY SHARE", "INSERT INTO ledger_revision"])
+@pytest.mark.parametrize("paused_at", ["FOR KEY SHARE", "INSERT INTO ledger_day"])
 async def test_a_holder_that_is_paused_before_its_write_writes_nothing(
     pair: list[FinalizingCollector], paused_at: str
 ):

@@ -71,10 +71,9 @@ from railscope_collector.evidence.review_decisions import (
 )
 from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from railscope_collector.ledger.audit_outbox import outbox_rows
-from railscope_collector.ledger.day_metering import MeteringComputation
-from railscope_collector.ledger.day_tiling import DayTiling
 from railscope_collector.ledger.ledger_records import HEAD
-from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
+from railscope_collector.metering.metered_day import DayPart, MeteredDay
+from railscope_collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
 from railscope_collector.metering.units import Tiling
 
 UNITS = {"d": 86_400, "h": 3600, "m": 60, "": 1}
@@ -109,6 +108,12 @@ def whose(entry: TilingEntry) -> str:
     )
     evidence = f"({entry.node_evidence.name.lower()})" if entry.node_evidence is not None else ""
     return " ".join(filter(None, [f"{entry.state.value}{slots}{evidence}", entry.tenant]))
+
+
+def holder(part: DayPart) -> str:
+    is_inferred = part.state is SlotState.INFERRED
+    evidence = f"({part.node_evidence.name.lower()})" if is_inferred else ""
+    return " ".join(filter(None, [f"{part.state.value}{evidence}", part.tenant]))
 
 
 @dataclass
@@ -325,41 +330,28 @@ class Played:
         newest = ledger.newest(DAY - 40, DAY + 100)
         for key, number in sorted(newest.items()):
             (revision,) = ledger.revisions({key: number})
-            self.check_day(revision.tiling, range(min(newest)[1], max(newest)[1] + 1))
+            self.check_day(revision.day, range(min(newest)[1], max(newest)[1] + 1))
             if self.revisions.get(key) == number:
                 continue
             self.revisions[key] = number
             found = Counter[str]()
-            for entry in revision.tiling.entries:
-                found[re.sub(r"\[.*\]", "", whose(entry))] += entry.quantity * (
-                    entry.tiling is Tiling.COMPUTE
-                )
+            for piece in revision.day.pieces:
+                for part in piece.parts:
+                    time_ns = piece.end_ns - piece.start_ns
+                    found[holder(part)] += part.size * time_ns
             again = f" ({number})" if number > 1 else ""
-            suspect = "".join(
-                f", clock suspect since {shown(each.since_ns)}"
-                for each in revision.tiling.clock_suspect
-            )
             times = ", ".join(
                 f"{hours(found[name])} {name}" for name in sorted(found) if found[name]
             )
-            lines.append(f"{key[0]} day {key[1] - DAY}{again}: {times}{suspect}")
+            lines.append(f"{key[0]} day {key[1] - DAY}{again}: {times}")
         return lines + self.take_problems() + self.take_records()
 
-    def check_day(self, tiling: DayTiling, days: range) -> None:
+    def check_day(self, day: MeteredDay, days: range) -> None:
         """Compare a day of the ledger with the evidence in the database, metered alone and with all days of the ledger."""
-        start, end = tiling.day * DAY_NS, (tiling.day + 1) * DAY_NS
-        for first, last in ((start, end), (days.start * DAY_NS, days.stop * DAY_NS)):
-            assembled = self.site.stores.store.evidence(tiling.gpu, first, last)
-            metered = assembled.meter().day(tiling.day, MeteringComputation("1", 0))
-            assert (metered.entries, sorted(metered.shares)) == (
-                tiling.entries,
-                sorted(tiling.shares),
-            )
-        sums = Counter[Tiling]()
-        for entry in tiling.entries:
-            sums[entry.tiling] += entry.quantity
-        assert len(set(sums.values())) <= 1
-        assert max(sums.values(), default=0) <= 840 * DAY_NS
+        for first, last in ((day.start_ns, day.end_ns), (days.start * DAY_NS, days.stop * DAY_NS)):
+            assembled = self.site.stores.store.evidence(day.gpu, first, last)
+            metered = assembled.meter().day(day.day)
+            assert (metered.pieces, metered.amounts) == (day.pieces, day.amounts)
 
     def take_records(self) -> list[str]:
         with self.site.stores.ledger.database.transaction() as connection:

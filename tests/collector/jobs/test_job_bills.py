@@ -116,7 +116,7 @@ class Played:
         shown = [
             line
             for line in lines
-            if line.startswith(("ledger:", "NOT", "  line", "Error", "conflicts", "jobs that had"))
+            if line.startswith(("ledger:", "NOT", "  line", "Error", "jobs that had"))
         ]
         return [line for line in shown if not line.endswith(": 0")]
 

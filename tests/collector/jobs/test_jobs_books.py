@@ -11,7 +11,7 @@ from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
 )
-from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.evidence import (
     Evidence,
@@ -55,7 +55,7 @@ def written(ledger: Ledger, *claims: MeteredClaim) -> None:
         claims,
         sightings=(NodeSighting(NodeEvidence.SCHEDULER, *_span()),),
     )
-    ledger.write(MeteredGpu.compute(evidence, {}).day(0, MeteringComputation("test", 0)))
+    ledger.write_days([MeteredGpu.compute(evidence, {}).day(0)], DAY.end_ns)
 
 
 def _span() -> tuple[int, int]:

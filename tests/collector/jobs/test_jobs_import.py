@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.job_lists import GPU_1, GPU_2, tenant_hours
+from support.job_lists import GPU_1, GPU_2, held_time, tenant_hours
 from support.shared import capture_path
 
-from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
-from railscope.timestamps import FOREVER_NS
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
 
 
@@ -77,7 +74,7 @@ def test_models_of_a_cluster_are_read_from_an_inventory(place):
     arguments = ("--inventory", str(inventory), "--sku", "h100")
     assert place.run(json.dumps(jobs_), *OCTOBER, *arguments).exit_code == 0
     ledger = Ledger.open(place.url, metadata)
-    found = {one.tiling.gpu: one.tiling.sku for one in ledger.revisions(ledger.newest(0, 30_000))}
+    found = {one.day.gpu: one.day.sku for one in ledger.revisions(ledger.newest(0, 30_000))}
     assert found == {f"n1/{GPU_1}": "a40", f"n1/{GPU_2}": "a100", f"n2/{GPU_1}": "h100"}
     inventory.write_text("node,gpu,model\nn1,,a40\nn1,,a100\n")
     refused = place.run(json.dumps(jobs_), *OCTOBER, *arguments)
@@ -94,12 +91,7 @@ def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
         arguments = ("--period", halves[number], "--as-of", "2024-01-01", "--placeholder-gpus")
         assert place.run(text, *arguments).exit_code == 0
     ledger = Ledger.open(place.url, metadata)
-    totals = ledger.totals(0, FOREVER_NS).items()
-    found = {
-        of.tenant: quantity // GPU_CAPACITY
-        for of, quantity in totals
-        if of.tiling is Tiling.COMPUTE and of.tenant
-    }
+    found = held_time(ledger)
     ledger.close()
     whole = place.run(
         text,

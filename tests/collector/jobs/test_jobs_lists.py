@@ -48,18 +48,15 @@ def imported(*found: NewList) -> Ledger:
 def contents(ledger: Ledger, gpus: Iterable[str] | None = None) -> dict[tuple[str, int], str]:
     """The content of every GPU-day that has any."""
     newest = ledger.newest(0, 1000, gpus)
-    return {
-        (one.tiling.gpu, one.tiling.day): one.content_root
-        for one in ledger.revisions(newest)
-        if one.tiling.entries
-    }
+    return {one.key: one.root for one in ledger.revisions(newest) if one.day.pieces}
 
 
 def test_a_job_over_the_edge_of_two_periods_is_one_claim():
     over = job(7, "n1/g0", 70, 75)
     ledger = imported(listed("alex", SECOND, over), listed("alex", FIRST, over))
     assert tenant_hours(ledger) == {"a": 5}
-    (claim,) = {entry.claim for entry in ledger.entries(0, 6 * DAY_NS) if entry.claim}
+    days = [one.day for one in ledger.revisions(ledger.newest(0, 6))]
+    (claim,) = {claim.id for day in days for claim in day.claims}
     assert claim == f"alex/7@{70 * 3600}"
 
 

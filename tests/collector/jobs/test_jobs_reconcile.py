@@ -43,9 +43,9 @@ def test_a_ledger_made_of_the_records_has_no_difference(jobs):
 def test_days_and_order_of_the_entries_mean_nothing(jobs, random, step):
     whole = ledger(jobs)
     cut = [
-        msgspec.structs.replace(entry, t0_ns=t0, t1_ns=min(t0 + step * S, entry.t1_ns))
+        msgspec.structs.replace(entry, start_ns=start, end_ns=min(start + step * S, entry.end_ns))
         for entry in whole
-        for t0 in range(entry.t0_ns, entry.t1_ns, step * S)
+        for start in range(entry.start_ns, entry.end_ns, step * S)
     ]
     random.shuffle(cut)
     shuffled = random.sample(jobs, len(jobs))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
-from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from railscope_collector.ledger.day_tiling import DayTiling
+from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterIncrements,
@@ -24,24 +23,23 @@ from railscope_collector.metering.evidence import (
     NodeSighting,
     NodeStay,
 )
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
 
 DAY = 20_000
 START = DAY * DAY_NS
 HOUR = DAY_NS // 24
-ENGINE = "1"
 
 
 def metered(
     evidence: Evidence,
     day: int = DAY,
-    engine: str = ENGINE,
     counted: dict[CountedQuantity, CounterIncrements] | None = None,
-) -> DayTiling:
+) -> MeteredDay:
     """Result of metering of a day."""
     gpu = MeteredGpu.compute(evidence, counted or {}, [(0, "h100-sxm")])
-    return gpu.day(day, MeteringComputation(engine, (day + 1) * DAY_NS))
+    return gpu.day(day)
 
 
 def held(gpu: str, *tenants: str, stay: tuple[int, int] = (0, FOREVER_NS)) -> Evidence:

@@ -103,9 +103,9 @@ def test_a_write_of_an_earlier_term_fails_though_its_process_holds_the_lease_aga
     again = taken(paused, database)
     assert again.epoch == 3
     with pytest.raises(leases.LostLeaseError):
-        ledger.write_days([metered(held("GPU-0", "stale"))], before.check)
+        ledger.write_days([metered(held("GPU-0", "stale"))], 0, before.check)
     assert revision_of(ledger, "GPU-0", DAY) is None
-    ledger.write_days([metered(held("GPU-0", "fresh"))], again.check)
+    ledger.write_days([metered(held("GPU-0", "fresh"))], 0, again.check)
     assert revision_of(ledger, "GPU-0", DAY).number == 1
 
 

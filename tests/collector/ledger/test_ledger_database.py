@@ -9,18 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
-from days import DAY, START, held, metered
+from days import DAY, held, metered
 from sqlalchemy import create_engine, inspect, make_url, text
-from support.metered import revision_of
+from support.metered import revision_of, write_day
 
 from railscope.settings import SettingsError
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.database_location import check_file
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.ledger.row_conversion import GpuDay
-from railscope_collector.metering.evidence import ClockDoubt
 from railscope_collector.tables import metadata
 
 
@@ -140,7 +137,7 @@ def test_another_schema_version_is_rejected_and_left_alone(url, version):
         connection.execute(text("UPDATE ledger_schema SET version = :v"), {"v": version})
         connection.execute(text("DROP TABLE ledger_stop"))
     for _ in range(2):
-        message = f"schema version {version}: expected 6; fix: run the version of Railscope that"
+        message = f"schema version {version}: expected 7; fix: run the version of Railscope that"
         with pytest.raises(UnusableLedgerError, match=message):
             Ledger.open(url, metadata)
     with engine.begin() as connection:
@@ -165,48 +162,8 @@ def test_connections_to_a_server_that_became_read_only_are_replaced(server):
     with database.transaction() as connection:
         connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
     with pytest.raises(UnusableLedgerError, match="in a read-only transaction; fix: check that"):
-        ledger.write(metered(held("GPU-0", "red")))
-    ledger.write(metered(held("GPU-0", "red")))
+        write_day(ledger, metered(held("GPU-0", "red")))
+    write_day(ledger, metered(held("GPU-0", "red")))
     assert revision_of(ledger, "GPU-0", DAY)
     ledger.close()
     server.drop(url)
-
-
-def test_a_mark_alone_makes_a_revision(url):
-    ledger = Ledger.open(url, metadata)
-    unmarked = metered(held("GPU-0", "red"))
-    ledger.write(unmarked)
-    key = GpuDay("GPU-0", DAY)
-    assert ledger.clock_suspect({key: 1}) == {}
-    doubts = (ClockDoubt(START, -5), ClockDoubt(START + 1))
-    assert ledger.write(msgspec.structs.replace(unmarked, clock_suspect=doubts[::-1])).revision == 2
-    assert revision_of(ledger, *key).tiling.clock_suspect == doubts
-    assert ledger.clock_suspect({key: 2}) == {key: doubts}
-    with ledger.database.transaction() as connection:
-        marks = connection.execute(text("SELECT revision, clock_suspect FROM ledger")).all()
-    assert set(marks) == {
-        (1, None),
-        (2, f'[{{"since_ns":{START},"delta_ns":-5}},{{"since_ns":{START + 1},"delta_ns":0}}]'),
-    }
-    ledger.close()
-
-
-@pytest.mark.parametrize("mark", ["", "5", '[{"since_ns":1.5}]', '[{"since_ns":7,"delta_ns":7}]'])
-def test_a_mark_that_was_altered_is_reported(url, mark):
-    ledger = Ledger.open(url, metadata)
-    doubts = (ClockDoubt(START, 7),)
-    ledger.write(msgspec.structs.replace(metered(held("GPU-0", "red")), clock_suspect=doubts))
-    with ledger.database.transaction(writes=True) as connection:
-        off = (
-            "ALTER TABLE ledger_revision DISABLE TRIGGER USER"
-            if connection.dialect.name == "postgresql"
-            else "DROP TRIGGER ledger_revision_no_update"
-        )
-        connection.execute(text(off))
-        connection.execute(text("UPDATE ledger_revision SET clock_suspect = :mark"), {"mark": mark})
-    with pytest.raises(
-        UnusableLedgerError,
-        match=r"revision 1 of GPU-0 .* (does not match what was written|invalid)",
-    ):
-        revision_of(ledger, "GPU-0", DAY)
-    ledger.close()

@@ -15,17 +15,16 @@ from railscope.timestamps import DAY_NS
 from railscope_collector.billing.ledger_usage import usages_of_days
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
-from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from railscope_collector.ledger.day_tiling import DayTiling
-from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
     compute_increments,
 )
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.tiling import HELD_STATES, SlotState
-from railscope_collector.metering.units import Period, Tiling
+from railscope_collector.metering.units import Period
 
 SKU = "h100"
 BOOK = book(price(10**9, sku=SKU), price(10**8, sku=SKU, tariff=Tariff.RESERVATION))
@@ -46,7 +45,7 @@ def moved(facts: object, by_ns: int) -> object:
     return msgspec.structs.replace(facts, **later)
 
 
-def days_of(case: MeteringCase, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
+def days_of(case: MeteringCase, by_ns: int, *, counted: bool = True) -> list[MeteredDay]:
     """The case as the ledger has it, with some instant of it at midnight."""
     facts = msgspec.structs.asdict(case.evidence)
     evidence = msgspec.structs.replace(
@@ -60,7 +59,7 @@ def days_of(case: MeteringCase, by_ns: int, *, counted: bool = True) -> list[Day
         {CountedQuantity.ENERGY: compute_increments(runs)} if counted else {}
     )
     gpu = MeteredGpu.compute(evidence, found, [(0, SKU)])
-    return [gpu.day(day, MeteringComputation("1", 0)) for day in range(3)]
+    return [gpu.day(day) for day in range(3)]
 
 
 shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)
@@ -70,9 +69,10 @@ shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)
 def test_usage_is_all_that_is_held_and_kept(case: MeteringCase, by_ns: int) -> None:
     days = days_of(case, by_ns)
     metered: Counter[tuple[str, SlotState]] = Counter()
-    for entry in (entry for day in days for entry in day.entries):
-        if entry.tiling is Tiling.COMPUTE and entry.state in RESERVED_TOO:
-            metered[entry.tenant, entry.state] += entry.quantity
+    for piece in (piece for day in days for piece in day.pieces):
+        for part in piece.parts:
+            if part.state in RESERVED_TOO:
+                metered[part.tenant, part.state] += part.size * (piece.end_ns - piece.start_ns)
     used: Counter[tuple[str, SlotState]] = Counter()
     for usage in usages_of_days(days):
         assert usage.start_ns // DAY_NS == (usage.end_ns - 1) // DAY_NS
@@ -104,15 +104,18 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(
     case: MeteringCase, by_ns: int
 ) -> None:
     days = days_of(case, by_ns)
-    held = {(day.day, e.claim) for day in days for e in day.entries if e.state in HELD_STATES}
+    held = {
+        (day.day, part.claim)
+        for day in days
+        for piece in day.pieces
+        for part in piece.parts
+        if part.state in HELD_STATES
+    }
     attributed: Counter[tuple[int, str]] = Counter()
     for day in days:
-        for share in day.shares:
-            if (
-                share.share.use is AmountAttribution.ATTRIBUTED
-                and (day.day, share.share.claim) in held
-            ):
-                attributed[day.day, share.share.claim] += share.share.amount
+        for each in day.amounts:
+            if not each.reason and (day.day, each.claim) in held:
+                attributed[day.day, each.claim] += each.amount
     known: Counter[tuple[int, str]] = Counter()
     for usage in usages_of_days(days):
         if isinstance(usage.energy_millijoules, int):

@@ -26,7 +26,7 @@ BEFORE_FIRST_REPORT, ELSEWHERE = "before the first report of the GPU", "the GPU 
 """Reasons why time of a claim is not metered."""
 
 
-class GpuDayError(ValueError):
+class MeteredDayError(ValueError):
     """A day that does not add up; the message names the GPU and the day."""
 
 
@@ -35,7 +35,7 @@ def _read_units(value: Any) -> Units:
     return exact(Fraction(value)) if isinstance(value, str) else value
 
 
-class GpuPart(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=False):
+class DayPart(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=False):
     """A size of a GPU in one state; `claim` is its claim, or its reservation."""
 
     size: Any
@@ -48,19 +48,21 @@ class GpuPart(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=Fa
     """Time without a sample, of held time that was not observed; FOREVER_NS if that is more than an hour."""
     node_evidence: NodeEvidence = NodeEvidence.NONE
     """Sign of the node in that time."""
+    reason: str = ""
+    """Reason why a person has to decide, in state `review`."""
 
     def __post_init__(self) -> None:
         """Convert a size that was read from JSON."""
         force_setattr(self, "size", _read_units(self.size))
 
 
-class GpuPiece(msgspec.Struct, frozen=True, gc=False):
+class DayPiece(msgspec.Struct, frozen=True, gc=False):
     """The parts of a GPU in [start, end), and the node that has it."""
 
     start_ns: int
     end_ns: int
     node: str
-    parts: tuple[GpuPart, ...]
+    parts: tuple[DayPart, ...]
 
 
 class CountedAmount(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=False):
@@ -71,6 +73,9 @@ class CountedAmount(msgspec.Struct, frozen=True, order=True, omit_defaults=True,
     tenant: str = ""
     claim: str = ""
     reason: str = ""
+    start_ns: int = 0
+    end_ns: int = 0
+    """Time within the day in which it was counted; 0 and 0 for the whole day."""
 
 
 class DayClaim(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=False):
@@ -105,17 +110,19 @@ class UnmeteredClaim(msgspec.Struct, frozen=True, order=True, omit_defaults=True
     workload: str = ""
 
 
-class GpuDay(msgspec.Struct, frozen=True, gc=False):
+class MeteredDay(msgspec.Struct, frozen=True, gc=False):
     """A GPU on a day: its parts over time, its amounts, its claims, and what is not metered."""
 
     gpu: str
     day: int
     """UTC days since the epoch."""
     sku: str
-    pieces: tuple[GpuPiece, ...]
+    pieces: tuple[DayPiece, ...] = ()
     amounts: tuple[CountedAmount, ...] = ()
     claims: tuple[DayClaim, ...] = ()
     unmetered: tuple[UnmeteredClaim, ...] = ()
+    source: str = ""
+    """Job list that it was computed from, and how that is used; empty for reports of agents."""
 
     @property
     def start_ns(self) -> int:
@@ -130,7 +137,7 @@ class GpuDay(msgspec.Struct, frozen=True, gc=False):
     def check(self) -> None:
         """Check that pieces are in order within the day, and that the parts of each are a whole GPU.
 
-        Raises GpuDayError.
+        Raises MeteredDayError.
         """
         now = self.start_ns
         for piece in self.pieces:
@@ -140,18 +147,18 @@ class GpuDay(msgspec.Struct, frozen=True, gc=False):
                     f"invalid piece of {self.gpu} on day {self.day}: {size} units from {piece.start_ns}"
                     f" to {piece.end_ns}: expected {GPU_CAPACITY} units, in order within the day"
                 )
-                raise GpuDayError(message)
+                raise MeteredDayError(message)
             if any(part.size <= 0 for part in piece.parts):
                 message = f"invalid part of {self.gpu} on day {self.day} at {piece.start_ns}: expected a size"
-                raise GpuDayError(message)
+                raise MeteredDayError(message)
             now = piece.end_ns
 
 
-def encode_day(day: GpuDay) -> bytes:
+def encode_day(day: MeteredDay) -> bytes:
     """Return the canonical JSON of a day: equal days have equal documents."""
     return msgspec.json.encode(day, order="deterministic", enc_hook=str)
 
 
-def decode_day(content: bytes) -> GpuDay:
+def decode_day(content: bytes) -> MeteredDay:
     """Return the day of a document. Raises msgspec.MsgspecError, ValueError."""
-    return msgspec.json.decode(content, type=GpuDay)
+    return msgspec.json.decode(content, type=MeteredDay)
