@@ -25,7 +25,7 @@ from railscope_collector.ledger import (
     record_draft,
     schema,
 )
-from railscope_collector.metering.units import Period, period_name
+from railscope_collector.metering.units import Period
 
 _AMOUNT_PLACES = 9
 
@@ -221,7 +221,7 @@ def set_opening(
 def void(
     books: period_closing.BillingBooks, invoice_id: str, reason: str, by: record_draft.TimedActor
 ) -> invoices.Invoice:
-    """Void an invoice: its charges are billed by the next closing, or by `replace`.
+    """Void an invoice: its charges are billed by the next closing.
 
     Raises ClosingError for an invoice that does not exist or is void already.
     """
@@ -257,57 +257,6 @@ def _void(
     )
     _add_row(connection, "void", row, draft)
     return invoice
-
-
-def replace(
-    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: record_draft.TimedActor
-) -> period_closing.ClosedPeriod:
-    """Void an invoice and issue another in its place, from the current ledger and prices.
-
-    Both or neither. Raises ClosingError also if a later period is closed, as that closing has
-    corrected the difference.
-    """
-    before, number = _check_issued(invoice_id, books.store.invoice(invoice_id))
-    closings = books.store.closings()
-    later = [closing for closing in closings if closing.period.start_ns >= before.period.end_ns]
-    if later:
-        message = (
-            f"cannot replace {invoice_id}: {period_name(later[0].period)} was closed after"
-            " it; fix: void it without --replace; the next closing bills its charges"
-        )
-        raise closing_record.ClosingError(message)
-    # Outside of the transaction: rating may take minutes, and the lock would stop all billing meanwhile.
-    bill = books.bill(before.period, correcting=False)
-    fresh = invoices.issue_invoice(_replacement(bill, before), by.now_ns)
-    closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
-    provisional = next(closing for closing in closings if closing.number == number).provisional
-    if bill.missing_days.all and not provisional:
-        message = (
-            f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}; "
-            f"fix: {bill.missing_days.fix}"
-        )
-        raise closing_record.ClosingError(message)
-    with books.store.write_transaction() as connection:
-        # Compared under the lock: the bill is valid only if nothing of billing has changed since.
-        if books.store.row_counts(connection) != bill.row_counts or not bill.is_current(closings):
-            message = f"cannot replace {invoice_id}: another process billed at the same time; fix: try again"
-            raise closing_record.ClosingError(message)
-        # In one transaction with the new invoice: there is never neither or both.
-        _void(books, connection, invoice_id, reason, by)
-        closed = period_closing.ClosedPeriod(closing, (fresh,), added=True)
-        period_closing.write_closing(connection, closed, bill, by)
-    return closed
-
-
-def _replacement(bill: period_closing.Bill, before: invoices.Invoice) -> invoices.Invoice:
-    """The tenant's use from the current ledger, with the corrections and decisions of the old invoice."""
-    corrections = [
-        line.charge for line in before.lines if line.charge.corrects or not line.charge.unit
-    ]
-    used = [charge for charge in bill.rated.charges if charge.tenant == before.tenant]
-    return invoices.draft_invoice(
-        [*used, *corrections], before.tenant, bill.period, bill.book.currency, before.invoice_id
-    )
 
 
 def _check_issued(

@@ -31,7 +31,7 @@ from railscope_collector.billing import (
     price_book_file,
     price_book_versions,
 )
-from railscope_collector.commands import bill_periods, command_options, scheduler_options
+from railscope_collector.commands import command_options, scheduler_options
 from railscope_collector.evidence import evidence_store, review_decisions
 from railscope_collector.ledger.database import Database
 from railscope_collector.metering.units import Period, period_name
@@ -75,21 +75,12 @@ def opening_command(place: command_options.CommandContext, day: datetime, reason
 @click.command("void")
 @click.argument("invoice")
 @_DECISION_REASON
-@click.option("--replace", is_flag=True, help="Issue a replacement invoice now.")
 @command_options.deciding_command
-def void_command(
-    place: command_options.CommandContext, invoice: str, reason: str, *, replace: bool
-) -> None:
+def void_command(place: command_options.CommandContext, invoice: str, reason: str) -> None:
     """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
     with place.books() as books:
-        if replace:
-            for line in bill_periods.format_closing(
-                administration.replace(books, invoice, reason, place.timed_actor)
-            ):
-                click.echo(line)
-        else:
-            voided = administration.void(books, invoice, reason, place.timed_actor)
-            click.echo(f"{voided.invoice_id} of {voided.tenant} is void")
+        voided = administration.void(books, invoice, reason, place.timed_actor)
+        click.echo(f"{voided.invoice_id} of {voided.tenant} is void")
 
 
 def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., None]:

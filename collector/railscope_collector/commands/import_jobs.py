@@ -59,8 +59,8 @@ class _ImportOptions:
     "--format",
     "form",
     type=click.Choice(sorted(job_list_reader.FORMATS)),
-    help="Format of the list: ClusterCockpit JSON, `sacct -D -P` or `sacct -D --json`, `kubectl get "
-    "pods -o json`, or the CSV of the Alibaba trace. Default: detected from the file.",
+    help="Format of the list: ClusterCockpit JSON, `sacct -D -P` or `sacct -D --json`, or `kubectl get "
+    "pods -o json`. Default: detected from the file.",
 )
 @scheduler_options.timezone_option
 @scheduler_options.tenants_option

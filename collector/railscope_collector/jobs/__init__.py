@@ -2,7 +2,7 @@
 
     job_list, bad_lines  jobs of any scheduler, and the lines of a list that are none
     gpu_models, account_tenants  models of GPUs, and tenants of accounts, from files
-    job_list_reader      detects the format of a list; reads those of sacct and of Alibaba
+    job_list_reader      detects the format of a list; reads those of sacct
     clustercockpit, kubernetes   the other list formats
     job_metering, job_report   the GPU time of every tenant, exactly, and its report
     imported_lists, job_list_import   import of a list into the days of a ledger

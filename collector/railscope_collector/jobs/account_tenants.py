@@ -13,7 +13,6 @@ CLAIM_PROVIDERS = {
     "clustercockpit": "slurm",
     "sacct": "slurm",
     "kubernetes": "kubernetes",
-    "alibaba": "alibaba",
 }
 """Provider of the claims of a format's jobs."""
 

@@ -1,21 +1,13 @@
-"""Readers of job lists: detection of the format, lists of Slurm, and Alibaba's trace.
+"""Readers of job lists: detection of the format, and lists of Slurm.
 
 Slurm: `sacct -D -P` with a header, or `sacct -D --json`; GPUs are counted, not named. Without `-D`,
 sacct leaves out earlier runs of a requeued job. TRES: slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
 SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which are unambiguous, as are the times in
 its JSON.
-
-Alibaba: pods of the trace of shared GPUs (alibaba/clusterdata: cluster-trace-gpu-v2023), as CSV.
-Columns: name, num_gpu, gpu_milli (of each GPU), gpu_spec, pod_phase, scheduled_time and
-deletion_time, in seconds since the start of the trace; second 0 is mapped to 1970-01-01T00:00:00Z.
-The trace contains neither nodes nor owners: GPUs are only counted, and the class of service (`qos`)
-is used as the tenant.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from fractions import Fraction
@@ -24,7 +16,6 @@ from railscope.slurm import resources
 from railscope.slurm.job_record import SlurmJob
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
-from railscope.untrusted_text import NumberError, parse_whole
 from railscope_collector.jobs import bad_lines, clustercockpit, job_list, json_documents, kubernetes
 
 SACCT_UNNAMED = "sacct does not list the GPUs"
@@ -146,100 +137,25 @@ def _shards(node: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
     return gpus
 
 
-ALIBABA_COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")
-ALIBABA_UNNAMED = "the trace does not list the GPUs"
-_MILLI = 1000
-_FINAL = frozenset({"Succeeded", "Failed"})
-
-
-def read_alibaba(
-    text: str, bad: bad_lines.BadLines = bad_lines.RAISE_BAD_LINES
-) -> job_list.JobList:
-    """Parse the pods of the trace. Raises JobListError."""
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    builder = job_list.JobListBuilder(bad)
-    try:
-        missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
-        if missing:
-            reason = f"missing in the header: expected the columns {','.join(ALIBABA_COLUMNS)}"
-            raise bad_lines.JobListError(1, missing[0], reason)
-        for row in reader:
-            with builder.line(reader.line_num):
-                builder.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))
-    except csv.Error as error:
-        raise bad_lines.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
-    return builder.build()
-
-
-def _alibaba_job(row: Mapping[str, str | None], bad: bad_lines.BadLines) -> job_list.ListedJob:
-    name = row["name"] or ""
-    if not name or not name.isprintable():
-        bad_lines.reject("name", f"{name!r}: expected a printable name")
-    gpus = _parse_whole(row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
-    milli = _parse_whole(row, "gpu_milli", _MILLI + 1) if gpus else 0
-    if gpus and not milli:
-        bad_lines.reject("gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
-    start = 0
-    if row["scheduled_time"]:
-        start = _parse_whole(row, "scheduled_time", job_list.LATEST_SECONDS)
-    bad.check_past("scheduled_time", start * SECOND_NS)
-    end_ns = FOREVER_NS
-    if row["deletion_time"]:
-        end = _parse_whole(row, "deletion_time", job_list.LATEST_SECONDS)
-        if end < start:
-            bad_lines.reject("deletion_time", f"{end}: expected at least scheduled_time, {start}")
-        end_ns = end * SECOND_NS
-        bad.check_past("deletion_time", end_ns)
-    elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
-        reason = f"expected a time, as pod_phase is {row['pod_phase']}"
-        bad_lines.reject("deletion_time", reason)
-    model = row.get("gpu_spec") or ""
-    part = job_list.UnnamedGpus(
-        "",
-        gpus,
-        ALIBABA_UNNAMED,
-        "" if "|" in model else model,
-        Fraction(milli, _MILLI) if gpus else Fraction(1),
-    )
-    return job_list.ListedJob(
-        start * SECOND_NS,
-        name,
-        row.get("qos") or "none",
-        "",
-        end_ns,
-        unplaced=(part,) if gpus else (),
-    )
-
-
-def _parse_whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
-    """Parse a whole number, also such as `3.0`. Raises ShapeError."""
-    text = (row[field] or "").removesuffix(".0")
-    try:
-        return parse_whole(text, limit)
-    except NumberError as error:
-        bad_lines.reject(field, str(error))
-
-
 FORMATS: Mapping[str, Callable[[str, tzinfo | None, bad_lines.BadLines, int], job_list.JobList]] = {
     "clustercockpit": lambda text, _zone, bad, _shards: clustercockpit.read_clustercockpit(
         text.split("\n"), bad
     ),
     "sacct": read_sacct,
     "kubernetes": lambda text, _zone, bad, _shards: kubernetes.read_kubernetes(text, bad),
-    "alibaba": lambda text, _zone, bad, _shards: read_alibaba(text, bad),
 }
 _KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})
 _CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
 
 
 def detect_format(text: str) -> str:
-    """Detect the format of a text: JSON by the fields of its first object, else CSV or sacct text.
+    """Detect the format of a text: JSON by the fields of its first object, else text of sacct.
 
     Raises JobListError for JSON of no known format.
     """
     start = text.lstrip()
     if not start.startswith(("{", "[")):
-        return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
+        return "sacct"
     bad = bad_lines.BadLines(collect=True)
     _, first = next(json_documents.parse(start, bad), (0, None))
     if first is None and bad.errors:

@@ -12,7 +12,7 @@ Times are hours after 2024-10-04; the periods 1, 2 and 3 are of three days each.
     days COUNT                     only the first days are metered
     prices KEY=VALUE... | TOML     other terms of the price of time; `published` and `version` are those of the book
     close PERIOD [provisional]     prints each invoice and what it leaves undecided, or why it is not closed
-    void|replace TENANT PERIOD     prints the new invoice, or why there is none
+    void TENANT PERIOD
     credit|adjust TENANT AMOUNT PERIOD [force]
     opening HOUR                   the first billed day
     pending                        what the next closing corrects
@@ -109,11 +109,7 @@ def lines_of(invoice: invoices.Invoice) -> str:
     words = [
         f"{name} {number(quantities[name])} = {number(amounts[name])}" for name in sorted(amounts)
     ]
-    replaced = " replaces another" if invoice.replaces else ""
-    return (
-        f"{invoice.tenant} {float(invoice.payable):.2f} {invoice.currency}{replaced}: "
-        + ", ".join(words)
-    )
+    return f"{invoice.tenant} {float(invoice.payable):.2f} {invoice.currency}: " + ", ".join(words)
 
 
 @dataclass
@@ -243,11 +239,6 @@ class Played:
     def _void(self, tenant: str, period: str) -> None:
         by = world.manager_after(PERIODS[period])
         administration.void(self.books, self.invoice(tenant, period), "wrong", by)
-
-    def _replace(self, tenant: str, period: str) -> list[str]:
-        by = world.manager_after(PERIODS[period])
-        made = administration.replace(self.books, self.invoice(tenant, period), "wrong", by)
-        return [*map(lines_of, made.invoices)]
 
     def record(self, charge: object, period: str, force: Iterable[str]) -> list[str]:
         by = world.manager_after(PERIODS[period])
