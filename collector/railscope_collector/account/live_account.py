@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.service import run_in_thread
 from railscope_collector.account import account_sums
 from railscope_collector.account.finalized_sums import FinalizedSums
@@ -27,8 +27,7 @@ from railscope_collector.evidence import (
     node_intervals,
 )
 from railscope_collector.metering import evidence as usage_evidence, observation, placement, tiling
-from railscope_collector.metering.overlaps import OverlapKind, find_overlaps
-from railscope_collector.metering.units import Tiling, Units, exact
+from railscope_collector.metering.units import Units, exact
 from railscope_collector.workloads import job_roster, pod_jobs
 
 _UNCHANGED_GPUS_PER_YIELD = 32
@@ -153,7 +152,7 @@ class LiveAccount:
         if old := self._gpus.pop(gpu, None):
             account_sums.add_sums(self._fixed, old.fixed, -1)
             self._count_held(old, -1)
-        self._report_conflicts(gpu, evidence, history)
+        self._report_rejected(gpu, history)
         self._report_excess(placer, history)
         self.roster.set_holdings(
             gpu, pod_jobs.join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
@@ -220,10 +219,8 @@ class LiveAccount:
                     )
                 )
 
-    def _report_conflicts(
-        self, gpu: str, evidence: usage_evidence.Evidence, history: gpu_node_history.GpuNodeHistory
-    ) -> None:
-        """Report two claims on one slot, and two nodes with one GPU."""
+    def _report_rejected(self, gpu: str, history: gpu_node_history.GpuNodeHistory) -> None:
+        """Report two nodes with one GPU."""
         for holding_node, rejected_node in history.rejected:
             facts = {"stands": holding_node, "refused": rejected_node}
             self.book.problems.report(
@@ -231,16 +228,3 @@ class LiveAccount:
                     "seen_twice", gpu, rejected_node, history.stays[0].start_ns, facts
                 )
             )
-        levels = {claim.id: claim.authority for claim in evidence.claims}
-        # The ledger has the overlaps of any number of claims.
-        if 1 < len(levels) <= MAX_CLAIMS_ON_LOOP:
-            for overlap in find_overlaps(evidence):
-                if overlap.kind is not OverlapKind.CONFLICT or overlap.tiling is not Tiling.COMPUTE:
-                    continue
-                if levels[overlap.claim] is ClaimAuthority.ADMINISTRATOR:
-                    continue  # an exception to a claim on the node; the parser of the file reports others
-                facts = {"earlier": overlap.claim, "later": overlap.other}
-                node = history.stays[-1].node if history.stays else ""
-                self.book.problems.report(
-                    evidence_records.EvidenceProblem("conflict", gpu, node, overlap.start_ns, facts)
-                )

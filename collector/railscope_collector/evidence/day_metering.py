@@ -589,7 +589,7 @@ def _attribute(
 
 
 def _find_lasting(sizes: Sequence[_Sizes], same: int) -> _Sizes:
-    """Return the size that each claim held all the time; nobody has what was counted over a reset."""
+    """Return the size that each claim held all the time; no claim has what was counted over a reset."""
     lasting = dict(sizes[0]) if same else {}
     for others in sizes[1:]:
         lasting = {claim: min(size, others.get(claim, 0)) for claim, size in lasting.items()}

@@ -84,7 +84,7 @@ class EvidenceProblem(NamedTuple):
     kind: str
     """One of the following.
 
-    conflict, counter_reset, quarantine, seen_twice, retired_seen, rejected_claim, rank_lowered,
+    counter_reset, quarantine, seen_twice, retired_seen, rejected_claim, rank_lowered,
     unplaced_excess, identity_conflict, too_many_gpus, too_many_spans.
     """
     gpu: str
@@ -111,7 +111,7 @@ class EvidenceProblem(NamedTuple):
 
 _RECORDED_ONCE = {"rank_lowered", "identity_conflict", "too_many_gpus", "too_many_spans"}
 """Recorded once, even if it happens again."""
-_TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
+_TYPES = {"counter_reset": "evidence.counter_reset"}
 """Other kinds are evidence that was not used."""
 
 

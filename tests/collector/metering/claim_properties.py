@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import model
 import msgspec
@@ -16,7 +16,6 @@ from support.metered import tile
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from railscope_collector.metering.overlaps import Overlap, OverlapKind, find_overlaps
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 from railscope_collector.metering.units import WHOLE, CapacityRange, Tiling
 
@@ -82,38 +81,6 @@ def _lie_across(one: CapacityRange, other: CapacityRange) -> bool:
     return model.meet(one, other) and not within
 
 
-def p20_requested_is_held_and_moved(case: MeteringCase) -> None:
-    evidence = with_claims(case.evidence, case.extra)
-    asked: Counter = Counter()
-    edges = {edge for edge in model.instants(evidence) if case.start < edge < case.end}
-    for start, end in pairwise(sorted({case.start, *edges, case.end})):
-        for claim in model.in_force(evidence, start):
-            for each in Tiling:
-                size = model.requested(claim, each)
-                asked[claim.id, each] += (size or 0) * (end - start)
-    bare = {claim.id for claim in evidence.claims if not claim.exclusive and claim.share is None}
-    found = claim_time(tile(evidence, case.start, case.end))
-    for overlap in find_overlaps(evidence):
-        assert overlap.units > 0
-        length = min(overlap.end_ns, case.end) - max(overlap.start_ns, case.start)
-        found[overlap.claim, overlap.tiling] += overlap.units * max(0, length)
-        assert overlap.claim not in bare
-        _names_both_claims(evidence, overlap)
-    assert {key: time for key, time in found.items() if time and key[0] not in bare} == {
-        key: time for key, time in asked.items() if time
-    }
-
-
-def _names_both_claims(evidence: Evidence, one: Overlap) -> None:
-    """Both claims are in force throughout, and the kind is that of their ranks."""
-    for instant in (one.start_ns, one.end_ns - 1):
-        levels = {claim.id: claim.authority for claim in model.in_force(evidence, instant)}
-        assert {one.claim, one.other} <= levels.keys()
-        higher = levels[one.other] > levels[one.claim]
-        assert higher == (one.kind is OverlapKind.OVERRIDE)
-        assert levels[one.other] >= levels[one.claim]
-
-
 def p21_only_the_order_of_ids_matters(case: MeteringCase) -> None:
     lowest_first: list[str] = []
     for name in {claim.id for claim in case.evidence.claims}:
@@ -134,11 +101,6 @@ def p21_only_the_order_of_ids_matters(case: MeteringCase) -> None:
         for entry in tile(evidence, case.start, case.end)
     ]
     assert found == tile(case.evidence, case.start, case.end)
-    moved = {
-        msgspec.structs.replace(overlap, claim=back[overlap.claim], other=back[overlap.other])
-        for overlap in find_overlaps(evidence)
-    }
-    assert moved == set(find_overlaps(case.evidence))
 
 
 def p22_shares_are_exact_in_any_order(case: MeteringCase) -> None:
@@ -213,7 +175,6 @@ def p24_a_claim_under_review_moves_no_other_claims_time(case: MeteringCase) -> N
 PROPERTIES = [
     p19_a_claim_changes_no_holder_outside_its_span,
     p19_a_claim_frees_nothing_that_was_held,
-    p20_requested_is_held_and_moved,
     p21_only_the_order_of_ids_matters,
     p22_shares_are_exact_in_any_order,
     p23_no_envelope_changes_what_an_administrator_gave,

@@ -20,7 +20,6 @@ from support.stories import Story
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from railscope_collector.metering.overlaps import find_overlaps
 from railscope_collector.metering.units import WHOLE, Tiling, compute_slices, memory_slices
 
 S = 1_000_000_000
@@ -73,28 +72,18 @@ class Played:
     def divide(self, seconds: str, gpus: str = "1") -> list[str]:
         printed = dict[Tiling, list[str]]()
         for tiling in Tiling:
-            held, lost = Counter[str](), Counter[tuple[str, str, str]]()
+            held = Counter[str]()
             for gpu in range(int(gpus)):
                 claims = tuple(claim for on, claim in self.claims if gpu in on)
                 stays = tuple(self.stays) or (NodeStay(0, "n1"),)
                 evidence = Evidence(f"GPU-{gpu}", stays, claims)
                 for entry in tile(evidence, 0, int(seconds) * S):
                     held[entry.claim or "free"] += entry.quantity * (entry.tiling is tiling)
-                for one in find_overlaps(evidence):
-                    ratio = f" of {one.ratio}" if one.ratio != 1 else ""
-                    key = (one.claim, f"{one.claim} {one.kind.value} {one.other}", ratio)
-                    lost[key] += one.quantity * (one.tiling is tiling)
-            rows = [
-                (name, "", Fraction(time, GPU_CAPACITY * S))
+            printed[tiling] = [
+                f"{name} {Fraction(time, GPU_CAPACITY * S)}"
                 for name, time in sorted(held.items())
                 if time
             ]
-            rows += [
-                (text, ratio, Fraction(time, GPU_CAPACITY * S))
-                for (_, text, ratio), time in sorted(lost.items())
-                if time
-            ]
-            printed[tiling] = [f"{text} {time}{ratio}" for text, ratio, time in rows]
         assert len(set(map(tuple, printed.values()))) == 1 or any(
             c.compute != WHOLE for _, c in self.claims
         )
