@@ -12,6 +12,8 @@
   evidence_contents, node_parts   index of what parts contain, and parts of a node found by it
   further_parts, loaded_facts   parts beyond a window that affect it, and all facts of a window
   gpu_evidence, gpu_counters   facts in the form that metering reads, and increments of counters
+  fact_store, day_facts, day_metering   facts that mark the days which they change, and a day of a GPU as a pure
+                   function of them; they are to replace the modules from boot_starts on, and are not in use yet
 
 Facts are sets: neither order nor repetition matters, so two collectors may record the same facts.
 """

@@ -1,0 +1,127 @@
+"""A day that release 0.3.0 wrote as rows of slots: read, added up, verified, and revised as a document.
+
+`rows_0_3.json` has the rows of one GPU-day with exclusive, shared, partitioned, counted and unclaimed time, an outage, a
+gap and energy; empty columns are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from days import DAY, HOUR, START
+from msgspec.structs import replace
+from support.metered import revision_of, write_day
+
+from railscope.timestamps import DAY_NS
+from railscope_collector.ledger import schema
+from railscope_collector.ledger.database import UnusableLedgerError
+from railscope_collector.ledger.day_documents import WrittenRevision, sum_day
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
+
+ROWS = json.loads((Path(__file__).parent / "rows_0_3.json").read_text())
+GPU = "GPU-0"
+
+
+def without_triggers(connection: sa.Connection, table: str) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"ALTER TABLE {table} DISABLE TRIGGER USER"))
+    else:
+        connection.execute(sa.text(f"DROP TRIGGER {table}_no_update"))
+
+
+@pytest.fixture
+def upgraded(url: str) -> Iterator[Ledger]:
+    """A ledger of release 0.3.0, opened by this one."""
+    earlier = Ledger.open(url, metadata)
+    with earlier.database.transaction(writes=True) as connection:
+        for name, rows in ROWS.items():
+            columns = schema.metadata.tables[name].columns
+            empty = {c.name: "" if isinstance(c.type, sa.Text) else None for c in columns}
+            empty |= {"witness": None, "clock_suspect": None, "instance": None}
+            names = {column.name for column in columns}
+            filled = [{k: v for k, v in (empty | row).items() if k in names} for row in rows]
+            connection.execute(schema.metadata.tables[name].insert(), filled)
+        without_triggers(connection, "ledger_schema")
+        connection.execute(sa.text("UPDATE ledger_schema SET version = 6"))
+    earlier.close()
+    ledger = Ledger.open(url, metadata)
+    yield ledger
+    ledger.close()
+
+
+def test_a_day_is_read_from_its_rows(upgraded: Ledger):
+    found = revision_of(upgraded, GPU, DAY)
+    assert (found.number, found.root) == (2, ROWS["ledger_revision"][0]["content_root"])
+    found.day.check()
+    times: dict[tuple[str, str, str], Fraction] = {}
+    for piece in found.day.pieces:
+        for part in piece.parts:
+            key = (part.state.value, part.tenant, part.claim)
+            hours = Fraction(part.size * (piece.end_ns - piece.start_ns), 840 * HOUR)
+            times[key] = times.get(key, Fraction(0)) + hours
+    assert times == {
+        ("idle", "", ""): Fraction(5933, 770),
+        ("inferred", "blue", "d"): Fraction(2, 5),
+        ("inferred", "red", "c"): Fraction(3, 55),
+        ("maintenance", "red", "a"): 1,
+        ("observed", "blue", "b"): 2,
+        ("observed", "blue", "d"): Fraction(8, 5),
+        ("observed", "green", "f"): Fraction(9, 7),
+        ("observed", "red", "a"): 5,
+        ("observed", "red", "c"): Fraction(17, 55),
+        ("observed", "red", "g"): 3,
+        ("unclaimed", "", "e"): 1,
+        ("unknown", "", ""): Fraction(8, 55),
+    }
+    assert {claim.id for claim in found.day.claims if claim.counted} == {"g"}
+    (partitioned,) = [claim for claim in found.day.claims if claim.mig_profile]
+    assert (partitioned.id, partitioned.mig_profile, partitioned.instance) == ("f", "3g.40gb", 360)
+    assert upgraded.finalized_day() == DAY
+    assert upgraded.last_days() == {GPU: DAY}
+
+
+def test_the_first_start_adds_up_the_days_of_rows(upgraded: Ledger):
+    totals = upgraded.totals(range(DAY, DAY + 1))
+    expected = sum_day(revision_of(upgraded, GPU, DAY).day)
+    assert totals == {(DAY, key): quantity for key, quantity in expected.items()}
+    hours = [q for (_, of), q in totals.items() if "/" not in of.name and of.name != "energy"]
+    assert sum(hours) == DAY_NS - HOUR // 2
+
+
+def test_a_document_is_the_next_revision_of_rows(upgraded: Ledger):
+    before = revision_of(upgraded, GPU, DAY)
+    assert write_day(upgraded, before.day) == WrittenRevision(2, added=False)
+    assert write_day(upgraded, replace(before.day, sku="h200")) == WrittenRevision(3, added=True)
+    assert revision_of(upgraded, GPU, DAY).day.sku == "h200"
+    assert revision_of(upgraded, GPU, DAY, 2) == before
+    shorter = replace(before.day, pieces=before.day.pieces[:1], amounts=(), claims=())
+    write_day(upgraded, shorter)
+    totals = upgraded.totals(range(DAY, DAY + 1))
+    (total,) = [(of, quantity) for (_, of), quantity in totals.items() if quantity]
+    assert total == (("", "idle"), Fraction(HOUR, 2))
+    assert shorter.pieces[0].start_ns == START + HOUR // 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ledger_entry SET tenant_id = 'x' WHERE entry = 3",
+        "ledger_share SET amount = amount + 1",
+        "ledger_claim SET start_ns = 0",
+        "ledger_overlap SET units = units + 1",
+        "ledger_revision SET sku = 'x'",
+        "ledger_entry SET state = 'x'",
+    ],
+)
+def test_rows_that_were_altered_are_detected(upgraded: Ledger, change: str):
+    with upgraded.database.transaction(writes=True) as connection:
+        without_triggers(connection, change.split(maxsplit=1)[0])
+        connection.execute(sa.text(f"UPDATE {change}"))
+    with pytest.raises(UnusableLedgerError, match=r"altered: .*revision 2 of GPU-0 on day 20000"):
+        revision_of(upgraded, GPU, DAY)
