@@ -444,9 +444,10 @@ def _build_held_part(
         return DayPart(0, SlotState.UNCLAIMED, *names)
     if not gap_ns:
         return DayPart(0, SlotState.OBSERVED, *names)
-    # Of a longer gap the length is not stated: it would change with facts of days after this one.
-    length_ns = gap_ns if gap_ns <= MAX_BILLED_GAP_NS else FOREVER_NS
-    return DayPart(0, SlotState.INFERRED, *names, length_ns, sign or NodeEvidence.NONE)
+    # Of a longer gap neither length nor sign is stated: they would change with facts of days after this one.
+    if gap_ns > MAX_BILLED_GAP_NS:
+        return DayPart(0, SlotState.INFERRED, *names, FOREVER_NS)
+    return DayPart(0, SlotState.INFERRED, *names, gap_ns, sign or NodeEvidence.NONE)
 
 
 # What it counted ------------------------------------------------------------------------------------

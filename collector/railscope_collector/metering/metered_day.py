@@ -47,7 +47,7 @@ class DayPart(msgspec.Struct, frozen=True, order=True, omit_defaults=True, gc=Fa
     gap_ns: int = 0
     """Time without a sample, of held time that was not observed; FOREVER_NS if that is more than an hour."""
     node_evidence: NodeEvidence = NodeEvidence.NONE
-    """Sign of the node in that time."""
+    """Sign of the node in that time; none is stated for more than an hour."""
     reason: str = ""
     """Reason why a person has to decide, in state `review`."""
 
