@@ -24,7 +24,7 @@ from railscope_collector.evidence.node_intervals import (
     SampleSpan,
     add_spans,
 )
-from railscope_collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject
+from railscope_collector.fleet.shape_columns import AGENT_MEASURES, CounterSubject
 from railscope_collector.metering import holders, metered_day
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
