@@ -44,7 +44,7 @@ async def test_an_agent_serves_both_names_of_one_reading(agent_of_gpus: Agent) -
             samples(await page(session, path)) for path in ("/metrics", "/metrics/dcgm")
         ]
         assert "/metrics/dcgm" in await page(session, "/nowhere")
-        assert 'href="/metrics/dcgm"' in await page(session, "/")
+        assert "/metrics/dcgm\n" in await page(session, "/")
     await server.close()
     sizes = by_gpu(ours, "railscope_gpu_memory_size_bytes", "gpu")
     assert sizes

@@ -40,7 +40,7 @@ def test_a_cosignature_has_the_layout_of_the_specification() -> None:
     assert raw[:4] == witness_key(NODE).key_id != NODE.public.key_id
     assert int.from_bytes(raw[4:12], "big") == SEEN
     message = f"cosignature/v1\ntime {SEEN}\n{CHECKPOINT.text}"
-    NODE.public.key.verify(raw[12:], message.encode())
+    NODE.public.key.verify(message.encode(), raw[12:])
 
 
 def test_a_key_of_a_witness_survives_its_text_and_is_none_of_a_log() -> None:
