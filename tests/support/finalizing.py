@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -51,7 +54,10 @@ class FinalizingCollector:
         self.texts: dict[str, str] = {}
         self.decisions = ReviewDecisions()
         self.now = 0.0
-        self._begin(core_in(directory / "schemas"))
+        # Open as long as its core, and not on a disk that a test fills or unmounts.
+        self.schemas = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self.schemas, ignore_errors=True)
+        self._begin(core_in(self.schemas))
 
     def _begin(self, core: CollectorState) -> None:
         self.core = core
@@ -120,7 +126,7 @@ class FinalizingCollector:
     def restart(self, checkpoint: bytes | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""
         self.finalizer.close()
-        core = core_in(self.directory / "schemas")
+        core = core_in(self.schemas)
         if checkpoint is not None:
             resume_from(core, checkpoint)
         self._begin(core)
