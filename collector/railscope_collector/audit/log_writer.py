@@ -327,7 +327,7 @@ class AuditLog:
             raws = [raw for _, raw in self._skip_moved(connection, waiting)]
             if not first and not (raws and record.decode_audit_record(raws[0]).type == _GENESIS):
                 raws.insert(0, self._genesis(raws))
-            # After the waiting records: an earlier release has reported the numbers of some of them.
+            # After the waiting records: those of release 0.3.0 have numbers already, which its collector has returned.
             if may_take_rows and not is_full:
                 rows = audit_outbox.read_unrecorded(connection, MAX_GROUP_RECORDS)
             number = self._rows_source.n
