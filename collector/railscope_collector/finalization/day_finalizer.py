@@ -358,9 +358,8 @@ class DayFinalizer:
         now_ns: int,
     ) -> None:
         """Read last days of new GPUs, at the start of a term days that were not written, in the first one late facts."""
-        if homes.keys() - self._last_days.keys():
-            last_days = await database.call_database(stores.ledger.last_days)
-            self._last_days |= {gpu: last_days[gpu] for gpu in homes.keys() & last_days.keys()}
+        unread = homes.keys() - self._last_days.keys()
+        self._last_days |= await database.call_database(stores.ledger.last_days, unread)
         if term.epoch != self._epoch:
             first = self._end_day(now_ns) - self.settings.max_revision_age_days
             days = range(first, self._end_day(now_ns))

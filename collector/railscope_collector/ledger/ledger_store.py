@@ -16,16 +16,20 @@ from railscope_collector.ledger.day_documents import GpuDay, Revision, TotalKey,
 from railscope_collector.metering.metered_day import MeteredDay
 
 
-def last_days(connection: sa.Connection) -> dict[str, int]:
-    """Return the last day of each GPU."""
+def last_days(connection: sa.Connection, gpus: Iterable[str] | None = None) -> dict[str, int]:
+    """Return the last day of each GPU that has one, of all GPUs or some."""
     tables = (
         (day_documents.ledger_days.c.gpu, day_documents.ledger_days.c.day),
         (schema.revisions.c.gpu_uuid, schema.revisions.c.day),
     )
     last: dict[str, int] = {}
-    for gpu, day in tables:
-        for name, newest in connection.execute(sa.select(gpu, sa.func.max(day)).group_by(gpu)):
-            last[name] = max(newest, last.get(name, newest))
+    groups = [None] if gpus is None else day_documents.split_items(sorted(gpus))
+    for group in groups:
+        for gpu, day in tables:
+            query = sa.select(gpu, sa.func.max(day)).group_by(gpu)
+            some = query if group is None else query.where(gpu.in_(group))
+            for name, newest in connection.execute(some):
+                last[name] = max(newest, last.get(name, newest))
     return last
 
 
@@ -72,10 +76,10 @@ class Ledger:
         with self._transaction() as connection:
             return day_documents.newest_numbers(connection, range(first_day, end_day), named)
 
-    def last_days(self) -> dict[str, int]:
-        """Return the last day of each GPU."""
+    def last_days(self, gpus: Iterable[str]) -> dict[str, int]:
+        """Return the last day of each of some GPUs that have one."""
         with self._transaction() as connection:
-            return last_days(connection)
+            return last_days(connection, gpus)
 
     def missing_days(self, homes: Mapping[str, Mapping[str, int]], days: range) -> list[GpuDay]:
         """Return the days of GPUs that the ledger does not have; `homes` has since when they were in nodes."""
@@ -98,7 +102,10 @@ class Ledger:
         with self._transaction() as connection:
             found = [
                 connection.execute(
-                    sa.select(sa.func.max(day)).where(recorded_ns >= (day + 1) * DAY_NS)
+                    sa.select(day)
+                    .where(recorded_ns >= (day + 1) * DAY_NS)
+                    .order_by(day.desc())
+                    .limit(1)
                 ).scalar()
                 for day, recorded_ns in tables
             ]

@@ -185,14 +185,6 @@ def held(claims: list[MeteredClaim], tiling: Tiling) -> dict[MeteredClaim, Fract
     return found
 
 
-def requested(claim: MeteredClaim, tiling: Tiling) -> Fraction | None:
-    """Size that a claim requests; None for one that is shared and names no share."""
-    size = Fraction(slots(claim, tiling).high - slots(claim, tiling).low)
-    if claim.exclusive:
-        return size
-    return None if claim.share is None else size * claim.share
-
-
 def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> MeteredClaim | None:
     """The claim that holds a slot at an instant."""
     claims = in_force(evidence, instant)
