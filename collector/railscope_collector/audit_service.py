@@ -33,6 +33,7 @@ from railscope_collector.audit import (
     ledger_watch,
     log_secrets,
     log_writer,
+    recorder_state,
     signing_guard,
     tables,
 )
@@ -41,16 +42,15 @@ from railscope_collector.clock import CollectorClock
 from railscope_collector.config import CollectorSettings
 from railscope_collector.console.audit_pages import AuditHealth, witness_rows
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.framelog import state_manifest
+from railscope_collector.framelog import state_files
 from railscope_collector.http import signed_entries
 from railscope_collector.http.witness_api import WitnessApi
 from railscope_collector.ledger import directory_holder
 from railscope_collector.ledger.database import Database, SharedDatabase, UnusableLedgerError
-from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.state.state_reader import StateReader
 
 log = structlog.get_logger(__name__)
 
-RECORDER_STATE_FILE = "observed"
 PUBLIC_KEY_FILE = "audit.pub"
 _CHECK_FILES_SECONDS = 86_400.0
 
@@ -75,7 +75,7 @@ class AuditService:
     def from_directory(  # noqa: PLR0913, PLR0917 - parts of the layers below
         cls,
         settings: CollectorSettings,
-        checkpointer: StateCheckpointer,
+        reader: StateReader,
         nodes: Callable[[], set[str]],
         database: SharedDatabase,
         tenant_of: event_records.TenantOf,
@@ -87,7 +87,7 @@ class AuditService:
 
         Raises SettingsError if the key or the archive cannot be used.
         """
-        directory, core = checkpointer.directory, checkpointer.core
+        directory, core = reader.snapshots.store.directory, reader.core
         key_file = Path(settings.audit.key_file or directory / "audit.key")
         key = _load_key(settings, key_file, database.open)
         source = RecordSource("collector", settings.audit.origin, secrets.token_hex(8), 0)
@@ -108,14 +108,14 @@ class AuditService:
         observed = event_recorder.EventRecorder(
             audit,
             log_secrets.PersonalSalts(directory / log_secrets.SALTS_DIRECTORY),
-            directory / RECORDER_STATE_FILE,
-            checkpointer.read_events,
+            store,
+            reader.read_events,
             tenant_of=tenant_of,
         )
         # Before the state is restored: events of the frame log that were not recorded yet must not be lost.
         core.listeners.append(observed.queue_event)
         core.on_envelope.append(observed.check_envelope)
-        checkpointer.companion_files[observed.file] = observed.snapshot
+        reader.snapshots.documents[recorder_state.DOCUMENT] = observed.snapshot
         guard = signing_guard.SigningGuard(
             audit,
             directory / signing_guard.CONFLICT_DIRECTORY,
@@ -166,7 +166,7 @@ class AuditService:
         # Before anything is signed: a log cannot be continued without its key.
         audit = self.trail.log
         log_secrets.store_key(self.key_file, audit.signer)
-        _write_public_key(self.observed.file.with_name(PUBLIC_KEY_FILE), audit.signer)
+        _write_public_key(self.observed.store.path.with_name(PUBLIC_KEY_FILE), audit.signer)
         if audit.former is not None:
             former_log.keep_conflicts(audit.former, self.guard.directory)
         self.guard.open()
@@ -204,14 +204,14 @@ class AuditService:
         """Hold the state directory, by the identity of its outbox, in a shared database. Raises DirectoryInUseError."""
         await self.holder.begin(self.trail.log.own.collector)
 
-    async def check_files(self, state_files: state_manifest.StateFiles) -> None:
+    async def check_files(self, files: state_files.StateFiles) -> None:
         """Compare the state directory with its expected files, every day, until cancelled."""
         while True:
             # The first comparison was that of the start.
             await asyncio.sleep(_CHECK_FILES_SECONDS)
             if former := self.trail.log.former:
                 await service.run_in_thread(former_log.delete_old, former, self.trail.wall_ns())
-            if lost := await service.run_in_thread(state_files.find_new_losses):
+            if lost := await service.run_in_thread(files.find_new_losses):
                 await self.trail.log.append(self.trail.draft_missing_files(lost))
 
     def start(self, outer: asyncio.TaskGroup, group: asyncio.TaskGroup) -> None:

@@ -39,12 +39,12 @@ from railscope_collector.console.console_server import Console
 from railscope_collector.console.page_shell import PageShell
 from railscope_collector.console.page_table import CLUSTER_ROUTES
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.evidence import evidence_records, evidence_store
+from railscope_collector.evidence import evidence_records, evidence_store, waiting_evidence
 from railscope_collector.files.seller_file import find_seller
 from railscope_collector.finalization import day_finalizer, day_writes, evidence_retention
 from railscope_collector.fleet import schemas
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.framelog import framelog, state_manifest
+from railscope_collector.framelog import framelog, state_files
 from railscope_collector.http import (
     active_routing,
     audit_api,
@@ -64,10 +64,9 @@ from railscope_collector.ledger.database import SharedDatabase
 from railscope_collector.ledger.database_location import ledger_url
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.sinks import incident_webhook, influx
-from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.state.state_reader import StateReader
+from railscope_collector.state.state_snapshots import StateSnapshots
 from railscope_collector.switches import all_switches, switch_polling
 from railscope_collector.workloads import measure_averages, pod_jobs
 
@@ -81,11 +80,9 @@ class StorageLayer:
     core: CollectorState
     role: active_collector.ActiveRole
     clock: collector_clock.CollectorClock
-    state_files: state_manifest.StateFiles
     store: state_store.StateStore
+    files: state_files.StateFiles
     log: framelog.FrameLog
-    checkpointer: StateCheckpointer
-    checkpoints: CheckpointSchedule
     reader: StateReader
     identity_conflicts: identity_conflicts.IdentityConflictDetector
     database: SharedDatabase
@@ -102,7 +99,7 @@ class StorageLayer:
 
     def cells(self) -> Iterator[ViewCell]:
         """Yield the metrics of damaged files and rows."""
-        yield ViewCell(LOST_FILES, (), len(self.state_files.damage) + bool(self.store.problem))
+        yield ViewCell(LOST_FILES, (), len(self.files.damage))
         yield ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))
 
 
@@ -124,32 +121,28 @@ def build_storage(
         lambda now_ns: core.fleet.clock_offsets_ns(now_ns - stale_ns),
         wall_ns=wall_ns,
     )
-    state_files = state_manifest.StateFiles(directory)
-    log = framelog.FrameLog(
-        directory / "frames", sizes.segment_bytes, sizes.max_bytes, files=state_files
-    )
-    checkpointer = StateCheckpointer(
-        directory,
+    files = state_files.StateFiles(store)
+    log = framelog.FrameLog(directory / "frames", sizes.segment_bytes, sizes.max_bytes, files=files)
+    snapshots = StateSnapshots(
+        store,
         core,
+        log,
+        (limits.max_frame_age_days + 1) * DAY_NS,
         reason_to_withhold=lambda: clock.hold_reason,
-        limits=limits,
-        state_files=state_files,
     )
+    waiting = waiting_evidence.WaitingEvidence(store, limits)
+    reader = StateReader(core, log, snapshots, waiting, limits)
     conflicts = identity_conflicts.IdentityConflictDetector(core.evidence.problems.report)
     core.on_envelope.append(conflicts.check)
-    checkpoints = CheckpointSchedule(checkpointer, log, (limits.max_frame_age_days + 1) * DAY_NS)
-    reader = StateReader(core, checkpointer, on_segment=[checkpoints.note_rotation])
     return StorageLayer(
         settings,
         directory,
         core,
         role,
         clock,
-        state_files,
         store,
+        files,
         log,
-        checkpointer,
-        checkpoints,
         reader,
         conflicts,
         database,
@@ -186,7 +179,7 @@ def build_access(storage: StorageLayer, reload: Callable[[], None]) -> AccessLay
     files = administrator_files.AdministratorFiles.from_settings(settings)
     audit = audit_service.AuditService.from_directory(
         settings,
-        storage.checkpointer,
+        storage.reader,
         listed_nodes,
         storage.database,
         files.find_tenant,
@@ -230,7 +223,7 @@ def build_metering(access: AccessLayer) -> MeteringLayer:
         lambda: clock.hold_reason,
         check,
         files.set_decisions,
-        storage.checkpointer.waiting,
+        storage.reader.waiting,
     )
     open_database = storage.database.open
     retention = evidence_retention.EvidenceRetention(settings, open_database, clock, check)
@@ -346,7 +339,7 @@ def build_api(
         access.tokens,
         receiving.connections,
         storage.identity_conflicts,
-        storage.checkpointer.quarantine,
+        storage.reader,
         (core.log_limit, receiving.receiver.log_limit, receiving.authorizer.log_limit),
         [
             access.audit.cells,

@@ -15,9 +15,11 @@ from railscope import __version__, service, systemd
 from railscope_collector import clock, composition, config
 from railscope_collector.billing import billing_reader
 from railscope_collector.evidence import evidence_store
+from railscope_collector.framelog import state_files
 from railscope_collector.http import web_server
 from railscope_collector.http.write_probes import RETRY_SECONDS, SpaceWatch, find_write_problem
 from railscope_collector.ledger.database import UnusableLedgerError
+from railscope_collector.state import former_files
 from railscope_collector.work_limits import limit_memory_arenas, tune_interpreter
 
 log = structlog.get_logger(__name__)
@@ -52,10 +54,12 @@ class Collector:
         api = composition.build_api(access, metering, receiving, views)
         sinks = composition.build_sinks(access, views, api)
         http = composition.build_http(access, receiving, views.refresher, sinks, self.billing)
-        self.directory, self.state_files = storage.directory, storage.state_files
-        self.store = storage.store
+        self.directory, self.store, self.state_files = (
+            storage.directory,
+            storage.store,
+            storage.files,
+        )
         self.core, self.clock, self.log = storage.core, storage.clock, storage.log
-        self.checkpointer, self.checkpoints = storage.checkpointer, storage.checkpoints
         self.reader = storage.reader
         self.identity_conflicts, self.database = storage.identity_conflicts, storage.database
         self.tokens, self.trial, self.files = access.tokens, access.trial, access.files
@@ -126,7 +130,7 @@ class Collector:
         self._read_files()
         self.store.open_read_only()
         self.core.schemas.open()
-        self.checkpointer.restore(self.log.stats)
+        self.reader.restore(is_shared=True)
 
     async def serve_read_only(self) -> None:
         """Serve until there is space."""
@@ -160,6 +164,7 @@ class Collector:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
                 group.create_task(self.reader.run())
+                group.create_task(self._report_lost_schemas())
                 active = [lambda: self.switches.watch_cabling(self.api.link_ends)]
                 if self.settings.diagnosis.enabled:
                     active += [self.diagnosis.run, self.webhook.run]
@@ -167,7 +172,7 @@ class Collector:
                 group.create_task(self.role.run(directory, self._take_over, active))
                 for work in (
                     self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
-                    self.checkpoints.run(), self.audit.check_files(self.state_files), self.files.watch(),
+                    self.reader.snapshots.run(), self.audit.check_files(self.state_files), self.files.watch(),
                     self.clock_records.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
@@ -187,6 +192,14 @@ class Collector:
         self.audit.take_over()
         self.diagnosis.take_over()
 
+    async def _report_lost_schemas(self) -> None:
+        """Report missing schemas that records of earlier starts refer to."""
+        await self.reader.restored.wait()
+        before = set(self.state_files.damage)
+        self.state_files.compare_schemas(self.core.counts.unknown_schemas)
+        if lost := sorted(set(self.state_files.damage) - before):
+            await self.trail.log.append(self.trail.draft_missing_files(lost))
+
     def _read_files(self) -> None:
         """Read the administrators' files, and the nodes of a trial. Blocking; raises SettingsError, OSError."""
         if self.trial:
@@ -199,13 +212,15 @@ class Collector:
             log.error("earlier_versions_read_failed", problem=str(error), files=self.files.unknown)
 
     def restore(self) -> None:
-        """Read schemas, the checkpoint and the segments after it. Blocking; raises OSError."""
-        self.store.open()
+        """Read schemas, the newest snapshot and the records after it. Blocking; raises OSError."""
+        state_files.open_store(self.store)
+        problems = former_files.read_former_files(self.store)
         self.audit.open()
         self.access.open()
         self._read_files()
         self.core.schemas.open()
         self.state_files.open()
+        self.state_files.damage |= problems
         self.log.open()
         files, damage = self.state_files, self.state_files.damage
         state = None if clock.FILE in damage else clock.read_state(self.directory)
@@ -213,20 +228,22 @@ class Collector:
         if not self.database.is_embedded:
             # The former reports of a node may be those of another collector, and are not merged yet.
             self.core.evidence.await_reports()
-        newest_ns = self.reader.restore(
-            self.log, corrections, is_shared=not self.database.is_embedded
-        )
+        self.reader.corrections = corrections
+        newest_ns = self.reader.restore(is_shared=not self.database.is_embedded)
+        self.log.continue_at(self.reader.snapshots.position.segment)
+        self.core.schemas.segment = self.log.number
         # After the restore: a clock that was set back is behind the newest frame.
         self.clock.open(newest_ns, damage.get(clock.FILE, "") if files.is_incomplete else "")
         if self.settings.diagnosis.enabled:
             self.diagnosis.open()
-        self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
-        # Recorded before `begin` replaces the manifest, which alone shows the loss.
+        if problem := self.reader.waiting.problem:
+            damage["waiting_evidence"] = problem
+        # Recorded before `begin`, after which nothing shows the loss.
         if damage:
             self.trail.log.append_before_running(self.trail.draft_missing_files(damage))
         self.state_files.begin(self.log.number, self.log.offset)
         if records := self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=records)
         if not self.database.is_embedded:
-            self.checkpointer.begin_positions(is_incomplete=bool(damage or records))
+            self.reader.begin_positions(is_incomplete=bool(damage or records))

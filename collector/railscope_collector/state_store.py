@@ -29,6 +29,9 @@ DAMAGED = ".damaged"
 """Suffix of a database that could not be read; the next one replaces it."""
 MAX_WAL_BYTES = 64 << 20
 """Size to which the file of recent transactions is cut after a large one."""
+_DOCUMENTS = (
+    "CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, content BLOB NOT NULL) STRICT"
+)
 Row: TypeAlias = tuple[Any, ...]
 
 
@@ -66,11 +69,15 @@ class StateStore:
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
             durable_files.sync_directory(self.directory)
             self._connection = _connect(self.path)
+            # Before the first table: what is deleted in an outage of the ledger can be given back to the file system.
+            self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA foreign_keys = ON")
             self._connection.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
-            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            self._connection.execute(_DOCUMENTS)
+            if self._connection.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+                self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def open_read_only(self) -> None:
         """Open the database on a full disk: nothing is written, and what is missing or damaged is empty."""
@@ -122,6 +129,20 @@ class StateStore:
                 if self.is_read_only and str(error).startswith("no such table"):
                     return []
                 raise
+
+    def document(self, name: str) -> bytes | None:
+        """Return the content of a small document; None if there is none."""
+        rows = self.read("SELECT content FROM documents WHERE name = ?", (name,))
+        return rows[0][0] if rows else None
+
+    def put_document(self, connection: sqlite3.Connection, name: str, content: bytes) -> None:
+        """Store a small document in a transaction, in place of the former one. Raises sqlite3.Error."""
+        connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?)", (name, content))
+
+    def shrink(self) -> None:
+        """Give the space of deleted rows back to the file system."""
+        with self._lock, self._named_errors("writing"):
+            self._opened().execute("PRAGMA incremental_vacuum").fetchall()
 
     def close(self) -> None:
         """Close the database."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,13 @@ import pytest
 from railscope.wire import SentAt
 from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.framelog.segment_files import (
+    EXTENT,
     FrameRecord,
     segment_numbers,
     segment_path,
 )
-from railscope_collector.framelog.state_manifest import EXTENT, MANIFEST, StateFiles, accept_loss
+from railscope_collector.framelog.state_files import StateFiles, accept_loss, open_store
+from railscope_collector.state_store import FILE, StateStore
 
 
 def record(number: int) -> FrameRecord:
@@ -27,7 +29,9 @@ def record(number: int) -> FrameRecord:
 @asynccontextmanager
 async def running(directory: Path) -> AsyncIterator[FrameLog]:
     """A frame log with an account of its files, as a collector has it."""
-    files = StateFiles(directory)
+    store = StateStore(directory)
+    open_store(store)
+    files = StateFiles(store)
     log = FrameLog(directory / "frames", 500, 1 << 30, files=files)
     files.open()
     log.open()
@@ -40,6 +44,7 @@ async def running(directory: Path) -> AsyncIterator[FrameLog]:
         await asyncio.wait({task})
         log.close()
         files.close()
+        store.close()
 
 
 async def written(directory: Path, count: int = 13) -> FrameLog:
@@ -50,19 +55,28 @@ async def written(directory: Path, count: int = 13) -> FrameLog:
     return log
 
 
+@contextmanager
+def opened(directory: Path) -> Iterator[StateStore]:
+    store = StateStore(directory)
+    open_store(store)
+    yield store
+    store.close()
+
+
 def lost(directory: Path) -> dict[str, str]:
-    files = StateFiles(directory)
-    files.open()
-    files.close()
-    return files.damage
+    with opened(directory) as store:
+        files = StateFiles(store)
+        files.open()
+        return files.damage
 
 
 async def test_a_directory_that_is_whole_lacks_nothing(tmp_path: Path) -> None:
     for _ in range(3):
-        log = await written(tmp_path)
+        await written(tmp_path)
         assert lost(tmp_path) == {}
     assert len(segment_numbers(tmp_path / "frames")) > 3
-    log.delete_before(log.number)
+    async with running(tmp_path) as log:
+        log.delete_before(log.number)
     assert lost(tmp_path) == {}
 
 
@@ -87,7 +101,8 @@ async def put_back_and_accept(
     path.write_bytes(content)
     assert lost(directory) == {}
     how(path)
-    assert len(list(accept_loss(directory))) == 1
+    with opened(directory) as store:
+        assert len(list(accept_loss(store))) == 1
     async with running(directory) as log:
         assert log.files is not None
         assert not log.files.is_incomplete
@@ -121,7 +136,7 @@ async def test_a_tail_that_was_torn_by_a_crash_is_not_a_loss(tmp_path: Path) -> 
     assert lost(tmp_path) == {}
 
 
-@pytest.mark.parametrize("name", [EXTENT, MANIFEST])
+@pytest.mark.parametrize("name", [EXTENT, FILE])
 @pytest.mark.parametrize("content", [None, b"nonsense"])
 async def test_the_account_itself_is_never_read_as_a_default(
     tmp_path: Path, name: str, content: bytes | None

@@ -42,8 +42,9 @@ async def test_a_record_beyond_what_a_restart_may_cost_is_kept_aside(tmp_path: P
     for _ in range(2):
         async with run_collector(settings_in(tmp_path)) as running:
             assert running.collector.core.counts.frames == 3, "what others sent was taken"
-            assert running.collector.checkpointer.quarantine.records == 2
+            assert running.collector.reader.quarantined == 2
             await running.collector.refresher.refresh()
             assert "railscope_collector_quarantined_records 2" in (await running.get("/metrics"))[1]
-            assert list(running.collector.checkpointer.read_events()) == []
-        assert len(list((tmp_path / "state" / "quarantine").glob("*.record"))) == 2
+            assert list(running.collector.reader.read_events()) == []
+            stored = running.collector.store.read("SELECT node FROM quarantined_records")
+            assert stored == [("n1",), ("n1",)]

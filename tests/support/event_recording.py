@@ -16,6 +16,7 @@ from railscope.service import run_in_thread
 from railscope_collector.audit.event_recorder import EventRecorder
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.fleet.recent_events import SeenEvent
+from railscope_collector.state_store import StateStore
 
 
 @contextlib.asynccontextmanager
@@ -25,10 +26,12 @@ async def run_observers(
     """A running log and what observes agents for it."""
     async with running_log(audit_log(directory / "log", boot=boot)) as log:
         await run_in_thread(log.follow)
+        store = StateStore(directory)
+        store.open()
         observed = EventRecorder(
             log,
             PersonalSalts(directory / "personal"),
-            directory / "observed",
+            store,
             lambda: iter(tuple(again)),
             max_waiting,
         )
@@ -39,6 +42,7 @@ async def run_observers(
         finally:
             task.cancel()
             await asyncio.wait({task})
+            store.close()
 
 
 async def recorded_events(

@@ -18,7 +18,7 @@ from railscope_collector.config import IngestLimits, MeteringSettings
 from railscope_collector.evidence.evidence_store import EvidenceStore
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 from railscope_collector.evidence.review_rules import ReviewDecisions
-from railscope_collector.evidence.waiting_evidence import DIRECTORY, WaitingEvidence
+from railscope_collector.evidence.waiting_evidence import WaitingEvidence
 from railscope_collector.files import (
     calendar_file,
     claims_file,
@@ -29,12 +29,12 @@ from railscope_collector.files import (
 from railscope_collector.files.inventory_file import DeviceInventory
 from railscope_collector.finalization.day_finalizer import DayFinalizer
 from railscope_collector.finalization.day_writes import MeteringStores
-from railscope_collector.framelog.state_manifest import StateFiles
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state_store import StateStore
 from railscope_collector.tables import metadata
 
 SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
@@ -46,7 +46,6 @@ class FinalizingCollector:
     """One collector. `now` is a second of the story."""
 
     limits = IngestLimits()
-    state_files: StateFiles | None = None
 
     def __init__(self, directory: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -57,13 +56,16 @@ class FinalizingCollector:
         # Open as long as its core, and not on a disk that a test fills or unmounts.
         self.schemas = Path(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, self.schemas, ignore_errors=True)
+        self.store = StateStore(directory)
         self._begin(core_in(self.schemas))
 
     def _begin(self, core: CollectorState) -> None:
         self.core = core
         self._last_inputs: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, is_ready=False)
-        self.waiting = WaitingEvidence(self.directory / DIRECTORY, self.limits, self.state_files)
+        self.store.close()
+        self.store.open()
+        self.waiting = WaitingEvidence(self.store, self.limits)
         core.evidence.intervals.on_disk = self.waiting.open()
         self.finalizer = DayFinalizer(
             core.evidence,
@@ -123,7 +125,7 @@ class FinalizingCollector:
         self.now = now
         return await self.live.refresh(at(now), no_turns)
 
-    def restart(self, checkpoint: bytes | None = None) -> None:
+    def restart(self, checkpoint: list[bytes] | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""
         self.finalizer.close()
         core = core_in(self.schemas)
@@ -131,7 +133,12 @@ class FinalizingCollector:
             resume_from(core, checkpoint)
         self._begin(core)
 
-    def checkpoint(self) -> bytes:
+    def close(self) -> None:
+        """Release the lease and the files."""
+        self.finalizer.close()
+        self.store.close()
+
+    def checkpoint(self) -> list[bytes]:
         """Return the core's checkpoint."""
         return checkpoint_of(self.core)
 

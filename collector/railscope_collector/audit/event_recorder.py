@@ -17,11 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice
-from pathlib import Path
 
 import structlog
 
-from railscope import durable_files, service, wire
+from railscope import service, wire
 from railscope.audit.record import (
     RecordActor,
     RecordData,
@@ -42,6 +41,7 @@ from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.record_draft import RecordDraft, build_record
+from railscope_collector.state_store import StateStore
 
 _ANY_NUMBER = (1 << 53) - 1
 """Placeholder sequence number of a record that has none yet: no other number is longer."""
@@ -58,8 +58,8 @@ class EventRecorder:
 
     audit: log_writer.AuditLog
     salts: log_secrets.PersonalSalts
-    file: Path
-    """Path of the copy."""
+    store: StateStore
+    """Has the copy."""
     reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
     """Events of all frames that the frame log replays at a restart."""
     max_waiting: int = MAX_WAITING
@@ -88,7 +88,7 @@ class EventRecorder:
 
     def open(self) -> None:
         """Load the state of the log. Blocking; raises LogDamagedError, RecordError, UnusableLedgerError, OSError."""
-        snapshot = recorder_state.load_recorded_state(self.file, self.audit)
+        snapshot = recorder_state.load_recorded_state(self.store, self.audit)
         self.recorded = snapshot.recorded
         self.nodes.start(snapshot.recorded.nodes, snapshot.drafts)
         self._queue.extend(snapshot.seen_events())
@@ -163,16 +163,17 @@ class EventRecorder:
                     await self._reread_events()
         finally:
             # In this thread: the event loop ends, and nothing else waits for it.
-            self._store_copy()
+            self.store_copy()
 
-    def _store_copy(self) -> None:
+    def store_copy(self) -> None:
         """Store a copy, so that the next start does not read the whole log. Blocking."""
         content = self.snapshot()
         try:
             if content is not None:
-                durable_files.write_durably(self.file, content)
+                with self.store.transaction() as connection:
+                    self.store.put_document(connection, recorder_state.DOCUMENT, content)
         except OSError as error:
-            log.warning("audit_copy_write_failed", file=str(self.file), problem=error.strerror)
+            log.warning("audit_copy_write_failed", problem=str(error))
 
     async def _reread_events(self) -> None:
         """Read the events that did not fit from the frame log; those that overflow meanwhile, later."""

@@ -8,7 +8,6 @@ them if the copy is of a later state of the log.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -20,11 +19,14 @@ from railscope_collector.audit import claims_in_force, event_records, log_writer
 from railscope_collector.fleet.recent_events import EventPosition, SeenEvent
 from railscope_collector.framelog import received_frames
 from railscope_collector.ledger.record_draft import RecordDraft, build_record
+from railscope_collector.state_store import StateStore
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
 OF_NODES = frozenset({event_records.JOIN, BOOT, UPGRADE, STEP})
 CONFIG = "admin.config"
 RECEIVED = "received_ns"
+DOCUMENT = "observed"
+"""Document of `state.sqlite` with the copy."""
 MAX_BOOTS = 8
 """More than one, as nodes that have the same name alternate: a boot ID that was seen before is no new boot."""
 
@@ -133,12 +135,12 @@ class RecordedSnapshot(msgspec.Struct):
         ]
 
 
-def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnapshot:
+def load_recorded_state(store: StateStore, audit: log_writer.AuditLog) -> RecordedSnapshot:
     """Load the copy and update it from the log. Blocking.
 
     Raises LogDamagedError, RecordError, UnusableLedgerError, OSError.
     """
-    snapshot = _read(path)
+    snapshot = _read(store)
     # The copy is of a later state of the log, or of another one: the log is what counts.
     if snapshot.recorded.size > audit.size:
         snapshot = RecordedSnapshot(RecordedState(), snapshot.events, snapshot.drafts)
@@ -165,15 +167,14 @@ def _decode_snapshot(content: bytes) -> RecordedSnapshot:
     return msgspec.msgpack.decode(content[size:], type=RecordedSnapshot)
 
 
-def _read(path: Path) -> RecordedSnapshot:
+def _read(store: StateStore) -> RecordedSnapshot:
     try:
-        return _decode_snapshot(path.read_bytes())
-    except FileNotFoundError:
-        pass
+        if content := store.document(DOCUMENT):
+            return _decode_snapshot(content)
     except DECODING_ERRORS as error:
         log.error(
             "audit_copy_damaged",
-            file=str(path),
+            file=str(store.path),
             problem=str(error),
             advice="the whole audit log is read instead",
         )

@@ -19,9 +19,10 @@ from railscope_collector.audit import ledger_check
 from railscope_collector.commands import collector_check, config_option, load_settings
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import waiting_evidence
-from railscope_collector.framelog.state_manifest import accept_loss
+from railscope_collector.framelog import state_files
 from railscope_collector.ledger import database, database_copy, database_location
 from railscope_collector.service import Collector
+from railscope_collector.state_store import StateStore, StateStoreError
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,14 @@ def check_command(config: Path | None) -> None:
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
     directory = settings.state_directory(load_settings(config))
-    lines = list(accept_loss(directory, waiting_evidence.compare_files))
+    store = StateStore(directory)
+    try:
+        state_files.open_store(store)
+        lines = [*state_files.accept_loss(store), *waiting_evidence.delete_damaged(store)]
+    except StateStoreError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        store.close()
     for line in lines:
         click.echo(line)
     click.echo(

@@ -72,7 +72,7 @@ def follow_alone(directory: Path, state: Path | None, from_ns: int, site: Diagno
 def serve_collector(directory: Path, state: Path | None) -> None:
     """Diagnose what a collector receives, until it closes the input. Raises DiagnoseError."""
     engine = DiagnosisEngine(state, SchemaReader(directory).read)
-    follower = LogFollower(directory / "frames")
+    follower = LogFollower(directory / "frames", state_directory=directory)
     diagnosis = log_diagnosis.LogDiagnosis(engine, _write_line, follower, is_fed=True)
     limit_memory_arenas()
     _lower_priority()

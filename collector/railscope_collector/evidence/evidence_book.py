@@ -1,6 +1,6 @@
 """Facts in memory from frames and events about each GPU, until the database contains them.
 
-The core passes it every batch that contains a fresh frame. All of it is part of the checkpoint, so
+The core passes it every batch that contains a fresh frame. All of it is part of snapshots, so
 nothing is lost between the frame log and the database.
 """
 
@@ -448,7 +448,7 @@ class EvidenceBook:
         self.spans.count(uuid, memory.presences.values(), memory.valueless)
         self.claims.remove((uuid, node, claim) for node, claim in gone)
 
-    # Checkpoints -------------------------------------------------------------------------------
+    # Snapshots ---------------------------------------------------------------------------------
 
     def restore(
         self,
@@ -456,7 +456,7 @@ class EvidenceBook:
         intervals: Iterable[evidence_memory.IntervalInMemory],
         unwritten: Iterable[claim_events.ClaimFact],
     ) -> None:
-        """Restore from a checkpoint."""
+        """Restore from a snapshot."""
         self.gpus = gpus
         self.intervals.restore(intervals)
         for uuid, memory in gpus.items():
@@ -469,7 +469,7 @@ class EvidenceBook:
             facts: list[claim_events.ClaimFact] = [*memory.claims, *memory.ended]
             for fact in facts:
                 self.claims.add(fact)
-        # Everything is computed again: a checkpoint has the facts and no results.
+        # Everything is computed again: a snapshot has the facts and no results.
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
 

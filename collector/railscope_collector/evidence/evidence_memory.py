@@ -414,7 +414,7 @@ class IntervalMemory:
             del self.counts[node]
 
     def restore(self, intervals: Iterable[IntervalInMemory]) -> None:
-        """Add the intervals of a checkpoint."""
+        """Add the intervals of a snapshot."""
         for interval in intervals:
             interval.stored = False  # its write may have been in progress
             self.by_key[interval.key] = interval

@@ -1,7 +1,7 @@
 """Periodic writing of facts to the database and of days to the ledger, off the event loop.
 
 A day is written once it is over and its delay has passed, and again as a new revision if later facts
-change it. While the database is unavailable everything stays in memory and in the checkpoint, and is retried.
+change it. While the database is unavailable everything stays in memory and in snapshots, and is retried.
 
 Each collector stores its evidence. Days of all GPUs in the database are written by the holder of the lease
 `finalization`; all collectors read the days that were added to the ledger, in the order of its heads,
@@ -192,7 +192,7 @@ class DayFinalizer:
                     "evidence_write_failed",
                     problem=problem,
                     intervals=len(self.book.intervals.by_key),
-                    advice="it stays in memory and in the checkpoint, and is written later",
+                    advice="it stays in memory and in snapshots, and is written later",
                 )
             self.is_failing = True
             await database.call_database(

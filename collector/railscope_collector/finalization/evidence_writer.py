@@ -1,8 +1,8 @@
 """Writing of facts from memory to the database, and exchange of receipts with other collectors of it.
 
 An interval of the evidence is removed from memory once the database has it. If the database rejects a value, the
-facts are divided until all but the rejected ones are written. Those stay in memory and in the checkpoint, or alone in
-their file on disk, are not stored in the sense of acknowledgements, and are written again after the next start.
+facts are divided until all but the rejected ones are written. Those stay in memory and in snapshots, or on disk, are not
+stored in the sense of acknowledgements, and are written again after the next start.
 
 While the database does not keep up, intervals wait on disk (`railscope_collector.evidence.waiting_evidence`).
 """
@@ -48,15 +48,13 @@ class EvidenceWriter:
     on_stored: Callable[[node_intervals.EvidenceInterval], None]
     """Called with each interval that was written."""
     waiting: waiting_evidence.WaitingEvidence | None = None
-    """Files of intervals that wait on disk; None if all wait in memory."""
+    """Intervals that wait on disk; None if all wait in memory."""
     _queued: set[Hashable] = field(default_factory=set)
     """Keys of intervals that are selected for the present write: they stay in memory."""
     rejected: set[Hashable] = field(default_factory=set)
-    """Facts that the database rejected: keys of intervals (on disk also the file), claims, contacts by node and GPU."""
-    _rejected_files: set[str] = field(default_factory=set)
-    """Files of `waiting` with intervals that the database rejected."""
-    _stored_files: set[str] = field(default_factory=set)
-    """Files of `waiting` that the database has, and that could not be deleted yet."""
+    """Facts that the database rejected: keys of intervals (on disk marked), claims, contacts by node and GPU."""
+    _rejected_rows: set[int] = field(default_factory=set)
+    """Numbers of intervals on disk that the database rejected."""
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
     _contacts: int = -1
     """Number of first contacts in the database when they were last read: those of all collectors."""
@@ -216,77 +214,52 @@ class EvidenceWriter:
             memory.move_to_disk(compress(group, fits))
 
     async def write_waiting(self, store: evidence_store.EvidenceStore) -> None:
-        """Write the intervals that wait on disk, the oldest file first; a damaged one delays no other."""
-        waiting = self.waiting
-        for name in list(waiting.sizes) if waiting else ():
-            if waiting is None or name in self._rejected_files:
-                continue
-            if name not in self._stored_files:
-                found = await service.run_in_thread(waiting.read, name)
-                if found is None:
-                    continue
-                intervals = [evidence_memory.IntervalInMemory(interval) for interval in found]
-                await self._write_accepted(store, intervals, (), name)
-                rejected = [
-                    number
-                    for number, interval in enumerate(intervals)
-                    if (name, *interval.key) in self.rejected
-                ]
-                stored = waiting.nodes[name] - Counter(found[number].node for number in rejected)
-                self.book.intervals.leave_disk(stored)
-                if rejected:
-                    self._rejected_files.add(name)
-                    if len(rejected) < len(found):
-                        await self._keep_rejected(waiting, name, rejected)
-                    continue
-            await self._delete_stored(waiting, name)
+        """Write the intervals that wait on disk, oldest first; a damaged or rejected one delays no other."""
+        waiting, last = self.waiting, 0
+        while waiting and (rows := await service.run_in_thread(waiting.read, last)):
+            last = rows[-1].number
+            intervals = {
+                row.number: evidence_memory.IntervalInMemory(row.interval)
+                for row in rows
+                if row.interval is not None and row.number not in self._rejected_rows
+            }
+            await self._write_accepted(store, list(intervals.values()), (), evidence_memory.ON_DISK)
+            is_rejected = {
+                number: (evidence_memory.ON_DISK, *interval.key) in self.rejected
+                for number, interval in intervals.items()
+            }
+            self._rejected_rows.update(number for number in intervals if is_rejected[number])
+            stored = [number for number in intervals if not is_rejected[number]]
+            # If this fails, they are written again in the next round, which changes nothing.
+            await service.run_in_thread(waiting.delete, stored)
+            nodes = Counter(intervals[number].interval.node for number in stored)
+            self.book.intervals.leave_disk(nodes)
         if waiting:
             waiting.full.clear()
-
-    async def _keep_rejected(
-        self, waiting: waiting_evidence.WaitingEvidence, name: str, rejected: Sequence[int]
-    ) -> None:
-        """Remove from a file all intervals but those that the database rejected, until the next start."""
-        try:
-            await service.run_in_thread(waiting.keep, name, rejected)
-        except (OSError, waiting_evidence.WaitingEvidenceError) as error:
-            advice = "all of the file is written again after the next start, which changes nothing"
-            log.warning(
-                "waiting_evidence_replacement_failed", file=name, problem=str(error), advice=advice
-            )
-
-    async def _delete_stored(self, waiting: waiting_evidence.WaitingEvidence, name: str) -> None:
-        """Delete a file that the database has, or try it again in the next round."""
-        try:
-            await service.run_in_thread(waiting.delete, name)
-        except OSError as error:
-            if name not in self._stored_files:
-                log.error("waiting_evidence_deletion_failed", file=name, problem=str(error))
-            self._stored_files.add(name)
-        else:
-            self._stored_files.discard(name)
+            if last:
+                await service.run_in_thread(waiting.store.shrink)
 
     async def _write_accepted(
         self,
         store: evidence_store.EvidenceStore,
         intervals: Sequence[evidence_memory.IntervalInMemory],
         claims: Sequence[claim_events.ClaimFact],
-        *file: str,
+        *mark: str,
     ) -> None:
-        """Write evidence, of a file if it is named, but not the facts that the database rejects."""
+        """Write evidence but not the facts that the database rejects; a mark is before the keys of these intervals."""
         try:
             await self._write(store, intervals, claims)
         except database.RejectedValueError as error:
             if len(intervals) + len(claims) == 1:
                 for interval in intervals:
-                    self._reject(interval.interval.node, (*file, *interval.key), error)
+                    self._reject(interval.interval.node, (*mark, *interval.key), error)
                 for fact in claims:
                     self._reject(fact.node, fact, error)
                 return
             # Rounded up for one and down for the other, so that one interval and one claim are separated as well.
             of_intervals, of_claims = (len(intervals) + 1) // 2, len(claims) // 2
-            await self._write_accepted(store, intervals[:of_intervals], claims[:of_claims], *file)
-            await self._write_accepted(store, intervals[of_intervals:], claims[of_claims:], *file)
+            await self._write_accepted(store, intervals[:of_intervals], claims[:of_claims], *mark)
+            await self._write_accepted(store, intervals[of_intervals:], claims[of_claims:], *mark)
 
     async def _write(
         self,
@@ -314,7 +287,7 @@ class EvidenceWriter:
             for interval in intervals:
                 interval.stored = False
             raise
-        # Only now, after the commit: until then memory and checkpoint have the only copy.
+        # Only now, after the commit: until then memory and snapshots have the only copy.
         for fact in claims:
             self.book.unwritten.pop(fact, None)
         for interval in intervals:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import structlog
 
 from railscope.durable_files import append_durably, sync_directory, truncate_durably
-from railscope_collector.framelog import segment_files, state_manifest
+from railscope_collector.framelog import segment_files, state_files
 from railscope_collector.framelog.log_follower import LogPosition
 
 # Bounds the memory while a disk is slow: above it senders are rejected, and keep their envelopes in the spool.
@@ -63,7 +63,7 @@ class FrameLog:
     segment_bytes: int
     max_bytes: int
     stats: segment_files.FrameLogStats = field(default_factory=segment_files.FrameLogStats)
-    files: state_manifest.StateFiles | None = None
+    files: state_files.StateFiles | None = None
     """Records the segments, to detect later losses."""
     offset: int = field(default=0, init=False)
     """Bytes in the current segment."""
@@ -80,7 +80,7 @@ class FrameLog:
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "frame-log"), init=False
     )
-    """A thread of its own: in the shared pool, a group would wait for compression, checkpoints and queries."""
+    """A thread of its own: in the shared pool, a group would wait for compression and queries."""
 
     def open(self) -> None:
         """Open the newest segment after its last whole record. Raises OSError."""
@@ -224,7 +224,7 @@ class FrameLog:
         try:
             self._begin(full_segment + 1)
             if self.files:
-                self.files.sealed(full_segment, size)
+                self.files.record_full(full_segment, size)
                 self.files.record_written(full_segment + 1, 0)
         # Not an error of the group, which is durable: its senders must get their acknowledgement.
         except OSError as error:

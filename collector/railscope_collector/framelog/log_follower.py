@@ -7,6 +7,7 @@ before they were read, and bytes that are no record. A segment that is deleted w
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,8 @@ class LogFollower:
 
     directory: Path
     position: LogPosition = LOG_START
+    state_directory: Path | None = None
+    """State directory of a running collector, whose records are read once they are durable."""
     damaged_records: int = 0
     """Places with bytes that are no record."""
     lost_segments: int = 0
@@ -128,7 +131,7 @@ class LogFollower:
 
     def _read_segment(self) -> list[FrameRecord]:
         """Return the next records of the open segment."""
-        size = os.fstat(self._descriptor).st_size
+        size = min(os.fstat(self._descriptor).st_size, self._durable_bytes())
         if (
             size < self.position.offset
         ):  # a write failed, and was undone: its records were not accepted
@@ -147,6 +150,13 @@ class LogFollower:
             offset += used
             self.position = LogPosition(self.position.segment, offset)
         return records
+
+    def _durable_bytes(self) -> int:
+        """Return the durable end of the present segment."""
+        extent = segment_files.read_extent(self.state_directory) if self.state_directory else None
+        if extent is None or extent[0] > self.position.segment:
+            return sys.maxsize
+        return extent[1] if extent[0] == self.position.segment else self.position.offset
 
     def _first_length(self, content: bytes) -> int:
         """Return the length of the record at the beginning with its header; 0 without a valid header."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import struct
 import zlib
@@ -24,6 +25,9 @@ from railscope import durable_files, untrusted_text, wire
 
 MARKER_BYTES = 16
 HEAD = struct.Struct("<16sII")
+EXTENT = "frames.extent"
+"""File beside the directory of segments: number of the newest segment, and its durable end."""
+_EXTENT = re.compile(rb"([0-9]{10}) ([0-9]{20})\n")
 
 
 class AcceptedBatch(NamedTuple):
@@ -95,6 +99,29 @@ _decoder = msgspec.msgpack.Decoder(FrameRecord)
 def encode_record(record: FrameRecord) -> bytes:
     """Encode a record as the payload of a segment."""
     return _encoder.encode(record)
+
+
+def decode_record(payload: bytes) -> FrameRecord:
+    """Decode the payload of a record. Raises an error of `untrusted_text.DECODING_ERRORS`."""
+    return _decoder.decode(payload)
+
+
+def encode_extent(number: int, offset: int) -> bytes:
+    """Encode the file with the durable end of the log."""
+    return b"%010d %020d\n" % (number, offset)
+
+
+def read_extent(state_directory: Path) -> tuple[int, int] | None:
+    """Return the newest segment and its durable end; None without the file. Raises ValueError, OSError."""
+    try:
+        content = (state_directory / EXTENT).read_bytes()
+    except FileNotFoundError:
+        return None
+    match = _EXTENT.fullmatch(content)
+    if match is None:
+        message = "invalid content: expected a segment and an offset"
+        raise ValueError(message)
+    return int(match[1]), int(match[2])
 
 
 def frame_payload(marker: bytes, payload: bytes) -> bytes:

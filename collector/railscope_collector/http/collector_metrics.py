@@ -16,7 +16,7 @@ from railscope_collector.finalization.day_finalizer import DayFinalizer
 from railscope_collector.fleet import view_cells
 from railscope_collector.framelog import framelog
 from railscope_collector.http.identity_conflicts import IdentityConflictDetector
-from railscope_collector.state import record_quarantine
+from railscope_collector.state import state_reader
 from railscope_collector.state.collector_state import CollectorState
 
 
@@ -32,7 +32,7 @@ class CollectorMetrics:
     tokens: TokensFile
     connections: server_connections.ServerConnections
     conflicts: IdentityConflictDetector
-    quarantine: record_quarantine.RecordQuarantine
+    reader: state_reader.StateReader
     limits: Sequence[log_output.LogRateLimit] = ()
     """All rate limits of log lines."""
     parts: list[Callable[[], Iterable[view_cells.ViewCell]]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class CollectorMetrics:
             (catalog.COMMITS, self.log.stats.commits),
             (catalog.COMMIT_TIME, self.log.stats.commit_ns / timestamps.SECOND_NS),
             (catalog.LOG_SIZE, self.log.size),
-            (catalog.QUARANTINED, self.quarantine.records),
+            (catalog.QUARANTINED, self.reader.quarantined),
             (catalog.SCHEMAS, len(self.core.schemas)),
             (catalog.CONNECTIONS, len(self.connections)),
             (catalog.VIEWS_TIME, views.duration_ns / timestamps.SECOND_NS),

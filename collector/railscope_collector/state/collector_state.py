@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sys import intern
 
 import structlog
+from msgspec.structs import replace
 
 from railscope import log_output
 from railscope.device_names import Names
@@ -110,12 +111,23 @@ class CollectorState:
                 yield f"{count} {unit}: expected at most {limit}"
 
     def accept(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
-        """Apply a durable envelope to the state. Frames received before change nothing."""
+        """Record the frames of a durable envelope as received, and apply it in one step.
+
+        A record of release 0.3.0 does not state which of its frames were new: those that were not received before it.
+        """
+        if record.accepted is None:
+            record = replace(
+                record,
+                run=envelope.run,
+                accepted=self.accepted_batches(envelope),
+                has_statements=bool(envelope.ended or envelope.delivered),
+            )
+        self.record_durable(record, envelope if record.has_statements else None)
         for _ in self.steps(record, envelope):
             pass
 
     def steps(self, record: segment_files.FrameRecord, envelope: Envelope) -> Iterator[None]:
-        """Apply a durable envelope in steps, between which other work may run.
+        """Apply a durable envelope, whose frames were recorded as received, in steps, between which other work may run.
 
         A fault is logged and counted, and affects this envelope only: it is in the frame log, and
         must not end the collector at every start.
@@ -144,8 +156,6 @@ class CollectorState:
         self.counts.bytes += len(record.body)
         for listener in self.on_envelope:
             listener(record, envelope)
-        if record.accepted is None:
-            self._record_statements(envelope)
         known_batches: list[tuple[Batch, KnownSchema]] = []
         for batch in envelope.batches:
             schema = self.schemas.get(batch.schema)
@@ -156,12 +166,11 @@ class CollectorState:
             known_batches.append((batch, schema))
         self.schemas.record_uses(envelope.node, (schema for _, schema in known_batches))
         for batch, schema in known_batches:
-            # A checkpoint contains its sequence, but not its content for the current state.
+            # Also if its sequence was received before: a snapshot contains that, but not the content for the current state.
             self._apply_last_frame(record, envelope, batch, schema)
             yield
-        new_by_batch = self._count_new_by_batch(record, envelope)
-        # Evidence is added before sequences are recorded: after a checkpoint between the two, a restart adds it again,
-        # which changes nothing.
+        accepted = zip(envelope.batches, record.accepted or (), strict=True)
+        new_by_batch = {id(batch): counts.new for batch, counts in accepted}
         fresh_batches = [pair for pair in known_batches if new_by_batch[id(pair[0])]]
         yield from self._record_evidence(record, envelope, fresh_batches)
         yield from self._record_frames(record, envelope, known_batches, new_by_batch)
@@ -189,28 +198,6 @@ class CollectorState:
             counts.values += new_frames * schema.layout.columns
             if batch.events:
                 yield from self._record_events(record, envelope, batch)
-            if record.accepted is not None:
-                continue  # recorded when it became durable
-            # Last: a checkpoint made between two steps must not record frames as received before
-            # they are applied.
-            self.received.add(
-                envelope.node,
-                envelope.run,
-                schema.layout.stream,  # shared by all nodes, unlike the equal text of the batch
-                batch.first_sequence,
-                batch.first_sequence + rows - 1,
-                record.received_wall_ns,
-            )
-
-    def _count_new_by_batch(
-        self, record: segment_files.FrameRecord, envelope: Envelope
-    ) -> dict[int, int]:
-        """Return the number of new frames of each batch, by its identity in memory."""
-        if record.accepted is not None:
-            pairs = zip(envelope.batches, record.accepted, strict=True)
-            return {id(batch): accepted.new for batch, accepted in pairs}
-        streams = self.received.run_streams(envelope.node, envelope.run)
-        return {id(batch): received_frames.count_new(streams, batch) for batch in envelope.batches}
 
     def accepted_batches(self, envelope: Envelope) -> tuple[segment_files.AcceptedBatch, ...]:
         """Return the sequences of an envelope, with the number of new frames of each batch."""

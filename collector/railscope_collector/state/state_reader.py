@@ -3,40 +3,78 @@
 Records that have just become durable come decoded from ingest, in the order of the log. Those of an earlier start, and those
 that did not fit in the queue while the state was behind, are read from the log. The position is the end of the last record
 that was applied; a record that comes both ways is applied once.
+
+A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did not accept must not end the
+collector at each start. It is skipped, counted, and copied to the table `quarantined_records`, as its segment will be deleted
+eventually.
+
+With a shared database, each acknowledgement names the state directory and a position in it (see
+`railscope_collector.evidence.evidence_memory.UnstoredFacts`). Positions increase from one start to the next by the number of the
+start. What a restart read is at the first position of all, so the positions of earlier starts count as stored once the
+database has all of it. An incomplete state gets a new identity: then agents send again what was not stored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from secrets import token_hex
+from sqlite3 import Connection
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
-from railscope import service, wire
-from railscope_collector.framelog import framelog
+from railscope import envelopes, service, wire
+from railscope_collector.config import IngestLimits
+from railscope_collector.evidence import evidence_memory, waiting_evidence
+from railscope_collector.fleet.recent_events import SeenEvent, events_of
+from railscope_collector.framelog import segment_files
+from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.framelog.log_follower import LOG_START, LogFollower, LogPosition
-from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.state import envelope_cost
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.state.state_snapshots import StateSnapshots
+from railscope_collector.state_store import StateStoreError
 from railscope_collector.work_limits import TimeSlices
 
 MAX_QUEUED_BYTES = 64 << 20
 """Bodies of records that wait decoded; further ones are read from the log."""
+MAX_QUARANTINE_BYTES = 256 << 20
+"""Maximum size of quarantined records. Above it, further ones are counted and stay in their segments."""
+MIN_REPLAYED_BYTES = 64 << 20
+"""Lower bound of the decompressed size accepted at a restart, in case limits were lowered since."""
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 0.003
 """Delay before a record is applied, in which the senders of its group are answered: each answer passes the loop several times."""
+IDENTITY = "acknowledgements"
+"""Document with the identity of the state directory, with a shared database only."""
+QUARANTINE = """CREATE TABLE IF NOT EXISTS quarantined_records (
+    digest BLOB PRIMARY KEY, segment INTEGER NOT NULL, node TEXT NOT NULL, problem TEXT NOT NULL, content BLOB NOT NULL
+) STRICT"""
+_REJECTED = "the state rejected it: see envelope_processing_failed"
+_POSITIONS_OF_A_START = 1 << 40
+"""More positions than one start uses: those of the next start are all higher."""
 
 log = structlog.get_logger(__name__)
+
+
+class StateIdentity(msgspec.Struct):
+    """Identity of a state directory, and the number of starts with it."""
+
+    log: str
+    starts: int = 0
 
 
 class DurableRecord(NamedTuple):
     """A record that waits to be applied."""
 
     end: LogPosition
-    record: FrameRecord
+    record: segment_files.FrameRecord
     envelope: wire.Envelope
     acknowledged: int = 0
     """Position of its acknowledgement; 0 without a shared database."""
@@ -47,12 +85,19 @@ class StateReader:
     """Applies records in order; `run` it while the log runs."""
 
     core: CollectorState
-    checkpointer: StateCheckpointer
+    frames: FrameLog
+    snapshots: StateSnapshots
+    waiting: waiting_evidence.WaitingEvidence
+    limits: IngestLimits = field(default_factory=IngestLimits)
     position: LogPosition = LOG_START
-    on_segment: list[Callable[[int], None]] = field(default_factory=list)
-    """Called with the number of a segment when all records before it are in the state."""
     restored: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the records of earlier starts are in the state."""
+    corrections: Mapping[int, int] = field(default_factory=dict)
+    """Shift of receipts to later times, by the start of the clock's doubt."""
+    quarantined: int = 0
+    """Quarantined records, and those since the start that did not fit."""
+    skipped: int = 0
+    """Records that this start skipped: the database has none of their evidence."""
     _queue: deque[DurableRecord] = field(default_factory=deque)
     _queued_bytes: int = 0
     _newest: LogPosition = LOG_START
@@ -61,10 +106,114 @@ class StateReader:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _is_woken: bool = False
 
-    @property
-    def waiting(self) -> int:
-        """Number of decoded records that wait."""
-        return len(self._queue)
+    # Start -------------------------------------------------------------------------------------
+
+    def restore(self, *, is_shared: bool = False) -> int:
+        """Restore what acknowledgements need, and begin after it; return the newest time. Blocking; raises OSError.
+
+        The rest of the records is applied while frames are received. With a shared database (`is_shared`), all are
+        applied first, and so they are if one does not state which of its frames were new.
+        """
+        store = self.snapshots.store
+        store.create(QUARANTINE)
+        ((self.quarantined,),) = store.read("SELECT count(*) FROM quarantined_records") or [(0,)]
+        # Before the replay, which would add the same intervals to memory.
+        self.core.evidence.intervals.on_disk = self.waiting.open()
+        self.snapshots.restore()
+        self.position = self.snapshots.position
+        newest_ns = self._read_received(is_applied=is_shared)
+        of_nodes = (node.timestamp_ns for node in self.core.fleet.nodes.values())
+        return max(newest_ns, max(of_nodes, default=0))
+
+    def _read_received(self, *, is_applied: bool) -> int:
+        """Record the frames of the later records as received; apply these records if that is asked, or needed."""
+        newest_ns = 0
+        is_first = True
+        for position, record in self._records():
+            if is_first and record.accepted is None:
+                is_applied = True  # of an earlier version, which is before all others
+            is_first = False
+            newest_ns = max(newest_ns, record.received_wall_ns)
+            if is_applied:
+                self.core.schemas.segment = position.segment
+                self._replay(record, position)
+                continue
+            envelope = None
+            if record.has_statements:
+                with contextlib.suppress(wire.WireError):
+                    envelope = self._unpack(record)
+            self.core.record_durable(record, envelope)
+        if is_applied or is_first:
+            self.position = LogPosition(self.frames.number, self.frames.offset)
+            self.restored.set()
+        self._is_behind = not self.restored.is_set()
+        return newest_ns
+
+    def _records(self) -> Iterator[tuple[LogPosition, segment_files.FrameRecord]]:
+        """Yield the records after the newest snapshot, with positions up to which all before them were read."""
+        follower = LogFollower(self.frames.directory, self.snapshots.position)
+        try:
+            while records := follower.read():
+                for record in records:
+                    yield follower.position, self._correct_receipt(record)
+        finally:
+            self.frames.stats.damaged_records = follower.damaged_records
+            follower.close()
+
+    def _replay(self, record: segment_files.FrameRecord, position: LogPosition) -> None:
+        """Apply a record of an earlier start."""
+        envelope, problem = self._open(record)
+        if envelope is not None:
+            faults = self._faults
+            self.core.accept(record, envelope)
+            problem = _REJECTED if self._faults > faults else ""
+        if problem:
+            self._quarantine(position, record, problem)
+
+    def read_events(self) -> Iterator[SeenEvent]:
+        """Yield the events of the records that a restart would read. Blocking; raises OSError."""
+        for position, record in self._records():
+            try:
+                envelope = self._unpack(record)
+            except wire.WireError as error:
+                log.error("record_skipped", segment=position.segment, problem=str(error))
+                continue
+            yield from events_of(record, envelope)
+
+    def begin_positions(self, *, is_incomplete: bool) -> None:
+        """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError.
+
+        If evidence that waited on disk is lost, all frames that agents send again count as new.
+        """
+        self.core.receipts.is_awaited = True
+        store, identity = self.snapshots.store, None
+        if content := store.document(IDENTITY):
+            identity = msgspec.json.decode(content, type=StateIdentity)
+        if self.waiting.damaged:
+            self.core.received.clear()
+        # Agents compare this identity: a new one makes them send again what the lost files may have contained.
+        if identity is None or is_incomplete or self.skipped:
+            identity = StateIdentity(token_hex(16))
+        # Durable before a position is given out: a position that two starts use would acknowledge evidence that was
+        # lost between.
+        identity.starts += 1
+        with store.transaction() as connection:
+            store.put_document(connection, IDENTITY, msgspec.json.encode(identity))
+        book = self.core.evidence
+        unstored = book.intervals.unstored
+        unstored.log, unstored.position = identity.log, 1
+        for interval in book.intervals.by_key.values():
+            unstored.add(interval.interval.node, interval.key)
+        for node in book.intervals.on_disk:
+            unstored.add(node, evidence_memory.ON_DISK)
+        for fact in book.unwritten:
+            unstored.add(fact.node, fact)
+        # The database may lack first contacts, too.
+        for node in book.receipts:
+            unstored.add(node, evidence_memory.CONTACTS)
+        unstored.position = identity.starts * _POSITIONS_OF_A_START
+
+    # Live --------------------------------------------------------------------------------------
 
     async def wait_until_applied(self) -> None:
         """Wait until the state has all records that are durable now."""
@@ -72,36 +221,12 @@ class StateReader:
         while self.position < end:  # noqa: ASYNC110 - for tests and the end of a program
             await asyncio.sleep(0.001)
 
-    def restore(
-        self, frames: framelog.FrameLog, corrections: Mapping[int, int], *, is_shared: bool
-    ) -> int:
-        """Restore what acknowledgements need, and begin after it; return the newest time. Blocking; raises OSError.
-
-        The rest of the records is applied while frames are received. With a shared database (`is_shared`), all are
-        applied first, and so they are if one does not state which of its frames were new.
-        """
-        checkpointer, newest_ns = self.checkpointer, 0
-        checkpointer.open(corrections)
-        if is_shared or not checkpointer.is_stated():
-            checkpointer.replay(frames.stats)
-            self.restored.set()
-        else:
-            newest_ns = checkpointer.read_received(frames.stats)
-            self._is_behind = True
-        frames.continue_at(checkpointer.first_segment)
-        self.core.schemas.segment = frames.number
-        end = LogPosition(frames.number, frames.offset)
-        self.position = LogPosition(checkpointer.first_segment or 1) if self._is_behind else end
-        of_nodes = (node.timestamp_ns for node in self.core.fleet.nodes.values())
-        return max(newest_ns, max(of_nodes, default=0))
-
     def put(
-        self, record: FrameRecord, envelope: wire.Envelope, end: LogPosition
+        self, record: segment_files.FrameRecord, envelope: wire.Envelope, end: LogPosition
     ) -> dict[str, str | int]:
         """Take a record that has become durable; return the positions for its acknowledgement."""
         self._newest = end
-        statements = envelope if envelope.ended or envelope.delivered else None
-        self.core.record_durable(record, statements)
+        self.core.record_durable(record, envelope if record.has_statements else None)
         answer = self.core.evidence.intervals.unstored.acknowledge(record.node, is_applied=False)
         number = int(answer.get("position", 0))
         if not self._is_behind:
@@ -131,7 +256,7 @@ class StateReader:
 
     async def _catch_up(self, slices: TimeSlices) -> None:
         """Read the records after the position from the log, up to its end."""
-        follower = LogFollower(self.checkpointer.directory / "frames", self.position)
+        follower = LogFollower(self.frames.directory, self.position)
         try:
             while True:
                 records = await service.run_in_thread(follower.read)
@@ -139,8 +264,14 @@ class StateReader:
                     # In one step with the test: what becomes durable from here on is queued.
                     self._is_behind = False
                     return
-                for record in records:
-                    await self._apply_read(record, follower.position.segment, slices)
+                for record in map(self._correct_receipt, records):
+                    envelope, problem = self._open(record)
+                    if envelope is not None:
+                        problem = await self._run_steps(record, envelope, 0, slices)
+                    if problem:
+                        await service.run_in_thread(
+                            self._quarantine, follower.position, record, problem
+                        )
                 self._advance(follower.position)
         except OSError as error:
             log.error("frame_log_read_failed", problem=str(error))
@@ -148,50 +279,118 @@ class StateReader:
         finally:
             follower.close()
 
-    async def _apply_read(self, record: FrameRecord, segment: int, slices: TimeSlices) -> None:
-        checkpointer = self.checkpointer
-        record = checkpointer.correct_receipt(record)
-        try:
-            envelope = checkpointer.unpack(record)
-            checkpointer.check(envelope)
-        except (ValueError, LookupError, ArithmeticError) as error:
-            checkpointer.quarantine.put(segment, record, str(error))
-            checkpointer.skipped += 1
-            return
-        faults = self.core.counts.rejected.get("fault", 0)
-        await self._run_steps(self.core.steps(record, envelope), 0, slices)
-        if self.core.counts.rejected.get("fault", 0) > faults:
-            checkpointer.quarantine.put(segment, record, "the state rejected it")
-            checkpointer.skipped += 1
-
     async def _apply(self, item: DurableRecord, slices: TimeSlices) -> None:
         if item.end <= self.position:
             return  # it was read from the log
         if item.end.segment > self.position.segment:
             self._advance(LogPosition(item.end.segment))
-        await self._run_steps(
-            self.core.steps(item.record, item.envelope), item.acknowledged, slices
-        )
-        self.core.evidence.intervals.unstored.end_apply(item.record.node, item.acknowledged)
+        unstored = self.core.evidence.intervals.unstored
+        problem = await self._run_steps(item.record, item.envelope, item.acknowledged, slices)
+        unstored.end_apply(item.record.node, item.acknowledged)
+        if problem:
+            await service.run_in_thread(self._quarantine, item.end, item.record, problem)
         self.position = item.end
 
     async def _run_steps(
-        self, steps: Iterator[None], acknowledged: int, slices: TimeSlices
-    ) -> None:
-        unstored = self.core.evidence.intervals.unstored
+        self,
+        record: segment_files.FrameRecord,
+        envelope: wire.Envelope,
+        acknowledged: int,
+        slices: TimeSlices,
+    ) -> str:
+        """Apply a record; return the problem if the state does not accept it."""
+        unstored, faults = self.core.evidence.intervals.unstored, self._faults
+        steps = self.core.steps(record, envelope)
         while True:
             # Facts are of the position of their acknowledgement, however late they are recorded.
             unstored.applied = acknowledged
             is_ended = next(steps, unstored) is unstored
             unstored.applied = 0
             if is_ended:
-                return
+                return _REJECTED if self._faults > faults else ""
             await slices.yield_if_due()
 
+    @property
+    def _faults(self) -> int:
+        return self.core.counts.rejected.get("fault", 0)
+
     def _advance(self, position: LogPosition) -> None:
-        is_next = position.segment > self.position.segment
+        is_next = 0 < self.position.segment < position.segment
         self.position = position
         if is_next:
             self.core.schemas.segment = max(self.core.schemas.segment, position.segment)
-            for listener in self.on_segment:
-                listener(position.segment)
+            self.snapshots.note_segment(position)
+
+    # Records -----------------------------------------------------------------------------------
+
+    def _correct_receipt(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
+        """Return a record with its receipt corrected by later decisions about the clock."""
+        delta_ns = self.corrections.get(record.doubted_since_ns, 0)
+        if not delta_ns:
+            return record
+        received_ns = record.received_wall_ns + delta_ns
+        return msgspec.structs.replace(record, received_wall_ns=received_ns, corrected_ns=delta_ns)
+
+    def _unpack(self, record: segment_files.FrameRecord) -> wire.Envelope:
+        """Return the envelope of a record. Raises WireError."""
+        max_bytes = max(
+            envelope_cost.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
+        )
+        return envelopes.open_body(record.body, max_bytes).decode_envelope()
+
+    def _open(self, record: segment_files.FrameRecord) -> tuple[wire.Envelope | None, str]:
+        """Return the envelope of a record of the log; or None, and why it is beyond the bounds of a restart."""
+        try:
+            envelope = self._unpack(record)
+            used = (self.core.schemas.get(batch.schema) for batch in envelope.batches)
+            cost = envelope_cost.envelope_cost(envelope, used)
+            factor, max_gaps = envelope_cost.REPLAY_FACTOR, self.limits.gaps_per_stream
+            problems = [
+                *envelope_cost.find_exceeded_bounds(cost, self.limits, factor),
+                *self.core.find_sequence_problems(envelope, max_gaps, factor),
+            ]
+        except (ValueError, LookupError, ArithmeticError) as error:
+            problems = [str(error)]
+        return (None, "; ".join(problems)) if problems else (envelope, "")
+
+    def _quarantine(
+        self, position: LogPosition, record: segment_files.FrameRecord, problem: str
+    ) -> None:
+        """Store a record apart, each once. Blocking."""
+        content, store = segment_files.encode_record(record), self.snapshots.store
+        log.error(
+            "record_quarantined",
+            node=record.node,
+            segment=position.segment,
+            problem=problem,
+            size_bytes=len(record.body),
+        )
+        self.skipped += 1
+        digest = _digest(content)
+        try:
+            if store.read("SELECT 1 FROM quarantined_records WHERE digest = ?", (digest,)):
+                return
+            self.quarantined += 1
+            ((size,),) = store.read(
+                "SELECT coalesce(sum(length(content)), 0) FROM quarantined_records"
+            )
+            if size + len(content) > MAX_QUARANTINE_BYTES:
+                return
+            with store.transaction() as connection:
+                insert_quarantined(connection, position.segment, record.node, problem, content)
+        # The restart must not depend on it: the record is still in its segment.
+        except StateStoreError as error:
+            log.error("quarantine_write_failed", problem=str(error))
+
+
+def insert_quarantined(
+    connection: Connection, segment: int, node: str, problem: str, content: bytes
+) -> None:
+    """Store a record apart. Raises sqlite3.Error."""
+    row = _digest(content), segment, node, problem, content
+    connection.execute("INSERT OR IGNORE INTO quarantined_records VALUES (?, ?, ?, ?, ?)", row)
+
+
+def _digest(content: bytes) -> bytes:
+    """Return the hash of a record, by which each restart finds the same one and stores it once."""
+    return blake2b(content, digest_size=16).digest()

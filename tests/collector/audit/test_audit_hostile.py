@@ -64,7 +64,7 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             await recorded_events(observed, [*events, AgentEvents().claimed("a")])
             kept = observed.snapshot()
             assert kept is not None
-            observed.file.write_bytes(kept)
+            observed.store_copy()
             found = [decode_audit_record(raw) for raw in observed.audit.records(1)]
             numbered = {
                 normalize_text(event.position.run)
@@ -73,7 +73,7 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             }
             assert numbered <= {one.src.boot for one in found if one.src.id == "mallory"}
             assert found[-1].data["claim"] == "a"
-            assert load_recorded_state(observed.file, observed.audit).recorded == observed.recorded
+            assert load_recorded_state(observed.store, observed.audit).recorded == observed.recorded
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(listened(Path(directory)))

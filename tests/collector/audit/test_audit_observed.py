@@ -17,6 +17,7 @@ from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.audit.recorder_state import DOCUMENT
 from railscope_collector.fleet.recent_events import SeenEvent
 
 
@@ -145,7 +146,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                     # A segment is deleted: its events must be in the copy, or in the log.
                     content = observed.snapshot()
                     assert content is not None
-                    observed.file.write_bytes(content)
+                    observed.store_copy()
                     copies.append(content)
                     forgotten.update((one.node, one.position) for one in reported_so_far)
                 observed.queue_event(seen)
@@ -155,9 +156,13 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
             if data.draw(st.booleans()):
                 await wait_for_records(observed)
         if data.draw(st.booleans()):  # it was killed, and stored nothing at its end
-            observed.file.unlink(missing_ok=True)
-            if copies:
-                observed.file.write_bytes(copies[-1])
+            store = observed.store
+            store.open()
+            with store.transaction() as connection:
+                connection.execute("DELETE FROM documents")
+                if copies:
+                    store.put_document(connection, DOCUMENT, copies[-1])
+            store.close()
 
     reported_so_far: list[SeenEvent] = []
     forgotten: set[object] = set()

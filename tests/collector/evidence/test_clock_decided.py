@@ -9,6 +9,7 @@ from pathlib import Path
 from fleet_history import fleet_histories
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
+from support.checkpoints import state_reader
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.schemas import store_parts
@@ -27,14 +28,13 @@ from support.story import (
 
 from railscope_collector.evidence.gpu_evidence import build_evidence
 from railscope_collector.framelog.segment_files import (
-    FrameLogStats,
     encode_record,
     frame_payload,
     start_segment,
 )
 from railscope_collector.metering.evidence import Evidence
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.state_store import StateStore
 
 HOUR = 3600
 few = fewer_examples(60)
@@ -73,9 +73,13 @@ def _read_again(
     core = temporary_core()
     for _, envelope in envelopes:
         store_parts(core.schemas, envelope)
-    restart = StateCheckpointer(directory, core)
-    restart.restore(FrameLogStats(), corrections)
-    assert not restart.quarantine.records
+    store = StateStore(directory)
+    store.open()
+    restart = state_reader(core, store)
+    restart.corrections = corrections
+    restart.restore(is_shared=True)
+    assert not restart.quarantined
+    store.close()
     return core
 
 

@@ -1,25 +1,18 @@
-"""Checkpoints: written while frames arrive, and rejected if incomplete."""
+"""Snapshots that are made while frames arrive."""
 
 from __future__ import annotations
 
 from itertools import islice
 
 import numpy as np
-import pytest
 from fleet_history import fleet_histories
 from hypothesis import given, strategies as st
-from support.checkpoints import checkpoint_of, facts_of, resume_from
+from support.checkpoints import facts_of, resume_from
 from support.examples import fewer_examples
-from support.story import NodeReporter, accept, gpus_of, temporary_core
+from support.story import accept, temporary_core
 
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpoint import (
-    MAGIC,
-    StateCheckpointError,
-    decode_parts,
-    encode_part,
-    make_parts,
-)
+from railscope_collector.state.snapshot_parts import encode_part, make_parts
 
 
 def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[int], list[float]]]:
@@ -37,18 +30,18 @@ def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[in
 
 @fewer_examples(60)
 @given(fleet_histories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
-def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, sizes, data):
-    """A restart reads the checkpoint, and all segments that were not full when it was begun."""
+def test_facts_during_a_snapshot_are_neither_lost_nor_counted_twice(story, sizes, data):
+    """A restart reads the snapshot, and all records after the position at which it was begun."""
     envelopes = story.envelopes(sizes)
     cut = data.draw(st.integers(0, len(envelopes)))
     before, restarted, late = temporary_core(), temporary_core(), temporary_core()
     accept(before, envelopes[:cut])
-    parts, written = make_parts(before, 1), []
+    parts, written = make_parts(before), []
     for envelope in envelopes[cut:]:
         written += map(encode_part, islice(parts, data.draw(st.integers(0, 4))))
         accept(before, [envelope])
     written += map(encode_part, parts)
-    resume_from(restarted, MAGIC + b"".join(written))
+    resume_from(restarted, written)
     accept(restarted, envelopes[cut:])
     assert restarted.received == before.received
     assert facts_of(restarted)[0] == facts_of(before)[0]
@@ -65,22 +58,3 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
         np.testing.assert_equal(present_of(restarted)[stream][2], reported[2])
     for name, node in before.fleet.nodes.items():
         assert restarted.fleet.nodes[name].timestamp_ns == node.timestamp_ns
-
-
-def written_once() -> bytes:
-    core = temporary_core()
-    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
-    return checkpoint_of(core)
-
-
-@given(st.data())
-def test_a_checkpoint_that_is_damaged_or_cut_off_is_rejected(data):
-    content = written_once()
-    at = data.draw(st.integers(0, len(content) - 1))
-    cut = content[:at]
-    flipped = (
-        content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
-    )
-    for damaged in (cut, flipped):
-        with pytest.raises(StateCheckpointError):
-            decode_parts(damaged)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
+from support.checkpoints import state_reader
 from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
@@ -18,7 +19,6 @@ from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, cla
 from railscope_collector.evidence import evidence_tables
 from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import Database, call_database
-from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.tables import metadata
 
 HANGING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'"
@@ -79,7 +79,7 @@ def make_rejecting(tmp_path: Path) -> Iterator[Callable[[str], RejectingCollecto
 
     def one(url: str) -> RejectingCollector:
         made.append(RejectingCollector(tmp_path / "one", url))
-        StateCheckpointer(tmp_path / "one", made[0].core).begin_positions(is_incomplete=False)
+        state_reader(made[0].core, made[0].store).begin_positions(is_incomplete=False)
         return made[0]
 
     yield one
@@ -137,7 +137,7 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     checkpoint = site.checkpoint()
     site.permit(table, column)
     site.restart(checkpoint)
-    StateCheckpointer(site.directory, site.core).begin_positions(is_incomplete=False)
+    state_reader(site.core, site.store).begin_positions(is_incomplete=False)
     await site.round(600)
     assert site.values(table.c.node) == set(NODES)
     assert not site.finalizer.rejected

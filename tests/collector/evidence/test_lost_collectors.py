@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from sqlalchemy import select
+from support.checkpoints import state_reader
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector
 from support.story import NodeReporter, accept, claim_ended, claim_started, gpus_of
@@ -22,7 +23,6 @@ from railscope_agent.shipping.spool import FrameLoss, Spool
 from railscope_collector.evidence import evidence_tables
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.tables import metadata
 
 GPU = gpus_of("GPU-0")
@@ -56,7 +56,7 @@ class Site:
         directory = self.directory / f"collector-{number}"
         shutil.rmtree(directory, ignore_errors=True)
         found = FinalizingCollector(directory, self.url)
-        StateCheckpointer(directory, found.core).begin_positions(is_incomplete=False)
+        state_reader(found.core, found.store).begin_positions(is_incomplete=False)
         return found
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Site:
         """Restart a collector with its disk."""
         found = self.collectors[number]
         found.restart(found.checkpoint())
-        StateCheckpointer(found.directory, found.core).begin_positions(is_incomplete=False)
+        state_reader(found.core, found.store).begin_positions(is_incomplete=False)
 
     def restart_agent(self) -> None:
         """Restart the agent: it has only its disk."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 from ledger_days import LATER, a_day, ledger_hours
 from structlog.testing import capture_logs
-from support.disk import enlarge, memory_directory, small_file_system
+from support.checkpoints import state_reader
+from support.disk import memory_directory, small_file_system
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.story import DAY, NodeReporter, accept, at
 
 from railscope_collector.config import IngestLimits
 from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval
-from railscope_collector.evidence.waiting_evidence import WaitingEvidence, compare_files
-from railscope_collector.framelog.state_manifest import StateFiles, accept_loss
-from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.evidence.waiting_evidence import WaitingEvidence, delete_damaged
+from railscope_collector.state_store import StateStore
 from tests.failover.database_pair import DatabaseServer, server_identity
 
 MINUTE, QUARTER, HOUR = 60, 900, 3600
@@ -33,17 +34,10 @@ class WaitingCollector(FinalizingCollector):
     limits = IngestLimits(pending_evidence_intervals=4)
 
     def begin(self, *, is_incomplete: bool = False) -> WaitingCollector:
-        checkpointer = StateCheckpointer(self.directory, self.core)
-        checkpointer.waiting = self.waiting
-        checkpointer.begin_positions(is_incomplete=is_incomplete)
+        reader = state_reader(self.core, self.store)
+        reader.waiting = self.waiting
+        reader.begin_positions(is_incomplete=is_incomplete or bool(self.waiting.damaged))
         return self
-
-    def restart_from_disk(self) -> None:
-        """Restart as after an interruption, with all checks of the files."""
-        self.state_files = StateFiles(self.directory)
-        self.state_files.open()
-        self.restart(self.checkpoint())
-        self.begin(is_incomplete=bool(self.state_files.damage))
 
     def acknowledge(self, node: str = "n1") -> tuple[int, int]:
         """Return the position of an acknowledgement, and that up to which all is stored."""
@@ -81,6 +75,13 @@ def database() -> Iterator[DatabaseServer]:
         found.stop()  # with all of its processes, before its files are deleted
 
 
+def fill(path: Path) -> None:
+    """Write a file until no space is left."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(1024)):
+            pass
+
+
 @pytest.mark.parametrize("is_bound", [pytest.param(True, marks=pytest.mark.thorough), False])
 async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_without_a_database(
     tmp_path: Path, database: DatabaseServer, *, is_bound: bool
@@ -89,8 +90,7 @@ async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_withou
     undisturbed = FinalizingCollector(tmp_path / "two", f"sqlite:///{tmp_path / 'ledger'}")
     accept(undisturbed.core, a_day(NodeReporter()))
     await undisturbed.round(LATER)
-    kibibytes = 4096 if is_bound else 64
-    with small_file_system(tmp_path / "small", kibibytes) as directory:
+    with small_file_system(tmp_path / "small", 4096) as directory:
         site = WaitingCollector(directory / "one", database.url("ledger")).begin()
         site.limits = IngestLimits(
             pending_evidence_intervals=4, waiting_evidence_bytes=20_000 if is_bound else 1 << 30
@@ -108,21 +108,23 @@ async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_withou
                 assert not await site.attempt(now)
                 if now % (6 * HOUR) == 0:
                     # without any space a collector serves what it has, and does not begin
-                    kibibytes += 8
-                    enlarge(directory, kibibytes)
+                    (directory / "other").unlink(missing_ok=True)
                     site.restart(site.checkpoint())
                     site.begin()
+                    if now > LATER // 3 and not is_bound:
+                        fill(directory / "other")
         events = {line["event"] for line in logs}
         assert ("waiting_evidence_share_used" if is_bound else "evidence_move_failed") in events
         assert site.on_disk > 10, "what was written before stays"
         assert site.in_memory > 10, "the rest is in memory"
         assert site.acknowledge()[1] <= position
         assert not site.waiting.damaged
+        (directory / "other").unlink(missing_ok=True)
         database.start()
         database.execute("UPDATE collector_lease SET expires_at = NULL", "ledger")
         accept(site.core, envelopes)
         await site.round(LATER)
-        assert (site.on_disk, site.waiting.sizes) == (0, {})
+        assert (site.on_disk, site.waiting.size_bytes) == (0, 0)
         await site.round(LATER + HOUR, everything=True)
         last, stored = site.acknowledge()
         assert stored >= last - 1
@@ -131,45 +133,24 @@ async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_withou
         )
         assert ledger_hours(site) == ledger_hours(undisturbed)
         for each in (site, undisturbed):
-            each.finalizer.close()
+            each.close()
 
 
-def damage_file(path: Path) -> bytes:
-    """Change the last byte of a file; return its content before."""
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    return whole
-
-
-def remove_file(path: Path) -> bytes:
-    """Delete a file; return its content."""
-    whole = path.read_bytes()
-    path.unlink()
-    return whole
-
-
-@pytest.mark.parametrize("break_file", [damage_file, remove_file])
-async def test_agents_send_again_what_a_lost_file_contained(
-    tmp_path: Path, url: str, break_file: Callable[[Path], bytes]
-):
-    """The next start reports the file, and the frames that they send again are not duplicates."""
+async def test_agents_send_again_what_a_damaged_row_contained(tmp_path: Path, url: str):
+    """The next start reports it, and the frames that they send again are not duplicates."""
     undisturbed = FinalizingCollector(tmp_path / "two", f"sqlite:///{tmp_path / 'ledger'}")
     accept(undisturbed.core, a_day(NodeReporter()))
     await undisturbed.round(LATER)
     site = WaitingCollector(tmp_path / "one", url).begin()
-    site.waiting.state_files = StateFiles(site.directory)
     envelopes = a_day(NodeReporter())
     accept(site.core, envelopes)
     site.now = LATER
     await site.finalizer.move_to_disk()
-    (name,) = site.waiting.sizes
-    break_file(site.directory / "waiting" / name)
-    assert any(
-        line.startswith(f"waiting/{name}: ") for line in accept_loss(site.directory, compare_files)
-    )
-    site.restart_from_disk()
-    assert site.state_files
-    assert f"waiting/{name}" in site.state_files.damage
+    assert site.on_disk > 10
+    damage_row(site.store, data_bit=1)
+    site.restart(site.checkpoint())
+    site.begin()
+    assert site.waiting.problem.startswith("1 damaged")
     accept(site.core, envelopes)
     assert site.core.counts.duplicates == 0
     await site.round(LATER, everything=True)
@@ -183,35 +164,42 @@ async def test_agents_send_again_what_a_lost_file_contained(
         each.finalizer.close()
 
 
+def damage_row(store: StateStore, data_bit: int) -> None:
+    """Change a bit of the content of the first interval on disk."""
+    ((number, content),) = store.read("SELECT number, content FROM waiting_evidence LIMIT 1")
+    at_byte, bit = divmod(data_bit % (8 * len(content)), 8)
+    changed = content[:at_byte] + bytes([content[at_byte] ^ 1 << bit]) + content[at_byte + 1 :]
+    with store.transaction() as connection:
+        query = "UPDATE waiting_evidence SET content = ? WHERE number = ?"
+        connection.execute(query, (changed, number))
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1 << 40)), min_size=1),
-    st.data(),
+    st.integers(0, 1 << 30),
 )
 @fewer_examples(20)
-def test_files_return_what_was_written(found: list[tuple[str, int]], data: st.DataObject):
-    """No change of any byte of a file is accepted."""
+def test_the_table_returns_what_was_written(found: list[tuple[str, int]], data_bit: int):
+    """No change of any bit of an interval is accepted."""
     intervals = [EvidenceInterval(node, "boot-1", number, 0, 1) for node, number in found]
     with tempfile.TemporaryDirectory() as name:
-        files = WaitingEvidence(Path(name), IngestLimits())
+        store = StateStore(Path(name))
+        store.open()
+        rows = WaitingEvidence(store, IngestLimits())
+        rows.open()
         nodes = [node for node, _ in found]
-        files.write(nodes, [encode_interval(each) for each in intervals], 2)
-        again = WaitingEvidence(Path(name), IngestLimits())
+        rows.write(nodes, [encode_interval(each) for each in intervals], 2)
+        again = WaitingEvidence(store, IngestLimits())
         assert again.open() == Counter(nodes)
-        (file,) = again.sizes
-        path = Path(name) / file
-        assert again.size_bytes == files.size_bytes == path.stat().st_size
-        assert again.read(file) == intervals
-        raw = path.read_bytes()
-        at_byte = data.draw(st.integers(0, len(raw) - 1))
-        changed = raw[at_byte] ^ data.draw(st.integers(1, 255))
-        for broken in (raw[:at_byte], raw[:at_byte] + bytes([changed]) + raw[at_byte + 1 :]):
-            path.write_bytes(broken)
-            assert again.read(file) is None
-            damaged = WaitingEvidence(Path(name), IngestLimits())
-            assert not damaged.open()
-            assert list(damaged.damaged) == [file]
-        path.write_bytes(raw)
-        assert again.read(file) == intervals
-        assert not again.damaged
-        again.delete(file)
-        assert not WaitingEvidence(Path(name), IngestLimits()).open()
+        assert again.size_bytes == rows.size_bytes > 0
+        assert [row.interval for row in again.read(0)] == intervals
+        damage_row(store, data_bit)
+        damaged = WaitingEvidence(store, IngestLimits())
+        damaged.open()
+        assert [row.interval for row in damaged.read(0)] == [None, *intervals[1:]]
+        assert list(delete_damaged(store)) == [damaged.problem]
+        again = WaitingEvidence(store, IngestLimits())
+        assert again.open().total() == len(found) - 1
+        again.delete([row.number for row in again.read(0)])
+        assert (again.size_bytes, again.open()) == (0, Counter())
+        store.close()

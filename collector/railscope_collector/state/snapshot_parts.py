@@ -1,39 +1,25 @@
-"""Checkpoints: content of older segments of the frame log that later ones do not contain.
+"""Parts of a snapshot of the state: content of older records of the frame log that later ones do not contain.
 
-A checkpoint is written part by part while frames are received, and each part is as of a different
-time. The received sequences are written before the facts from their frames, so a checkpoint
-contains the facts from all frames that it records as received. Frames received meanwhile are in the
-later segments too, and applying them again changes nothing. The current readings of nodes are not
-included: after a restart they are those of the later segments, and for each other stream those of
-its next frame.
+A snapshot is made part by part while frames are received, and each part is as of a different time. Records that are
+applied meanwhile are after its position too, and applying them again changes nothing. The current readings of nodes are not
+included: after a restart they are those of the later records, and for each other stream those of its next frame.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from railscope import untrusted_text, wire
+from railscope import wire
 from railscope_collector.evidence import claim_events, evidence_memory, node_intervals
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.framelog.received_frames import ReceivedRun
-from railscope_collector.state import StateError
 from railscope_collector.state.collector_state import CollectorState
 
-MAGIC = b"railscope checkpoint 1\n"
-"""Start of every file."""
 _PART_ITEMS = 200
 """Number of small items in one part."""
-_HEAD = struct.Struct("<II")
-"""Length and CRC-32 of a part."""
-
-
-class StateCheckpointError(StateError, ValueError):
-    """A checkpoint that cannot be read; the message states the problem."""
 
 
 class NodeMemory(msgspec.Struct, array_like=True):
@@ -44,12 +30,6 @@ class NodeMemory(msgspec.Struct, array_like=True):
     timestamp_ns: int
     gpus: dict[int, str]
     stream_timestamps_ns: dict[str, int] = {}
-
-
-class CheckpointHeader(msgspec.Struct, array_like=True, tag="Beginning"):
-    """The first segment that the checkpoint does not completely contain."""
-
-    first_segment: int
 
 
 class NodePart(msgspec.Struct, array_like=True, tag=True):
@@ -89,29 +69,26 @@ class EventsPart(msgspec.Struct, array_like=True, tag=True):
     events: list[tuple[str, str, wire.WireEvent]]
 
 
-class CheckpointTrailer(msgspec.Struct, array_like=True, tag="Ending"):
-    """Marks the end of a complete checkpoint."""
-
-
-CheckpointPart: TypeAlias = (
-    CheckpointHeader
-    | NodePart
-    | GpuPart
-    | IntervalPart
-    | FactsPart
-    | EventsPart
-    | CheckpointTrailer
-)
+SnapshotPart: TypeAlias = NodePart | GpuPart | IntervalPart | FactsPart | EventsPart
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[CheckpointPart] = msgspec.msgpack.Decoder(CheckpointPart)
+_decoder: msgspec.msgpack.Decoder[SnapshotPart] = msgspec.msgpack.Decoder(SnapshotPart)
 
 
-def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointPart]:
-    """Yield a checkpoint of a core that may change between two parts."""
+def encode_part(part: SnapshotPart) -> bytes:
+    """Encode a part."""
+    return _encoder.encode(part)
+
+
+def decode_part(content: bytes) -> SnapshotPart:
+    """Decode a part. Raises an error of `untrusted_text.DECODING_ERRORS`."""
+    return _decoder.decode(content)
+
+
+def make_parts(core: CollectorState) -> Iterator[SnapshotPart]:
+    """Yield the parts of a core that may change between two of them."""
     book = core.evidence
-    yield CheckpointHeader(first_segment)
-    # Copies of the keys, here and below: frames that arrive between two parts change the dictionaries.
+    # Copies of the keys, here and below: frames that are applied between two parts change the dictionaries.
     for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes, *core.fleet.switches]):
         runs = core.received.nodes.get(name, {})
         yield NodePart(name, runs, _memory_of(core, name), book.node(name))
@@ -131,7 +108,6 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
         yield EventsPart(
             [(seen_event.node, seen_event.boot_id, seen_event.event) for seen_event in events]
         )
-    yield CheckpointTrailer()
 
 
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -152,52 +128,13 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
     )
 
 
-def encode_part(part: CheckpointPart) -> bytes:
-    """Encode a part as it is stored in a file."""
-    payload = _encoder.encode(part)
-    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def decode_parts(content: bytes) -> list[CheckpointPart]:
-    """Decode the parts of a whole file. Raises StateCheckpointError."""
-    if not content.startswith(MAGIC):
-        message = "invalid header: expected a checkpoint of this version of the collector"
-        raise StateCheckpointError(message)
-    parts: list[CheckpointPart] = []
-    position = len(MAGIC)
-    while position < len(content):
-        try:
-            length, checksum = _HEAD.unpack_from(content, position)
-            payload = content[position + _HEAD.size : position + _HEAD.size + length]
-            if len(payload) != length or zlib.crc32(payload) != checksum:
-                message = f"damaged part at byte {position}: wrong checksum"
-                raise StateCheckpointError(message)
-            parts.append(_decoder.decode(payload))
-        except (struct.error, *untrusted_text.DECODING_ERRORS) as error:
-            message = f"cannot decode the part at byte {position}: {error}"
-            raise StateCheckpointError(message) from error
-        position += _HEAD.size + length
-    # A file that was copied incompletely can end between two parts, whose checksums are correct.
-    if not (
-        parts
-        and isinstance(parts[0], CheckpointHeader)
-        and isinstance(parts[-1], CheckpointTrailer)
-    ):
-        message = "incomplete checkpoint: expected a beginning and an end"
-        raise StateCheckpointError(message)
-    return parts
-
-
-def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
-    """Restore an empty core from a checkpoint; return the first segment to read."""
-    first_segment = 0
+def restore_state(core: CollectorState, parts: Iterable[SnapshotPart]) -> None:
+    """Restore an empty core from all parts of a snapshot."""
     gpus: dict[str, evidence_memory.GpuMemory] = {}
     intervals: list[evidence_memory.IntervalInMemory] = []
     facts: list[claim_events.ClaimFact] = []
     for part in parts:
         match part:
-            case CheckpointHeader():
-                first_segment = part.first_segment
             case NodePart():
                 _restore_node(core, part)
             case GpuPart():
@@ -209,10 +146,8 @@ def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
             case EventsPart():
                 for node, boot_id, event in part.events:
                     core.add_event(SeenEvent(node, boot_id, event))
-            case CheckpointTrailer():
-                # At the end of the file: claims refer to GPUs and intervals of all parts.
-                core.evidence.restore(gpus, intervals, facts)
-    return first_segment
+    # Last: claims refer to GPUs and intervals of all parts.
+    core.evidence.restore(gpus, intervals, facts)
 
 
 def _restore_node(core: CollectorState, part: NodePart) -> None:
