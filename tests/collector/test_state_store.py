@@ -9,6 +9,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from makers import FrameSender
+from running_collector import gpu_frames, run_collector, settings_in
+from support.checkpoints import facts_of
 
 from railscope_collector.state_store import FORMAT, StateStore, StateStoreError
 
@@ -86,3 +89,30 @@ def test_a_newer_version_is_rejected_unchanged(tmp_path: Path):
     with pytest.raises(StateStoreError, match="fix: install the version"):
         opened(tmp_path)
     assert store.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+async def test_a_collector_without_its_database_reads_all_segments(tmp_path: Path, how: str):
+    """Received frames are known by their records, and the loss is stated."""
+    sender = FrameSender()
+    bodies = [sender.body(gpu_frames(sender, at), schemas=not at) for at in (0, 3)]
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert [(await running.post(body))[0] for body in bodies] == [200, 200]
+        reader = running.collector.reader
+        assert await reader.snapshots.make(reader.position)
+        received = running.collector.core.received
+        facts = facts_of(running.collector.core)
+    path = tmp_path / "state" / "state.sqlite"
+    path.write_bytes(b"no database") if how == "damaged" else path.unlink()
+    async with run_collector(settings_in(tmp_path)) as running:
+        collector = running.collector
+        assert collector.core.received == received
+        assert facts_of(collector.core) == facts
+        again = {"accepted_frames": 0, "duplicate_frames": 3}
+        assert await running.post(bodies[1]) == (200, again)
+        assert "railscope_collector_lost_files 1" in (await running.get("/metrics"))[1]
+        assert list(collector.state_files.damage) == ["state.sqlite"]
+        assert await collector.reader.snapshots.make(collector.reader.position)
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert not running.collector.state_files.damage
+        assert running.collector.core.received == received
