@@ -12,6 +12,7 @@ import pytest
 from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 from support.checkpoints import facts_of
+from support.waiting import wait_until
 
 from railscope_collector.state_store import FORMAT, StateStore, StateStoreError
 
@@ -93,9 +94,10 @@ def test_a_newer_version_is_rejected_unchanged(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
 async def test_a_collector_without_its_database_reads_all_segments(tmp_path: Path, how: str):
-    """Received frames are known by their records, and the loss is stated."""
+    """Received frames are known by their records; the loss is stated, and agents send shapes and names again."""
     sender = FrameSender()
-    bodies = [sender.body(gpu_frames(sender, at), schemas=not at) for at in (0, 3)]
+    batches = [gpu_frames(sender, at) for at in (0, 3)]
+    bodies = [sender.body(batch, schemas=True) for batch in batches]
     async with run_collector(settings_in(tmp_path)) as running:
         assert [(await running.post(body))[0] for body in bodies] == [200, 200]
         reader = running.collector.reader
@@ -107,12 +109,16 @@ async def test_a_collector_without_its_database_reads_all_segments(tmp_path: Pat
     async with run_collector(settings_in(tmp_path)) as running:
         collector = running.collector
         assert collector.core.received == received
-        assert facts_of(collector.core) == facts
         again = {"accepted_frames": 0, "duplicate_frames": 3}
         assert await running.post(bodies[1]) == (200, again)
-        assert "railscope_collector_lost_files 1" in (await running.get("/metrics"))[1]
-        assert list(collector.state_files.damage) == ["state.sqlite"]
-        assert await collector.reader.snapshots.make(collector.reader.position)
+        damage = collector.state_files.damage
+        await wait_until(lambda: len(damage) == 2, "missing shapes are stated")
+        assert [name.partition(":")[0] for name in damage] == ["state.sqlite", "state.sqlite"]
+        assert "railscope_collector_lost_files 2" in (await running.get("/metrics"))[1]
+        assert not await collector.reader.snapshots.make(collector.reader.position)
     async with run_collector(settings_in(tmp_path)) as running:
-        assert not running.collector.state_files.damage
-        assert running.collector.core.received == received
+        collector = running.collector
+        assert not collector.state_files.damage
+        assert collector.core.received == received
+        assert facts_of(collector.core) == facts
+        assert await collector.reader.snapshots.make(collector.reader.position)
