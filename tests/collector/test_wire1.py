@@ -44,7 +44,10 @@ def facts_of(core: CollectorState, uuid: str) -> list[object]:
         for measure, increments in gpu.counted.items()
     ]
     assert counted
-    return [gpu.evidence, counted, gpu.skus, gpu.profiles, gpu.doubts]
+    return [
+        counted,
+        *(getattr(gpu, name) for name in gpu.__struct_fields__ if name != "counted"),
+    ]
 
 
 def test_both_versions_of_the_same_frames_have_the_same_facts():
