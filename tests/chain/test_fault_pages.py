@@ -31,8 +31,6 @@ EVALUATIONS = 20
 """Evaluations after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 15 evaluations here."""
 CLUSTER_PATIENCE_SECONDS = 600.0
 """Several clusters run at the same time, each with a Prometheus that scrapes all nodes every six seconds."""
-ALIKE = ("uplink_congested",)
-"""Classes of which the cause is one of several leaves, which hosts cannot distinguish."""
 UNRELATED = ("RailscopeDeadMansSwitch", "RailscopeAudit", "RailscopeMetering")
 """Begin of the names of alerts that are not about nodes: audit log and metering are behind the shortened rules."""
 
@@ -55,10 +53,9 @@ class Fault(NamedTuple):
 
 
 class FaultCluster(NamedTuple):
-    """A cluster with a pod and a job for each fault; the job of the last one also spans `more_pods`."""
+    """A cluster with a pod and a job for each fault."""
 
     faults: Sequence[Fault]
-    more_pods: int = 0
     step_seconds: int = 5
     begin_seconds: int = 40
     """Onset of the faults: what changes a job or its storage is compared with minutes of past."""
@@ -68,12 +65,11 @@ class FaultCluster(NamedTuple):
     @property
     def topology(self) -> ClusterTopology:
         """Return the topology."""
-        return ClusterTopology(len(self.faults) + self.more_pods, NODES_PER_POD)
+        return ClusterTopology(len(self.faults), NODES_PER_POD)
 
     def nodes_of(self, pod: int) -> list[int]:
-        """Return the nodes of a pod, or of the last fault, with all that follow."""
-        end = self.topology.pods if pod == len(self.faults) - 1 else pod + 1
-        return list(range(pod * NODES_PER_POD, end * NODES_PER_POD))
+        """Return the nodes of a pod."""
+        return list(range(pod * NODES_PER_POD, (pod + 1) * NODES_PER_POD))
 
     def scenario(self) -> str:
         """Return the scenario file. The faults of storage are those of a server that only one job uses."""
@@ -98,8 +94,6 @@ class FaultCluster(NamedTuple):
                 devices["senders"] = nodes[:1] + nodes[2:]
             if fault.name == "noisy_neighbour":
                 del nodes[1]
-            if len(nodes) > NODES_PER_POD:
-                job["pattern"] = "all_to_all"
             job["nodes"] = nodes
             devices |= {"fault": fault.name, "begin_seconds": self.begin_seconds, "strength": 0.9}
             devices["length_seconds"] = fault.length_seconds
@@ -122,8 +116,7 @@ class FaultCluster(NamedTuple):
                 "nic": {"node": node, "device": interfaces[rail], "rail": str(rail)},
                 "gpu": {"node": node, "device": str(rail)},
                 "node": {"node": node},
-                "leaf": {"rail": str(rail)}
-                | ({} if kind.incident_class in ALIKE else {"device": leaf_name(pod, rail)}),
+                "leaf": {"rail": str(rail), "device": leaf_name(pod, rail)},
                 "job": {"device": str(slurm_job_number(specs[nodes[0]]))},
                 "storage": {"device": server_name(1).partition(":")[0]},
             }[entity]
@@ -151,9 +144,7 @@ LEAVES = FaultCluster((
     Fault("leaf_drops", "warning"),
     Fault("pfc_off", "warning", (1,), earlier=(("warning", "leaf_loss"),)),
     Fault("ecn_off", "warning", (2,)),
-    Fault("uplink_degraded", "warning"),
-), more_pods=1, begin_seconds=120)  # fmt: skip
-"""With two independent faults on one rail."""
+), begin_seconds=120)  # fmt: skip
 SHARED = FaultCluster((
     Fault("node_partition", "warning"),
     Fault("incast", "warning", (0,)),
@@ -278,8 +269,8 @@ async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultClus
 
 def summary(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Labels of an alert that a page must have."""
-    device = "" if labels.get("class") in ALIKE else labels.get("device", "")
-    return (*(labels.get(name, "") for name in ("severity", "class", "alertname", "node")), device)
+    names = ("severity", "class", "alertname", "node", "device")
+    return tuple(labels.get(name, "") for name in names)
 
 
 def is_about_fault(labels: Mapping[str, str]) -> bool:

@@ -42,7 +42,6 @@ from railscope_collector.diagnosis import (
     switch_evidence,
     switch_links,
     switch_queues,
-    uplinks,
 )
 from railscope_collector.diagnosis.baselines import Baselines
 from railscope_collector.diagnosis.incidents import (
@@ -136,7 +135,6 @@ class ClusterDiagnosis:
         self.switch_links = switch_links.SwitchLinks(self.switches)
         self._queues = switch_queues.QueueLocaliser(self.switches)
         self._loads = network_advice.StandingLoads()
-        self._uplinks = uplinks.Uplinks()
         self.job_histories: dict[JobKey, findings.JobHistory] = {}
         self._resumed_jobs_until = 0
         self.baselines = Baselines()
@@ -360,7 +358,6 @@ class ClusterDiagnosis:
             leaf_detectors.faulty_leaves(view),
             leaf_detectors.unmarked_leaves(view),
             leaf_detectors.overflowing_leaves(view),
-            self._uplinks.find(view),
             leaf_detectors.paused_leaves(view),
             link_detectors.link_faults(view),
             gpu_detectors.xid_events(view),

@@ -85,7 +85,6 @@ _ROWS = [
     ("unprotected_traffic", "RDMA in a lossy priority", "RDMA traffic leaves in a priority that is not lossless.", _WARNING, 4, 6, _STRONG, "restore traffic class and priority mapping of the NIC"),
     ("lossless_broken", "Switch sends no pause", "A leaf switch sends no pause: packets that find no buffer are lost.", _WARNING, 4, 6, _GROUP, "restore the PFC settings of the switch"),
     ("leaf_loss", "Packets lost in a leaf", "A leaf switch loses packets that neither end counts.", _WARNING, 3, 5, _GROUP, "check drop counters, line modules and buffers of the switch"),
-    ("uplink_congested", "Congested uplinks", "Uplinks of a leaf switch carry too little.", _WARNING, 4, 6, _GROUP, "check the leaf's uplinks and the spines"),
     ("transport_retry", "Many retransmissions", "A NIC retransmits far more than its peers.", _WARNING, 4, 6, _GROUP, "check adaptive retransmission of the NIC, and drops on its paths"),
     ("switch_link_errors", "Packets corrupted between switches", "A link between switches, or to a device without an agent, corrupts packets.", _WARNING, 3, 4, _STRONG, "clean or replace the transceivers and the cable at the switch port"),
     ("switch_link_down", "Link between switches down", "Links between switches are down that were up before.", _WARNING, 6, 6, _HARD, "check cables, transceivers and both switches; disable ports that are no longer used"),

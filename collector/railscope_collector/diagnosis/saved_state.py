@@ -98,6 +98,7 @@ SavedT = TypeVar("SavedT", SavedDiagnosis, SavedBaselines)
 def decode_diagnosis(content: bytes) -> SavedDiagnosis:
     """Decode a saved state. Raises SavedStateError."""
     saved = _decode(content, SavedDiagnosis, "state")
+    saved.incidents = _present_classes(saved.incidents)
     if problem := next(_problems(saved), ""):
         message = f"invalid state of the diagnosis: {problem}"
         raise SavedStateError(message)
@@ -121,13 +122,21 @@ def _decode(content: bytes, kind: type[SavedT], name: str) -> SavedT:
     return saved
 
 
+def _present_classes(incidents: list[SavedIncident]) -> list[SavedIncident]:
+    """Return the incidents without those of classes that an earlier release had."""
+    gone = {e.incident.incident_id for e in incidents if e.incident.class_name not in CLASSES}
+    found = [each for each in incidents if each.incident.incident_id not in gone]
+    for each in found:
+        if each.incident.explained_by in gone:
+            each.incident.explained_by = ""
+    return found
+
+
 def _problems(saved: SavedDiagnosis) -> Iterator[str]:
-    """Yield what would make the state inconsistent: positions of no device, classes of another version."""
+    """Yield what would make the state inconsistent: positions of no device."""
     counts = {"nic": len(saved.nics), "gpu": len(saved.gpus), "leaf": len(saved.leaf_names)}
     for each in saved.incidents:
         incident = each.incident
-        if incident.class_name not in CLASSES:
-            yield f"unknown class {incident.class_name!r}"
         if incident.cause.position >= counts.get(incident.cause.kind, 1):
             yield f"unknown {incident.cause.kind} {incident.cause.position}"
         if any(position >= counts["nic"] for position in incident.victim_nics):

@@ -38,7 +38,7 @@ pauses.
 PAUSING_CLASSES = frozenset(
     {"pfc_storm", "slow_receiver", "pcie_bound_receiver", "host_bound_receiver"}
 )
-PAUSED_CLASSES = frozenset({"uplink_congested", "paused_unlocalised", "ecn_inactive"})
+PAUSED_CLASSES = frozenset({"paused_unlocalised", "ecn_inactive"})
 _PAUSES = ("pauses_received", "pauses_sent")
 MAX_NAMED = 4
 """Links that the evidence of one finding names."""

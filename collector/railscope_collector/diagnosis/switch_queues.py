@@ -46,7 +46,6 @@ MEASURES: Mapping[str, float] = MappingProxyType({
 """Least value of a quantity by which a queue may stand out: per second; of the occupancy in bytes."""
 _LOSSES = ("drops", "wred_drops", "buffer_drops")
 LOCALISED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType({
-    "uplink_congested": ((UPLINK,), tuple(MEASURES)),
     "leaf_loss": ((UPLINK, HOST), _LOSSES),
     "paused_unlocalised": ((UPLINK, HOST), tuple(MEASURES)),
 })  # fmt: skip

@@ -55,7 +55,6 @@ _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
     **dict.fromkeys(("delay", "contention", "used"), ("node", np.maximum)),
     "latency": ("mount", np.maximum),
     **dict.fromkeys(("supply", "collective"), ("job", np.minimum)),
-    **dict.fromkeys(("up", "down"), ("leaf", np.multiply)),
     **dict.fromkeys(("marks", "pauses"), ("leaf", np.minimum)),
     "drops": ("leaf", np.maximum),
 }

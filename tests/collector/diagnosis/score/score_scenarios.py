@@ -38,8 +38,6 @@ _MIN_ONSET_SECONDS, _MAX_ONSET_SECONDS = 240, 270
 _MIN_LENGTH_SECONDS, _MAX_LENGTH_SECONDS = 240, 360
 _REST_SECONDS = 30
 _MIN_JOB_NODES = 4
-_BUSY_UPLINKS = 0.5
-"""Uplink capacity that an all-to-all exchange over two pods nearly uses."""
 
 _RAILS = 8
 _COMPOUNDS = (
@@ -75,7 +73,6 @@ def draw_scenario(incident_class: str, seed: int) -> scenario.ClusterScenario:
     rng = random.Random(f"{incident_class}/{seed}")  # noqa: S311 - repeatable on purpose
     draw = _ScenarioDraw(
         rng,
-        needs_pods=incident_class == "uplink_congested",
         any_nic=incident_class not in _OF_FULL_COUNTERS,
     )
     names = _names(incident_class, rng)
@@ -119,19 +116,16 @@ def _names(incident_class: str, rng: random.Random) -> Sequence[str]:
 class _ScenarioDraw:
     """A cluster with its jobs, in which faults and harmless events are drawn."""
 
-    def __init__(self, rng: random.Random, *, needs_pods: bool, any_nic: bool) -> None:
+    def __init__(self, rng: random.Random, *, any_nic: bool) -> None:
         self._rng = rng
-        sizes = [size for size in _SIZES if size[1] > 1 or not needs_pods]
-        self.period, pods, per_pod = rng.choice(sizes)
+        self.period, pods, per_pod = rng.choice(_SIZES)
         self.size = scenario.SimulatedClusterSize(
             pods=pods,
             nodes_per_pod=per_pod,
-            uplinks=_BUSY_UPLINKS if needs_pods else 1.0,
             model=rng.choice(("h100", "h200")),
             nic=rng.choice(_NICS) if any_nic else _NICS[0],
             filers=2,
         )
-        self._spans_all = needs_pods
         self.onset = rng.uniform(_MIN_ONSET_SECONDS, _MAX_ONSET_SECONDS)
         self.length = rng.uniform(_MIN_LENGTH_SECONDS, _MAX_LENGTH_SECONDS)
         self.seconds = int(self.onset + self.length) + _REST_SECONDS
@@ -143,10 +137,8 @@ class _ScenarioDraw:
         count = self._rng.randint(max(_MIN_JOB_NODES, nodes // 2), nodes)
         if nodes > first_pod:
             # All nodes of the first pod, and some of the other one.
-            count = nodes if self._spans_all else max(count, first_pod + 2)
+            count = max(count, first_pod + 2)
         job = self._training("alpha", order[:count], "research")
-        if self._spans_all:
-            job = replace(job, pattern="all_to_all", rate=self._rng.uniform(0.6, 0.85))
         yield job
         rest = order[count:]
         if len(rest) > 1 and self._rng.random() < _SECOND_JOB_SHARE:

@@ -257,7 +257,7 @@ def compare(
 
 _CLASSES_OF_RANKS = {"nccl_hang", "gpu_straggler", "thermal_straggler"}
 """Classes of faults on a GPU whose rank its job's collectives show."""
-_CLASSES_OF_PATHS = {"link_speed_low", "nvlink_errors", "pcie_bound_receiver", "pfc_storm", "slow_receiver", "uplink_congested"}  # fmt: skip
+_CLASSES_OF_PATHS = {"link_speed_low", "nvlink_errors", "pcie_bound_receiver", "pfc_storm", "slow_receiver"}  # fmt: skip
 """Classes of faults of a path, which lower the bandwidth of collectives."""
 _RANK = re.compile(r" rank (\d+)")
 
