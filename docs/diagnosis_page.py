@@ -93,14 +93,10 @@ hour that following it should gain. All devices that it concerns are victims.
 - `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {100 * network_advice.MIN_LATE_NICS:.0f} % of the NICs of a leaf are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
   They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * network_advice.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
   per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_advice.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
-- `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
 - `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
   a peak of that share counts if it rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender.
-- `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {100 * network_advice.AGREEING_NODES:.0f} % of its nodes, in {network_advice.BLOCKS} consecutive blocks of
-  {network_advice.BLOCK_MINUTES} minutes.
-- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and is paused or marked {network_advice.PLACED_FACTOR:.0f} times as much as jobs in one pod.
 
-The gain of settings, `ecn_late` and `rail_imbalance` is an upper bound, the gain of `placement_oversubscribed` a lower one; the others have none.
+The gain of settings and `ecn_late` is an upper bound; the others have none.
 """
 
 

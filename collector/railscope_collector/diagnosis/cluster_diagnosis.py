@@ -134,7 +134,6 @@ class ClusterDiagnosis:
         self.switches = switch_evidence.SwitchEvidence()
         self.switch_links = switch_links.SwitchLinks(self.switches)
         self._queues = switch_queues.QueueLocaliser(self.switches)
-        self._loads = network_advice.StandingLoads()
         self.job_histories: dict[JobKey, findings.JobHistory] = {}
         self._resumed_jobs_until = 0
         self.baselines = Baselines()
@@ -382,7 +381,6 @@ class ClusterDiagnosis:
             switch_advice.switch_findings(view, self.switch_links),
             network_advice.late_marks(view),
             network_advice.wrong_cables(view),
-            self._loads.findings(view),
         )
 
     def _update_groups(self) -> job_groups.PeerGroups:

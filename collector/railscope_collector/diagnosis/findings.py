@@ -49,8 +49,6 @@ OWN_PAST = "relative to its past"
 """Comparison of a value that is a quotient, too."""
 TIMES_PAST = "times its past"
 """Comparison of a value of which the threshold is the quotient."""
-OTHER_JOBS = "jobs in one pod"
-"""Comparison with the devices of other jobs, which may be those of other tenants."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,7 @@ _ADVICE_ROWS = [
     ("switch_settings_mismatch", "NIC and switch settings differ", "NICs and their switch ports have different settings.", _INFO, 12, 12, _HARD, "set NIC and switch port alike"),
     ("cabling_fault", "Wrong cabling", "NICs end on leaf switches of other rails.", _INFO, 12, 12, _HARD, "move the cables to the leaves of their rails, or correct the rails of the node"),
     ("ecn_late", "Switch marks packets too late", "A leaf switch marks packets too late: it pauses senders before, or its queues grow deep.", _INFO, 12, 14, _GROUP, "set the ECN thresholds of the switch below its PFC thresholds"),
-    ("pause_counts_differ", "Pause counts differ", "NICs and their switch ports count different numbers of pause frames.", _INFO, 12, 14, _HARD, "compare the counters at both ends; check drivers, the software of the switch, and PFC at both ends"),
     ("headroom_low", "Switch headroom nearly used up", "A switch port has used nearly all of its headroom: packets of a lossless priority may be lost.", _WARNING, 6, 8, _HARD, "raise the headroom of the port's buffer profile; check the length of its cable; clear the peak on the switch, to see the next one"),
-    ("rail_imbalance", "Unbalanced rails", "Some rails of a job carry more or less than the others for half an hour.", _INFO, 6, 6, _GROUP, "check the list of NICs and the affinity of the job's ranks"),
-    ("placement_oversubscribed", "Job spread over pods", "A job crosses pods, is limited by the uplinks, and fits into one pod.", _INFO, 6, 6, _GROUP, "place the job in one pod when it starts again"),
 ]  # fmt: skip
 
 _SYMPTOMS = frozenset({"paused_unlocalised", "job_slowdown"})

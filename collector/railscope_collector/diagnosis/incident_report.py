@@ -50,9 +50,7 @@ _LIMITS = {
     "leaf": "Hosts cannot distinguish a leaf switch from its uplinks and the spines behind it.",
     "link_transmit_errors": "A host does not count errors of the data that it sends: the switch port counts them.",
     "ecn_late": "Hosts cannot read the thresholds of the switch; their order follows from pause, and from marks at the receivers with an agent.",
-    "pause_counts_differ": "Counters alone do not determine the end that counts wrong; frames may also be lost on the cable.",
     "headroom_low": "A watermark is the highest value since it was last cleared: the switch does not state its time.",
-    "rail_imbalance": "Hosts cannot distinguish the uplinks of a leaf: the counters of the switch show unequal uplinks.",
     "incast_receiver": "Hosts cannot read the queue of the switch; it follows from marks and rates.",
     "nccl_hang": "Counters of hosts cannot determine the rank that did not enter the collective when all of them spin: flight recorders and NCCL's RAS subsystem do.",
 }  # fmt: skip

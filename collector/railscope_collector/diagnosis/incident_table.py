@@ -13,8 +13,7 @@ from railscope import api, figures
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.evidence_words import dated_text
-from railscope_collector.diagnosis.findings import OTHER_JOBS, SLOT_NS
+from railscope_collector.diagnosis.findings import SLOT_NS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
 from railscope_collector.diagnosis.ranking import Reach
 from railscope_collector.fleet.view_cells import ViewCell
@@ -102,12 +101,10 @@ class ReportedIncident:
         if isinstance(cause, _OF_NODES) and cause.node not in nodes:
             cause = _without_names(cause)
         shown = [
-            (_without_others(each), job)
+            (each, job)
             for each, job in zip_longest(whole.evidence, self.evidence_jobs)
             if _is_visible(each.device, job, tenant, cause, nodes)
         ]
-        compared = {each.comparison for each in whole.evidence}
-        is_of_job_only = is_own_job and OTHER_JOBS not in compared
         document = msgspec.structs.replace(
             whole,
             cause=cause,
@@ -120,8 +117,8 @@ class ReportedIncident:
             lost_gpu_time_seconds=lost,
             evidence=tuple(each for each, _ in shown),
             symptoms=(),
-            detail=whole.detail if is_of_job_only and len(shown) == len(whole.evidence) else "",
-            gain=whole.gain if is_of_job_only else None,
+            detail=whole.detail if is_own_job and len(shown) == len(whole.evidence) else "",
+            gain=None,
         )
         own_nodes, losses = {tenant: nodes}, {} if lost is None else {tenant: lost}
         return replace(
@@ -166,14 +163,6 @@ def _without_peers(curve: api.CurveDocument) -> api.CurveDocument:
     """Return a curve without the median of all devices, which contains those of other tenants."""
     points = (msgspec.structs.replace(point, peers=None) for point in curve.points)
     return msgspec.structs.replace(curve, points=tuple(points))
-
-
-def _without_others(evidence: api.EvidenceDocument) -> api.EvidenceDocument:
-    """Return evidence without the value of the jobs of others that it is compared with, and its text without it."""
-    if evidence.comparison != OTHER_JOBS:
-        return evidence
-    shown = msgspec.structs.replace(evidence, threshold=None)
-    return msgspec.structs.replace(shown, text=dated_text(shown))
 
 
 def _is_visible(

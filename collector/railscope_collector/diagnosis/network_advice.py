@@ -1,19 +1,17 @@
-"""Advice about the network: ECN that marks too late, cables at wrong leaves, unequal rails of a job, and placement across pods.
+"""Advice about the network: ECN that marks too late, and cables at wrong leaves.
 
 All of it follows from states that last; a fault that explains the same readings takes precedence (`ranking`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from railscope.api import GainDocument
 from railscope_collector.diagnosis import findings
-from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.leaf_detectors import MIN_MEMBERS, USUAL_LOAD
 from railscope_collector.diagnosis.network_detectors import MIN_PAUSING, loaded_nics
 from railscope_collector.diagnosis.quantities import DeviceKind
@@ -26,7 +24,6 @@ from railscope_collector.diagnosis.slot_sums import (
     or_zero,
 )
 from railscope_collector.fleet.rail_cabling import WrongRail
-from railscope_collector.workloads.job_roster import JobKey
 
 MAX_LEAVES = 4
 """Leaves that a text names."""
@@ -199,193 +196,3 @@ def _cable_text(view: findings.DiagnosisView, position: int, wrong: WrongRail) -
     expected = f"{', '.join(leaves[:MAX_LEAVES])}{', ...' if len(leaves) > MAX_LEAVES else ''}"
     end = f"{wrong.end.leaf} {port}".rstrip()
     return f"ends at {end}, the rail of {wrong.peers} other nodes on {expected}"
-
-
-# Loads of jobs over half an hour -----------------------------------------------------------------
-
-BLOCK_MINUTES, BLOCKS = 5, 6
-_BLOCK_SLOTS = BLOCK_MINUTES * findings.SLOTS_PER_MINUTE
-LOAD_SLOTS = BLOCKS * _BLOCK_SLOTS
-MIN_RAIL_LOAD = 0.01
-MIN_RAILS = 3
-MIN_PLACED_PAUSED, MIN_PLACED_MARKED = 0.002, 0.01
-"""Share of time in which a job that spans pods is paused, and share of its packets that are marked."""
-PLACED_FACTOR = 4.0
-"""Such a job has this many times the pause, or the marks, of jobs in one pod."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JobLoad:
-    """Load of the NICs of a job in one block of time, and of those of other jobs that stay in their pod."""
-
-    nics: Positions
-    send: Floats
-    paused: float
-    marked: float
-    local_paused: float
-    local_marked: float
-
-    @property
-    def is_limited(self) -> bool:
-        """True if the fabric slows the job down, and far more than jobs that stay in a pod."""
-        return bool(
-            self.paused > max(MIN_PLACED_PAUSED, PLACED_FACTOR * self.local_paused)
-            or self.marked > max(MIN_PLACED_MARKED, PLACED_FACTOR * self.local_marked)
-        )
-
-
-class StandingLoads:
-    """Loads of all jobs in blocks of time, and the advice that follows if all blocks agree."""
-
-    def __init__(self) -> None:
-        self._blocks: deque[dict[JobKey, JobLoad]] = deque(maxlen=BLOCKS)
-        self._last_slot = 0
-
-    def findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-        """Yield unequal rails, and placements that a smaller part of the fabric would serve better."""
-        slot = view.signals.slot
-        if slot % _BLOCK_SLOTS == _BLOCK_SLOTS - 1:
-            if slot - self._last_slot > _BLOCK_SLOTS:
-                self._blocks.clear()
-            self._blocks.append(_loads(view))
-            self._last_slot = slot
-        if len(self._blocks) < BLOCKS:
-            return
-        for job in view.jobs:
-            loads = [block[job.key] for block in self._blocks if job.key in block]
-            if len(loads) == BLOCKS and all(np.array_equal(each.nics, job.nics) for each in loads):
-                yield from _unequal_rails(view, job, loads)
-                yield from _wide_placement(view, job, loads)
-
-
-def _loads(view: findings.DiagnosisView) -> dict[JobKey, JobLoad]:
-    """Return the loads of the last block."""
-    nic, pods = view.signals.table(DeviceKind.NIC, _BLOCK_SLOTS), view.groups.nic_pod
-    local = np.zeros(len(nic), np.bool_)
-    for job in view.jobs:
-        local[job.nics] = len(np.unique(pods[job.nics])) == 1
-    local &= findings.above(nic["send"], MIN_RAIL_LOAD)
-    is_comparable = local.sum() >= MIN_MEMBERS
-    usual = {
-        name: median_known(nic[name][local]) if is_comparable else np.nan
-        for name in ("paused_share", "marked_share")
-    }
-    return {
-        job.key: JobLoad(
-            job.nics,
-            nic["send"][job.nics],
-            median_known(nic["paused_share"][job.nics]),
-            median_known(nic["marked_share"][job.nics]),
-            usual["paused_share"],
-            usual["marked_share"],
-        )
-        for job in view.jobs
-    }
-
-
-MIN_RAIL_RATIO, MAX_RAIL_RATIO = 0.7, 1.3
-"""Load of a rail relative to the median rail below, and above, which it is unequal."""
-AGREEING_NODES = 0.7
-"""Share of a job's nodes that must show the same unequal rail."""
-
-
-def _rail_ratios(view: findings.DiagnosisView, load: JobLoad) -> dict[str, float]:
-    """Return the load of each unequal rail, relative to the job's median rail."""
-    rails = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
-    nodes = view.groups.nic_node[load.nics]
-    names = np.unique(rails).tolist()
-    means = {name: mean_known(load.send[rails == name]) for name in names}
-    median = median_known(np.array(list(means.values())))
-    if len(names) < MIN_RAILS or len(np.unique(nodes)) < 2 or not median > MIN_RAIL_LOAD:  # noqa: PLR2004 - another node
-        return {}
-    found = {}
-    for name in names:
-        ratios = load.send[rails == name] / median
-        beyond = ratios > MAX_RAIL_RATIO if means[name] > median else ratios < MIN_RAIL_RATIO
-        if beyond.mean() >= AGREEING_NODES:
-            found[name] = means[name] / median
-    return found
-
-
-def _unequal_rails(
-    view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
-) -> Iterator[findings.Finding]:
-    """Yield the rails of a job that carry more or less than the others, in all blocks."""
-    load, last = loads[-1], _rail_ratios(view, loads[-1])
-    rails = sorted(last)
-    for earlier in loads[:-1] if rails else ():
-        unequal = _rail_ratios(view, earlier)
-        rails = [rail for rail in rails if rail in unequal]
-    if not rails:
-        return
-    names = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
-    means = [mean_known(load.send[names == name]) for name in np.unique(names).tolist()]
-    highest, mean = max(means), float(np.mean(means))
-    share = highest - mean
-    derivation = (
-        f"at line rate, the busiest rail needs {highest:.1%} of the time for what it sends, and {mean:.1%} if all rails were equal, "
-        f"in the last {BLOCK_MINUTES} minutes; the exchange of {len(job.gpus)} GPUs ends with the last rail"
-    )
-    yield findings.Finding(
-        "rail_imbalance",
-        findings.Cause("job", job=job.key),
-        tuple(
-            findings.FindingEvidence(
-                "send",
-                last[rail],
-                1.0,
-                "median of the job's rails",
-                f"rail {rail}",
-                job.key,
-                LOAD_SLOTS,
-            )
-            for rail in rails[:8]
-        ),
-        detail=", ".join(
-            f"rail {rail} carries {last[rail]:.0%} of the median rail" for rail in rails
-        ),
-        gain=gain_of(share, len(job.gpus), f"up to {share:.1%} of the time of the job", derivation),
-    )
-
-
-def _wide_placement(
-    view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
-) -> Iterator[findings.Finding]:
-    """Yield a job that fits into one pod, but crosses pods and is limited there, in all blocks."""
-    pods, nodes = view.groups.nic_pod, view.groups.nic_node
-    crossed = np.unique(pods[job.nics])
-    crossed = crossed[crossed >= 0]
-    if len(crossed) < 2 or not all(load.is_limited for load in loads):  # noqa: PLR2004 - another pod
-        return
-    needed = len(job.nodes)
-    occupied = np.unique(nodes[(view.job_of_nic >= 0) & ~np.isin(nodes, nodes[job.nics])])
-    sizes, free = {}, {}
-    for pod in np.unique(pods[pods >= 0]).tolist():
-        members = np.unique(nodes[pods == pod])
-        sizes[pod], free[pod] = len(members), len(np.setdiff1d(members, occupied))
-    if max(sizes.values()) < needed:
-        return
-    load, compared_with = loads[-1], (findings.OTHER_JOBS, job.key.workload)
-    share = max(load.paused - load.local_paused, 0.0)
-    is_free = max(free.values()) >= needed
-    derivation = (
-        f"share of time in which the job's NICs are paused: {load.paused:.2%}, of jobs in one pod: {load.local_paused:.2%}, in the last "
-        f"{BLOCK_MINUTES} minutes; {len(job.gpus)} GPUs wait for the exchange; what rate control by ECN costs comes on top, hosts do not see it"
-    )
-    yield findings.Finding(
-        "placement_oversubscribed",
-        findings.Cause("job", job=job.key),
-        (
-            findings.FindingEvidence(
-                "paused_share", load.paused, load.local_paused, *compared_with, job.key, LOAD_SLOTS
-            ),
-            findings.FindingEvidence(
-                "marked_share", load.marked, load.local_marked, *compared_with, job.key, LOAD_SLOTS
-            ),
-        ),
-        detail=f"{needed} nodes in {len(crossed)} pods; a pod has {max(sizes.values())} nodes, "
-        + ("and enough of them are free now" if is_free else "fewer of them are free now"),
-        gain=gain_of(
-            share, len(job.gpus), f"at least {share:.1%} of the time of the job", derivation
-        ),
-    )

@@ -89,8 +89,6 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "switch_link_errors": {Relation.RAIL: ("switch_link_down",)},
     "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "ecn_late": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK), Relation.PEERS: ("leaf_loss",)},
-    "rail_imbalance": {Relation.JOB: FABRIC},
-    "placement_oversubscribed": {Relation.JOB: ("link_speed_low", "ecn_late", "ecn_inactive")},
     "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
     "link_flap": {Relation.DEVICE: ("link_down", "nic_failed", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
     "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_failed", "nic_lost", "link_speed_low")},

@@ -1,4 +1,4 @@
-"""Findings of switches: ends of a link that count otherwise, queues that mark too late, headroom, and the PFC watchdog.
+"""Findings of switches: queues that mark too late, headroom, and the PFC watchdog.
 
 A switch alone makes no NIC or node the cause: its watchdog names a NIC only if that counts pauses as well. Each kind
 of finding exists once for a switch.
@@ -22,10 +22,7 @@ from railscope_collector.diagnosis.slot_sums import median_known, or_zero
 from railscope_collector.diagnosis.switch_counters import PartLabel, SwitchQueue, TrackedSender
 from railscope_collector.diagnosis.switch_evidence import (
     MAX_NAMED,
-    ComparedPauses,
-    SwitchEvidence,
     SwitchPort,
-    pause_evidence,
 )
 from railscope_collector.diagnosis.switch_links import SwitchLinks
 
@@ -47,16 +44,14 @@ MARKS_PER_DEEP = 0.1
 """Share of marked packets, relative to the share of samples with a deep queue, below which the queue marks too late."""
 MIN_HEADROOM_SHARE = 0.9
 """Share of the headroom from which on the next pause may come too late."""
-MAX_AFFECTED = 64
 
 
 def switch_findings(view: findings.DiagnosisView, links: SwitchLinks) -> Iterator[findings.Finding]:
-    """Yield what switches show by themselves, and by comparison with the NICs at the other ends of their links."""
+    """Yield what switches show by themselves."""
     evidence = links.evidence
     if not evidence.is_used:
         return
     yield from links.find_faults(view)
-    yield from _differing_pauses(view, evidence)
     leaves = evidence.leaves(view)
     for name, sender in evidence.readings.senders.items():
         if evidence.is_fresh(name, view.timestamp_ns):
@@ -65,45 +60,6 @@ def switch_findings(view: findings.DiagnosisView, links: SwitchLinks) -> Iterato
             if name in leaves:
                 yield from _late_marks(view, (name, sender), leaves[name])
                 yield from _lost_headroom(view, (name, sender), leaves[name])
-
-
-# Ends of a link ----------------------------------------------------------------------------------
-
-
-def _differing_pauses(
-    view: findings.DiagnosisView, evidence: SwitchEvidence
-) -> Iterator[findings.Finding]:
-    by_switch: dict[str, list[ComparedPauses]] = defaultdict(list)
-    for each in evidence.compared:
-        if each.differs:
-            by_switch[each.link.switch].append(each)
-    for switch, found in sorted(by_switch.items()):
-        found.sort(key=lambda each: -abs(each.at_switch - each.high))
-        nics = sorted({each.nic for each in found})[:MAX_AFFECTED]
-        leaf = int(view.groups.nic_leaf[found[0].nic])
-        cause = findings.Cause("nic", found[0].nic)
-        if leaf >= 0:
-            cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
-        yield findings.Finding(
-            "pause_counts_differ",
-            cause,
-            tuple(map(pause_evidence, found[:MAX_NAMED])),
-            parts=tuple(nics),
-            detail="; ".join(_difference(view, each) for each in found[:MAX_NAMED]),
-            subject=f"pauses of {switch}",
-            affected=tuple(findings.Cause("nic", nic) for nic in nics),
-            gain=GainDocument(
-                "unknown", None, None, "a wrong counter hides pauses, it costs nothing"
-            ),
-        )
-
-
-def _difference(view: findings.DiagnosisView, compared: ComparedPauses) -> str:
-    ends = ("received", "sent") if compared.is_from_nic else ("sent", "received")
-    return (
-        f"{compared.place} counts {compared.at_switch:.0f} pause frames {ends[0]}, and {view.nic_name(compared.nic)} "
-        f"{compared.low:.0f} to {compared.high:.0f} {ends[1]}, in {compared.seconds:.0f} s"
-    )
 
 
 # PFC watchdog ------------------------------------------------------------------------------------

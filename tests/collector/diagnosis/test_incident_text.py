@@ -44,7 +44,6 @@ GONE_TEXT = "n1 GPU 3: time in which any kernel runs: no value (gone)"
         ("xid 79", 1.0, 0.0, "event", "Xid 79, the GPU cannot be reached over PCIe"),
         ("collective_late", 3.0, 0.0, "collectives behind other ranks", "has not entered"),
         ("trust", 8.0, 40.0, "trust pcp, 40 peers have dscp", "trust pcp, 40 peers have dscp"),
-        ("marked_share", 0.25, None, "jobs in one pod", "marked packets: 25 % of those received"),
     ],
 )  # fmt: skip
 def test_text_of_evidence(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
 from railscope_collector.diagnosis.evidence_words import dated_text
-from railscope_collector.diagnosis.findings import OTHER_JOBS
 from railscope_collector.diagnosis.incident_report import JobDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.http.incidents_api import IncidentsApi
@@ -138,34 +136,6 @@ async def test_a_rank_that_another_tenant_left_on_a_shared_node_is_not_named() -
     own = await read(found, "red")
     assert [each["device"] for each in own["evidence"]] == ["7"]
     assert OTHER_NODE not in json.dumps(own)
-
-
-async def test_a_tenant_does_not_read_what_its_job_is_compared_with_in_other_jobs() -> None:
-    gain = {
-        "text": "3%",
-        "share": 0.03,
-        "gpu_seconds_per_hour": 1.0,
-        "derivation": "others: 25.00%",
-    }
-    found = reported(
-        (OWN,),
-        evidence("7", OTHER_JOBS),
-        cause=CAUSE,
-        detail="16 nodes, enough are free",
-        gain=gain,
-    )
-    own = await read(found, "red")
-    assert (own["evidence"][0]["value"], own["evidence"][0]["threshold"]) == (1.0, None)
-    assert own["evidence"][0]["text"] == "7: sent RDMA bytes: 100 % of the line rate"
-    assert (own["detail"], own["gain"]) == ("", None)
-    assert "25 %" in found.document.evidence[0].text
-    assert not re.search(r"25(\.0+)? ?%", json.dumps(own))
-    assert "0.25" not in json.dumps(own)
-    restored = replace(found, evidence_jobs=())  # without its jobs, as an earlier version saved it
-    assert "25.00%" not in json.dumps(await read(restored, "red"))
-    again = found.of_tenant("red")
-    assert again is not None
-    assert again.of_tenant("red") == again
 
 
 @pytest.mark.parametrize("kind", ["nic", "node", "leaf"])
