@@ -22,11 +22,11 @@ from railscope_collector.diagnosis import (
     switch_links,
     switch_queues,
 )
+from railscope_collector.diagnosis.explanation import EDGES
 from railscope_collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from railscope_collector.diagnosis.incident_report import incident_schema
 from railscope_collector.diagnosis.node_detectors import NODE_CLASSES
 from railscope_collector.diagnosis.quantities import QUANTITIES
-from railscope_collector.diagnosis.ranking import EDGES
 from railscope_collector.diagnosis.settings_advice import MIN_MAJORITY
 from railscope_collector.diagnosis.signals import SIGNALS, Signal, WindowSums
 from railscope_collector.diagnosis.slot_sums import Floats, SlotSums
@@ -82,8 +82,7 @@ unknown: it confirms and contradicts nothing.
 
 
 _ADVICE = f"""\
-Advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states the share of the affected jobs' time and the GPU-seconds per
-hour that following it should gain. All devices that it concerns are victims.
+Advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. All devices that it concerns are victims.
 
 - `config_drift`: settings and versions of NICs with the same role, driver and board, of GPUs with the same model, and of nodes. A value is drift if at least {MIN_MAJORITY} peers and {100 * _THRESHOLDS.majority:.0f} % of
   them agree on another one. Settings that differ by rail on most nodes are a design; a change on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a rollout. Frames contain no
@@ -95,8 +94,6 @@ hour that following it should gain. All devices that it concerns are victims.
   per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_advice.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
   a peak of that share counts if it rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender.
-
-The gain of settings and `ecn_late` is an upper bound; the others have none.
 """
 
 

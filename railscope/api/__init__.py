@@ -418,15 +418,6 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
     """Evaluation that read it."""
 
 
-class GainDocument(msgspec.Struct, frozen=True):
-    """Expected gain of following advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
-
-    text: str
-    share: float | None
-    gpu_seconds_per_hour: float | None
-    derivation: str
-
-
 class CommandStep(msgspec.Struct, frozen=True):
     """A step of the action on an incident: check, drain, record, act, verify or resume."""
 
@@ -471,8 +462,6 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     detail: str
     limits: str
     explained_by: str | None
-    gain: GainDocument | None = None
-    """Only of advice."""
     commands: tuple[CommandStep, ...] = ()
     """Steps of the action, with the names of the cause, for the scheduler of the affected job, otherwise for that of most jobs; none
     for a tenant."""

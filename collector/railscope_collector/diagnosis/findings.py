@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.baselines import WORK_QUANTILE, Baselines
@@ -143,7 +142,6 @@ class Finding:
     """Identity of advice whose devices may change while it lasts; without it, the cause is the identity."""
     affected: tuple[Cause, ...] = ()
     """All entities that advice concerns."""
-    gain: GainDocument | None = None
     min_evaluations: int = 0
     """Evaluations that must agree, where they are not those of the class."""
     queue: SwitchQueue | None = None

@@ -158,7 +158,6 @@ def incident_document(
         detail=incident.detail,
         limits=_limits_of(incident),
         explained_by=incident.explained_by or None,
-        gain=incident.gain,
         last_evidence=format_timestamp(shown_ns),
     )
 
@@ -359,13 +358,11 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
         yield f"  {figures.count(job_count - len(incident.jobs), 'more job')}"
     if paused_nics:
         yield f"  {figures.count(paused_nics, 'NIC')} paused"
-    if not incident.gain:
+    if not CLASSES[incident.incident_class].is_advice:
         lost = incident.lost_gpu_time_seconds
         yield "  loss not known" if lost is None else f"  {figures.count(lost, 'GPU-second')} lost"
     if incident.detail:
         yield f"  {incident.detail}"
-    if incident.gain:
-        yield f"  expected gain: {incident.gain.text} ({incident.gain.derivation})"
     if incident.limits:
         yield f"  {incident.limits}"
     if incident.explained_by:

@@ -118,7 +118,6 @@ class ReportedIncident:
             evidence=tuple(each for each, _ in shown),
             symptoms=(),
             detail=whole.detail if is_own_job and len(shown) == len(whole.evidence) else "",
-            gain=None,
         )
         own_nodes, losses = {tenant: nodes}, {} if lost is None else {tenant: lost}
         return replace(

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis.findings import (
     Cause,
@@ -80,7 +79,6 @@ class Incident:
     alternatives: tuple[int, ...] = ()
     detail: str = ""
     affected: tuple[Cause, ...] = ()
-    gain: GainDocument | None = None
     explained_by: str = ""
     symptoms: set[str] = field(default_factory=set)
     worst_values: dict[EvidenceKey, WorstValue] = field(default_factory=dict)
@@ -415,7 +413,7 @@ class IncidentTracker:
         incident.evidence = (*finding.evidence, *reports)[:MAX_EVIDENCE]
         add_worst(incident.worst_values, incident.evidence, view.timestamp_ns)
         incident.parts, incident.reach = finding.parts, candidate.reach
-        incident.detail, incident.gain = finding.detail, finding.gain
+        incident.detail = finding.detail
         incident.affected = finding.affected
         if candidate.severity.is_above(incident.severity):
             incident.severity = candidate.severity

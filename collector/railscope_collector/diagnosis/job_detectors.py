@@ -274,7 +274,6 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             past_of_others = job_steps.medians_of_others(before)
             is_alone = findings.above(past_of_others, MIN_OTHERS_USE)
             is_alone &= ~(speed > 1 + MIN_GAP_LOSS * gaps.mean)
-            is_alone &= job_steps.has_exchanged(view, job)
             is_alone &= _stand_out(lasting)
             is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(
                 view, job

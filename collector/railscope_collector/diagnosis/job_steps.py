@@ -289,14 +289,6 @@ def explain_speed(speed: float, gap: slot_sums.Floats) -> findings.Flags:
     return explains
 
 
-def has_exchanged(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    """True unless a job has sent nothing over its NICs so far, as one that has not begun to train."""
-    if np.isnan(view.signals.nic["send"][job.nics]).all():
-        return True
-    past = view.base(DeviceKind.NIC, "send")[job.nics]
-    return bool(findings.above(past, HUNG_EXCHANGE).any())
-
-
 def uses_of_nodes(
     view: findings.DiagnosisView, job: ActiveJob, slots: slot_sums.Floats
 ) -> tuple[slot_sums.Floats, slot_sums.Floats]:

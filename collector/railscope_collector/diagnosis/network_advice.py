@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from railscope.api import GainDocument
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.leaf_detectors import MIN_MEMBERS, USUAL_LOAD
 from railscope_collector.diagnosis.network_detectors import MIN_PAUSING, loaded_nics
 from railscope_collector.diagnosis.quantities import DeviceKind
-from railscope_collector.diagnosis.settings_advice import gain_of, waiting_gpus
 from railscope_collector.diagnosis.slot_sums import (
     Floats,
     Positions,
@@ -118,12 +116,6 @@ def _late_marks(
     leaf, alternatives = leaves
     paused, usual, marked = shares
     name = view.groups.leaf_names[leaf]
-    share = max(paused - usual, 0.0)
-    gpus = waiting_gpus(view, view.groups.leaves[leaf])
-    derivation = (
-        f"share of time in which the leaf pauses at least two thirds of its NICs: {paused:.2%}, median of the other rails: {usual:.2%}, in the last minute; "
-        f"the exchange of {gpus} GPUs waits meanwhile"
-    )
     return findings.Finding(
         "ecn_late",
         findings.Cause("leaf", leaf, name),
@@ -142,18 +134,10 @@ def _late_marks(
         ),
         alternatives=tuple(alternatives),
         detail=f"senders are paused {paused:.2%} of the time, and at most {marked:.2%} of the packets of any receiver are marked",
-        gain=gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation),
     )
 
 
 # Cabling -----------------------------------------------------------------------------------------
-
-_UNKNOWN_GAIN = GainDocument(
-    "unknown",
-    None,
-    None,
-    "traffic between its rail and this NIC crosses the spines; hosts do not measure its path",
-)
 
 
 def wrong_cables(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -177,7 +161,6 @@ def wrong_cables(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 for position, wrong in cables
             ),
             affected=affected,
-            gain=_UNKNOWN_GAIN,
         )
 
 

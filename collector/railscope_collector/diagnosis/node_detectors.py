@@ -164,15 +164,6 @@ def stale_nodes(
             yield findings.Finding(
                 "node_down", cause, (evidence,), onset_ns=onset_ns, onset_slots=period_slots
             )
-        elif later := _stopped_later(view, cause):
-            yield findings.Finding(
-                "node_down",
-                cause,
-                (evidence,),
-                LATER_STRENGTH,
-                onset_ns=later,
-                onset_slots=PROGRESS_SLOTS,
-            )
         elif goes_on:
             may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
             if sample_slots is not None:
@@ -221,28 +212,10 @@ def _is_unreachable(view: findings.DiagnosisView, name: str, stale_slot: float) 
     return False
 
 
-LATER_STRENGTH = 0.3
-"""Strength of the conclusion that a node that was separated is down: that it stopped its job is all that is known of it."""
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7
 """Exchange relative to the past below which a job makes no progress, and utilization above which its ranks wait for others: those of a
 job that has ended are idle.
 """
-
-
-def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
-    """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
-    if ("agent_partition", cause) not in view.open_faults:
-        return 0
-    for state in _shared_jobs(view, cause.name):
-        slot = state.history.progress_slot
-        waits = state.exchange_now < STALLED_SPEED and slot >= 0
-        waits &= state.utilization_now > MIN_WAITING_USE
-        waits = waits and _misses_acknowledgements(view, state)
-        if waits and not (
-            storage_detectors.stores(view, state.job) or _stopped_by_other(view, state, cause.name)
-        ):
-            return view.timestamp_ns - (view.signals.slot - slot) * findings.SLOT_NS
-    return 0
 
 
 def _stale_slot(view: findings.DiagnosisView, contact: NodeContact) -> float:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
-from railscope_collector.diagnosis import findings, ranking
+from railscope_collector.diagnosis import explanation, findings, ranking
 from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.node_readings import NodeEvent
 from railscope_collector.diagnosis.straggler_detectors import (
@@ -52,7 +52,7 @@ RANK_EVENTS = frozenset((*RANK_TEXTS, WAITING, STRAGGLER, SLOW_PATH))
 _KEY_PARTS = {
     "collective_rank": 4, "communicator_rank": 4, "nccl_rank": 4, "nccl_job": 2, "collective_group": 3, "communicator_call": 5,
 }  # fmt: skip
-PATH_CLASSES = frozenset({*ranking.FABRIC, "transport_retry", "paused_unlocalised", "pcie_degraded", "nvlink_errors", "job_slowdown"})  # fmt: skip
+PATH_CLASSES = frozenset({*explanation.FABRIC, "transport_retry", "paused_unlocalised", "pcie_degraded", "nvlink_errors", "job_slowdown"})  # fmt: skip
 """Classes that a slow path between ranks supports."""
 
 

@@ -1,4 +1,4 @@
-"""Ranking: findings that explain others, by a declared graph of cause and effect and by reach.
+"""Ranking: findings that explain others, by what their classes may explain and by reach.
 
 A symptom waits while a candidate may still explain it, so that one fault is one incident. Two faults stay two
 incidents: nothing explains a finding that it cannot reach, and hard evidence is explained only by another report about the same
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import dataclass
-from enum import StrEnum
 from heapq import merge
 from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from railscope_collector.diagnosis.explanation import DISTURBS, EDGES, FABRIC, Relation
 from railscope_collector.diagnosis.findings import (
     MIN_EXCHANGE,
     Cause,
@@ -28,88 +28,6 @@ from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.workloads.job_roster import JobKey
 
-
-class Relation(StrEnum):
-    """Property that a cause and its effect share."""
-
-    DEVICE = "device"
-    NODE = "node"
-    RAIL = "rail"
-    PEERS = "rail of a job"
-    JOB = "job"
-
-
-_RECEIVERS = ("pfc_storm", "slow_receiver", "pcie_bound_receiver", "host_bound_receiver")
-_GPU_FAILURES = (
-    "gpu_lost",
-    "gpu_unresponsive",
-    "gpu_memory_failed",
-    "ecc_uncorrectable",
-    "xid_event",
-    "row_remap",
-)
-_LINK_FAILURES = ("link_down", "nic_failed", "nic_lost", "node_down")
-_OWN_LINK = (
-    "unprotected_traffic",
-    "link_flap",
-    "link_transmit_errors",
-    "transceiver_degraded",
-    *_LINK_FAILURES,
-)
-"""Classes that lose only what one link carries: the peers of its node suffer, not all that share the rail."""
-_SWITCH_LINKS = ("switch_link_errors", "switch_link_down")
-_SHARED_FABRIC = (
-    *_RECEIVERS,
-    "incast_receiver",
-    "ecn_inactive",
-    "cnp_not_sent",
-    "cnp_ignored",
-    "lossless_broken",
-    *_SWITCH_LINKS,
-    "link_speed_low",
-)
-"""Classes whose effects spread along a rail, through the spines: they pause switches."""
-_SPREADING = frozenset({*_SHARED_FABRIC, "config_drift", "switch_settings_mismatch"})
-"""Classes of which a node pauses or slows the senders of other nodes on the rails of its NICs."""
-_LOSSES = ("leaf_loss", *_OWN_LINK)
-"""Classes whose effects are on the traffic through one leaf or link, and on the jobs of this traffic."""
-FABRIC = (*_SHARED_FABRIC, *_LOSSES)
-"""Classes of the network whose effects are on other nodes."""
-_SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
-
-EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
-    "pcie_degraded": {Relation.DEVICE: (*_RECEIVERS, "nic_lost", "gpu_lost"), Relation.NODE: ("host_bound_receiver",)},
-    "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
-    "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
-    "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "unprotected_traffic", "lossless_broken", "cnp_ignored", "ecn_inactive", "cnp_not_sent")},
-    "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _LOSSES},
-    "paused_unlocalised": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK, "ecn_late"), Relation.PEERS: ("leaf_loss",)},
-    "leaf_loss": {Relation.RAIL: ("lossless_broken", "pfc_storm", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
-    "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
-    "switch_link_errors": {Relation.RAIL: ("switch_link_down",)},
-    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
-    "ecn_late": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK), Relation.PEERS: ("leaf_loss",)},
-    "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
-    "link_flap": {Relation.DEVICE: ("link_down", "nic_failed", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
-    "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_failed", "nic_lost", "link_speed_low")},
-    "link_down": {Relation.DEVICE: ("nic_failed", "nic_lost"), Relation.NODE: ("node_down",)},
-    "nic_failed": {Relation.DEVICE: ("nic_lost",)},
-    "nic_fault": {Relation.DEVICE: ("nic_failed", "nic_lost")},
-    "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
-    "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late", "nccl_hang")},
-    "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
-    "thermal_straggler": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("hw_slowdown",)},
-    "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down", "nccl_hang")},
-    "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
-    "job_slowdown": {Relation.JOB: (*FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
-    "gpu_memory_failed": {Relation.DEVICE: ("gpu_lost",)},
-    "ecc_uncorrectable": {Relation.DEVICE: ("gpu_lost", "gpu_memory_failed")},
-    "row_remap": {Relation.DEVICE: ("ecc_uncorrectable", "gpu_memory_failed", "gpu_lost")},
-    "xid_event": {Relation.DEVICE: _GPU_FAILURES[:4], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},
-    "gpu_unresponsive": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("node_down",)},
-    "gpu_lost": {Relation.NODE: ("node_down",)},
-}  # fmt: skip
-"""Classes that may explain a class, by the property that both share."""
 _EDGES = {
     name: {**EDGES.get(name, {}), Relation.DEVICE: (*EDGES.get(name, {}).get(Relation.DEVICE, ()), name)}
     for name in CLASSES
@@ -196,13 +114,24 @@ def _slowed_jobs(view: DiagnosisView, finding: Finding, nodes: set[str]) -> set[
     if not CLASSES[name].slows_jobs:
         return set()
     jobs: set[JobKey] = {cause.job} if cause.job else set()
-    if cause.kind == "nic" and name not in {*_OWN_LINK, "transport_retry"}:
+    if cause.kind == "nic" and name != "transport_retry" and not _is_of_own_link(name):
         jobs |= _jobs_on_rail(view, cause.position)
     else:
         jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
-    if cause.kind == "node" and name in _SPREADING:
+    if cause.kind == "node" and (
+        name in _SETTINGS or (name in FABRIC and not _is_of_own_link(name))
+    ):
         jobs |= {key for position in finding.parts for key in _jobs_on_rail(view, position)}
     return jobs
+
+
+_SETTINGS = frozenset({"config_drift", "switch_settings_mismatch"})
+"""Classes of settings, with which a node may pause or slow the senders of other nodes on the rails of its NICs."""
+
+
+def _is_of_own_link(name: str) -> bool:
+    """True if a class disturbs only what one link carries: the peers of its node suffer, not all that share the rail."""
+    return "losses" in DISTURBS.get(name, ())
 
 
 def _uses(view: DiagnosisView, job: ActiveJob, cause: Cause, nodes: set[str]) -> bool:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 from railscope_collector.diagnosis.devices import MAX_DEVICES_PER_NODE, MAX_FACT
@@ -27,7 +26,6 @@ from railscope_collector.diagnosis.findings import (
     FindingEvidence,
 )
 from railscope_collector.diagnosis.quantities import DeviceKind
-from railscope_collector.diagnosis.slot_sums import Floats, Positions, median_known, or_zero
 
 MIN_MAJORITY, COMPARE_SLOTS = 4, 10 * SLOTS_PER_MINUTE
 
@@ -370,7 +368,6 @@ def _finding(
         detail=f"{_count(first.devices)}: " + "; ".join(each.text for each in deviations),
         subject=" ".join((*first.group, first.setting, first.value, first.usual)),
         affected=affected,
-        gain=_drift_gain(view, affected),
         onset_slots=COMPARE_SLOTS,
     )
 
@@ -387,80 +384,3 @@ def _count(devices: Sequence[DeviceKey]) -> str:
     nodes = len({key.node for key in devices})
     text = f"{len(devices)} {kind}{'s' if len(devices) > 1 else ''}"
     return text if kind == "node" else f"{text} of {nodes} node{'s' if nodes > 1 else ''}"
-
-
-def _drift_gain(view: DiagnosisView, affected: Sequence[Cause]) -> GainDocument:
-    """Return the loss of devices against their peers, by the measure of their kind."""
-    if affected[0].kind == "node":
-        return GainDocument("unknown", None, None, "hosts do not measure the effect of a kernel")
-    positions = np.array([each.position for each in affected], np.intp)
-    is_nic = affected[0].kind == "nic"
-    return stall_gain(view, positions) if is_nic else _clock_gain(view, positions)
-
-
-# Gains -----------------------------------------------------------------------------------------
-
-MIN_GAIN = 0.001
-"""Share of time below which a difference of peers is noise."""
-
-
-def waiting_gpus(view: DiagnosisView, nics: Positions) -> int:
-    """Return the number of GPUs of the jobs that use some of these NICs."""
-    numbers = set(view.job_of_nic[nics].tolist()) - {-1}
-    return sum(len(view.jobs[number].gpus) for number in numbers)
-
-
-def gain_of(share: float, gpus: int, text: str, derivation: str) -> GainDocument:
-    """Return the gain of a share of the time of jobs with this number of GPUs."""
-    if not share >= MIN_GAIN or not gpus:
-        return GainDocument("no loss measured now; a difference less", 0.0, 0.0, derivation)
-    lost, seconds = (float(f"{each:.6g}") for each in (share, share * gpus * 3600))
-    return GainDocument(text, lost, seconds, derivation)
-
-
-def stall_gain(view: DiagnosisView, nics: Positions) -> GainDocument:
-    """Return the gain if NICs were stopped by pause as rarely as their peers."""
-    table = view.signals.table(DeviceKind.NIC, 5 * SLOTS_PER_MINUTE)
-    stalled = np.fmax(table["pausing_share"], table["paused_share"])
-    peers = np.isin(view.groups.nic_rail, view.groups.nic_rail[nics])
-    peers[nics] = False
-    highest, usual = _highest(stalled[nics]), float(or_zero(median_known(stalled[peers])))
-    gpus = waiting_gpus(view, nics)
-    derivation = (
-        f"share of time in which pause stops the affected NIC most: {highest:.2%}, median of its rail: {usual:.2%}, in the last 5 minutes; "
-        f"the exchange of {gpus} GPUs waits for it"
-    )
-    share = highest - usual
-    return gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation)
-
-
-def _clock_gain(view: DiagnosisView, affected: Positions) -> GainDocument:
-    """Return the gain if GPUs had the clock of their peers: the others of their jobs wait for them."""
-    gpu = view.signals.table(DeviceKind.GPU, 5 * SLOTS_PER_MINUTE)
-    busy = gpu["utilization"] > 0.5  # noqa: PLR2004 - idle GPUs lower their clocks
-    deviates = np.zeros(len(gpu), np.bool_)
-    deviates[affected] = True
-    share, gpus, clocks = 0.0, 0, (np.nan, np.nan)
-    for job in view.jobs:
-        deviating, peers = (
-            job.gpus[(deviates & busy)[job.gpus]],
-            job.gpus[(~deviates & busy)[job.gpus]],
-        )
-        lowest, usual = _lowest(gpu["clock"][deviating]), median_known(gpu["clock"][peers])
-        if lowest < (1.0 - share) * usual:
-            share, gpus, clocks = 1.0 - lowest / usual, len(job.gpus), (lowest, usual)
-    derivation = "no job has busy GPUs of both kinds with different clocks, in the last 5 minutes"
-    if share:
-        derivation = (
-            f"lowest clock {clocks[0] / 1e6:.0f} MHz, median of the job's other GPUs {clocks[1] / 1e6:.0f} MHz, in the last 5 minutes; "
-            f"{gpus} GPUs wait for it while they compute"
-        )
-    return gain_of(share, gpus, f"up to {share:.1%} of the time of the job", derivation)
-
-
-def _highest(values: Floats) -> float:
-    return float(or_zero(values).max(initial=0.0))
-
-
-def _lowest(values: Floats) -> float:
-    return float(np.min(values[~np.isnan(values)], initial=np.inf))

@@ -15,7 +15,6 @@ from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.baselines import GAP_MINUTES
 from railscope_collector.diagnosis.gpu_detectors import MIN_LIMITED, UNEXPLAINED_CLOCK
 from railscope_collector.diagnosis.job_steps import (
-    MAX_GAP_SPREAD,
     has_common_steps,
     is_steady_for_half,
     medians_of_others,
@@ -60,7 +59,7 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             changes = slots[signal][::-1, job.gpus] / base
             if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
-            if is_steady_for_half(view, job, signal) and _fell_alike(view, job, changes[:-1]):
+            if is_steady_for_half(view, job, signal):
                 found = list(_outliers(view, job, changes, signal))
                 yield from found or _slow_node(view, job, changes, signal)
             break
@@ -108,28 +107,6 @@ def _slower_clocks(
 
 
 _LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
-
-
-MAX_STRAGGLERS = 0.25
-"""Share of the GPUs of a job that may be stragglers at once."""
-
-
-def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
-    """True if so few GPUs of a job may be stragglers at once: on few nodes, or none that has the part of all nodes."""
-    max_gpus = max(1, MAX_STRAGGLERS * len(job.gpus))
-    nodes = len(np.unique(view.groups.gpu_node[gpus]))
-    indices = {view.devices.gpus[position].index for position in gpus.tolist()}
-    is_by_chance = len(gpus) == len(indices) or len(gpus) <= 2 < len(job.nodes)  # noqa: PLR2004 - a pair
-    is_one_node = nodes == 1 and len(job.nodes) >= MIN_PEERS
-    is_few = nodes <= max_straggling_nodes(job) or is_by_chance
-    return is_one_node or (len(gpus) <= max_gpus and is_few)
-
-
-def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
-    """True if the GPUs of a job take common steps, also steps of which a minute shows few: most of them fell by as much."""
-    means = means_known(slots)
-    spread = MAD_SCALE * median_known(np.abs(means - median_known(means)))
-    return spread <= MAX_GAP_SPREAD or has_common_steps(view, job)
 
 
 MIN_SLOWED_USE, MAX_SLOWED_CHANGE = 0.9, 0.985
@@ -180,7 +157,7 @@ def _outliers(
         return
     limit = max(limit, EXTREME_RATIO * _past_excess(view, job, signal))
     hit = np.flatnonzero(findings.above(excess, limit))
-    if not len(hit) or not _are_few(view, job, gpus[hit]):
+    if not len(hit):
         return
     worst = float(excess[hit].max())
     # It waits nearly as much as the others: for something else, unless that is known and adds to its own delay.

@@ -12,13 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from railscope.api import GainDocument
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.network_detectors import MIN_PAUSING
 from railscope_collector.diagnosis.quantities import DeviceKind
-from railscope_collector.diagnosis.settings_advice import gain_of, waiting_gpus
-from railscope_collector.diagnosis.slot_sums import median_known, or_zero
 from railscope_collector.diagnosis.switch_counters import PartLabel, SwitchQueue, TrackedSender
 from railscope_collector.diagnosis.switch_evidence import (
     MAX_NAMED,
@@ -158,20 +155,11 @@ def _late_marks(
     )
     if late is None:
         return
-    members = view.groups.leaves[leaf]
-    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
-    share = float(or_zero(median_known(nic["paused_share"][members])))
-    gpus = waiting_gpus(view, members)
-    derivation = (
-        f"{late.text}; median share of time in which the switch pauses its NICs: {share:.2%}, in the last minute; "
-        f"the exchange of {gpus} GPUs waits meanwhile"
-    )
     yield findings.Finding(
         "ecn_late",
         findings.Cause("leaf", leaf, view.groups.leaf_names[leaf]),
         late.evidence,
         detail=late.text,
-        gain=gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation),
         queue=late.queue,
     )
 
@@ -307,12 +295,6 @@ def _lost_headroom(
             findings.Cause("leaf", leaf, view.groups.leaf_names[leaf]),
             tuple(found[:MAX_NAMED]),
             subject=f"headroom of {name}",
-            gain=GainDocument(
-                "unknown",
-                None,
-                None,
-                "headroom costs nothing until it is full; then packets are lost",
-            ),
         )
 
 

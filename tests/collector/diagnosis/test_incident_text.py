@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.incidents import NIC, NO_REACH, incident
 
-from railscope.api import EvidenceDocument, GainDocument, JobDocument
+from railscope.api import EvidenceDocument, JobDocument
 from railscope.catalog import incidents as catalog
 from railscope_collector.diagnosis.evidence_words import dated_text, evidence_text
 from railscope_collector.diagnosis.findings import Cause, Compared
@@ -128,14 +128,6 @@ def test_the_terminal_counts_only_nics_as_paused() -> None:
     lines = list(describe(document, 1, 2))
     assert ("  1 NIC paused" in lines, "  1 more job" in lines) == (True, True)
     assert not any("paused" in line for line in describe(document, 0, 1))
-
-
-def test_advice_has_a_gain_in_place_of_a_cost() -> None:
-    gain = GainDocument("3% of the time", 0.03, None, "relative to peers")
-    document = msgspec.structs.replace(incident("a").document, gain=gain)
-    lines = list(describe(document, 0, 0))
-    assert "  expected gain: 3% of the time (relative to peers)" in lines
-    assert not any("lost" in line for line in lines)
 
 
 JOB = JobKey("a", "slurm", "7")
