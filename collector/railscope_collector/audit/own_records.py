@@ -11,8 +11,9 @@ that was signed then.
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from railscope_collector.state_store import StateStore
 
@@ -20,6 +21,8 @@ MAX_TAIL = 100_000
 """Records of the tail: more than a database loses between two backups, below 100 MB."""
 _WAITING = "audit_waiting (id INTEGER PRIMARY KEY AUTOINCREMENT, content BLOB NOT NULL)"
 _TAIL = "audit_tail (number INTEGER PRIMARY KEY, content BLOB NOT NULL)"
+_ENDS = "SELECT coalesce(min(number), 0), coalesce(max(number) + 1, 0) FROM audit_tail"
+_DELETE_WAITING = "DELETE FROM audit_waiting WHERE id <= ?"
 _OWN = """
 audit_own (
     one INTEGER PRIMARY KEY CHECK (one = 1), collector TEXT NOT NULL, log TEXT NOT NULL, note TEXT NOT NULL,
@@ -44,6 +47,7 @@ class OwnRecords:
     """Numbers of the records in the tail: from `first` to below `end`."""
     waiting: int = 0
     max_tail: int = MAX_TAIL
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self) -> None:
         """Create the tables, and read what they have."""
@@ -61,8 +65,7 @@ class OwnRecords:
         self._count()
 
     def _count(self) -> None:
-        query = "SELECT coalesce(min(number), 0), coalesce(max(number) + 1, 0) FROM audit_tail"
-        ((self.first, self.end),) = self.store.read(query)
+        ((self.first, self.end),) = self.store.read(_ENDS)
         ((self.waiting,),) = self.store.read("SELECT count(*) FROM audit_waiting")
 
     def add_waiting(self, raws: Sequence[bytes]) -> None:
@@ -71,7 +74,7 @@ class OwnRecords:
             connection.executemany(
                 "INSERT INTO audit_waiting (content) VALUES (?)", [(raw,) for raw in raws]
             )
-        self.waiting += len(raws)
+        self._add_to_waiting(len(raws))
 
     def import_waiting(self, raws: Sequence[bytes]) -> None:
         """Store the records of an earlier release that are not signed yet, once."""
@@ -90,8 +93,8 @@ class OwnRecords:
     def delete_waiting(self, last: int) -> None:
         """Delete the waiting records up to an id: they are in the log, or in the outbox of the database."""
         with self.store.transaction() as connection:
-            connection.execute("DELETE FROM audit_waiting WHERE id <= ?", (last,))
-        self._count()
+            deleted = connection.execute(_DELETE_WAITING, (last,)).rowcount
+        self._add_to_waiting(-deleted)
 
     def drop_waiting(self, is_present: Callable[[bytes], bool]) -> None:
         """Delete the waiting records that the log has from another collector."""
@@ -104,7 +107,7 @@ class OwnRecords:
     def move(self, last: int, first: int, raws: Iterable[bytes], note: str) -> None:
         """Add records of the log to the tail under a checkpoint, and delete the waiting ones up to an id."""
         with self.store.transaction() as connection:
-            connection.execute("DELETE FROM audit_waiting WHERE id <= ?", (last,))
+            deleted = connection.execute(_DELETE_WAITING, (last,)).rowcount
             if first != self.end:  # no part of the log may be missing in the tail
                 connection.execute("DELETE FROM audit_tail")
             connection.executemany("INSERT INTO audit_tail VALUES (?, ?)", enumerate(raws, first))
@@ -113,8 +116,10 @@ class OwnRecords:
                 (self.max_tail,),
             )
             connection.execute("UPDATE audit_own SET note = ?", (note,))
+            ends = connection.execute(_ENDS).fetchone()
+        self._add_to_waiting(-deleted)
+        self.first, self.end = ends
         self.note = note
-        self._count()
 
     def tail_from(self, number: int) -> Iterator[bytes]:
         """Yield the records of the tail from a number on."""
@@ -124,3 +129,8 @@ class OwnRecords:
         ):
             yield from (content for _, content in rows)
             number = rows[-1][0] + 1
+
+    def _add_to_waiting(self, records: int) -> None:
+        # Not counted again: that would read every waiting record for each group.
+        with self._lock:
+            self.waiting += records
