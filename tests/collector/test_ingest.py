@@ -56,6 +56,28 @@ async def test_sending_again_counts_nothing_twice(tmp_path: Path):
     assert logged_envelopes(tmp_path) == 1
 
 
+async def test_records_beyond_the_queue_are_read_from_the_log(tmp_path: Path):
+    """Their facts count as stored no earlier than those of the queue."""
+    sender = FrameSender()
+    bodies = [sender.body(gpu_frames(sender, at), schemas=not at) for at in range(0, 30, 3)]
+    async with run_collector(settings_in(tmp_path)) as running:
+        collector = running.collector
+        collector.reader.max_queued_bytes = 0
+        unstored = collector.core.evidence.intervals.unstored
+        unstored.log, unstored.position = "a shared database", 1
+        answers = [await running.post(bodies[0])]
+        answers += await asyncio.gather(*map(running.post, bodies[1:]))
+        assert {status for status, _ in answers} == {200}
+        assert collector.core.counts.frames == 30
+        assert {reply["stored"] for _, reply in answers} == {0}
+        assert unstored.acknowledge("n1")["stored"] == 0
+        for interval in list(collector.core.evidence.intervals.by_key):
+            unstored.begin_write("n1", interval)
+        unstored.begin_contacts()
+        unstored.end_write(is_stored=True)
+        assert unstored.acknowledge("n1")["stored"] == 12
+
+
 async def test_reordered_envelopes_all_count(tmp_path: Path):
     sender = FrameSender()
     bodies = [sender.body(gpu_frames(sender, at=3 * n), schemas=True) for n in range(4)]

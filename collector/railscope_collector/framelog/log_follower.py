@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -153,7 +154,10 @@ class LogFollower:
 
     def _durable_bytes(self) -> int:
         """Return the durable end of the present segment."""
-        extent = segment_files.read_extent(self.state_directory) if self.state_directory else None
+        extent = None
+        if self.state_directory:
+            with suppress(ValueError):  # damaged, which the collector reports
+                extent = segment_files.read_extent(self.state_directory)
         if extent is None or extent[0] > self.position.segment:
             return sys.maxsize
         return extent[1] if extent[0] == self.position.segment else self.position.offset

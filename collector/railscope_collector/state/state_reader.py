@@ -89,6 +89,7 @@ class StateReader:
     snapshots: StateSnapshots
     waiting: waiting_evidence.WaitingEvidence
     limits: IngestLimits = field(default_factory=IngestLimits)
+    max_queued_bytes: int = MAX_QUEUED_BYTES
     position: LogPosition = LOG_START
     restored: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the records of earlier starts are in the state."""
@@ -103,6 +104,8 @@ class StateReader:
     _newest: LogPosition = LOG_START
     _is_behind: bool = False
     """True while records are read from the log: those that have just become durable are there, too."""
+    _skipped: deque[tuple[LogPosition, str, int]] = field(default_factory=deque)
+    """Ends, nodes and acknowledgements of records that are read from the log, with a shared database."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _is_woken: bool = False
 
@@ -229,10 +232,13 @@ class StateReader:
         self.core.record_durable(record, envelope if record.has_statements else None)
         answer = self.core.evidence.intervals.unstored.acknowledge(record.node, is_applied=False)
         number = int(answer.get("position", 0))
-        if not self._is_behind:
+        if self._is_behind:
+            if number:
+                self._skipped.append((end, record.node, number))
+        else:
             self._queue.append(DurableRecord(end, record, envelope, number))
             self._queued_bytes += len(record.body)
-            self._is_behind = self._queued_bytes > MAX_QUEUED_BYTES
+            self._is_behind = self._queued_bytes > self.max_queued_bytes
             if not self._is_woken:
                 self._is_woken = True
                 asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._wake.set)
@@ -256,7 +262,8 @@ class StateReader:
 
     async def _catch_up(self, slices: TimeSlices) -> None:
         """Read the records after the position from the log, up to its end."""
-        follower = LogFollower(self.frames.directory, self.position)
+        directory, unstored = self.frames.directory, self.core.evidence.intervals.unstored
+        follower = LogFollower(directory, self.position, state_directory=directory.parent)
         try:
             while True:
                 records = await service.run_in_thread(follower.read)
@@ -267,12 +274,17 @@ class StateReader:
                 for record in map(self._correct_receipt, records):
                     envelope, problem = self._open(record)
                     if envelope is not None:
-                        problem = await self._run_steps(record, envelope, 0, slices)
+                        # Of a later acknowledgement, facts would count as stored too early; of an earlier one, too late.
+                        first = self._skipped[0][2] if self._skipped else 0
+                        problem = await self._run_steps(record, envelope, first, slices)
                     if problem:
                         await service.run_in_thread(
                             self._quarantine, follower.position, record, problem
                         )
                 self._advance(follower.position)
+                while self._skipped and self._skipped[0][0] <= self.position:
+                    _, node, number = self._skipped.popleft()
+                    unstored.end_apply(node, number)
         except OSError as error:
             log.error("frame_log_read_failed", problem=str(error))
             await asyncio.sleep(RETRY_SECONDS)
@@ -280,11 +292,12 @@ class StateReader:
             follower.close()
 
     async def _apply(self, item: DurableRecord, slices: TimeSlices) -> None:
-        if item.end <= self.position:
-            return  # it was read from the log
+        unstored = self.core.evidence.intervals.unstored
+        if item.end <= self.position:  # it was read from the log
+            unstored.end_apply(item.record.node, item.acknowledged)
+            return
         if item.end.segment > self.position.segment:
             self._advance(LogPosition(item.end.segment))
-        unstored = self.core.evidence.intervals.unstored
         problem = await self._run_steps(item.record, item.envelope, item.acknowledged, slices)
         unstored.end_apply(item.record.node, item.acknowledged)
         if problem:
