@@ -188,11 +188,7 @@ MAX_DELIVERED_RANGES = 64
 
 
 class DeliveredRun(msgspec.Struct, frozen=True, array_like=True):
-    """Sequences of a run that other collectors received, and that are not sent again: first and last of each range.
-
-    `decided` is stated while several collectors behind one URL receive the run: the last sequence of each stream up to
-    which the agent sends no frame again. What is missing after it may be stored by another collector later.
-    """
+    """Sequences of a run that other collectors received, and that are not sent again: first and last of each range."""
 
     run: Name
     streams: Annotated[
@@ -205,7 +201,6 @@ class DeliveredRun(msgspec.Struct, frozen=True, array_like=True):
         ],
         msgspec.Meta(max_length=MAX_SCHEMAS),
     ]
-    decided: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] | None = None
 
 
 DeliveredRuns: TypeAlias = Annotated[tuple[DeliveredRun, ...], msgspec.Meta(max_length=2)]

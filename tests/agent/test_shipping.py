@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from array import array
-from collections import defaultdict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,7 @@ from support.shipping import RunningShipper, StoringCollector, link_to, run_ship
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.timestamps import SECOND_NS
 from railscope_agent.shipping import envelope_limits as limits
-from railscope_agent.shipping.collector_logs import FIRST_PAUSE_NS
 
 
 class Outages:
@@ -146,52 +142,6 @@ def test_every_frame_is_stored_whatever_fails(tmp_path_factory: Any, steps: list
 
     with capture_logs():
         asyncio.run(play())
-
-
-@dataclass
-class BalancedCollectors(StoringCollector):
-    """Collectors behind a load balancer, which forwards each request to the next one."""
-
-    by_log: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    positions: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    present: str = "ab"
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
-        self.log = self.present[(self.present.find(self.log) + 1) % len(self.present)]
-        self.taken, self.position = self.by_log[self.log], self.positions[self.log]
-        answer = await super().handle(request)
-        self.positions[self.log] = self.position
-        return answer
-
-
-async def test_a_load_balancer_causes_no_endless_resending(tmp_path: Path) -> None:
-    with capture_logs() as logs:
-        async with (
-            BalancedCollectors().serving() as collector,
-            run_shipper(tmp_path, link_to(collector)) as run,
-        ):
-            assert isinstance(collector, BalancedCollectors)
-
-            async def send(count: int) -> None:
-                for _ in range(count):
-                    await run.flush()
-                    await run.shipped(len(run.sent))
-                    await run.shipper.wait_until_sent()
-
-            await send(10)
-            known = sum(collector.positions.values())
-            await send(10)
-            assert sum(collector.positions.values()) == known + 10, "each is sent once"
-            assert {frame for taken in collector.by_log.values() for frame in taken} == set(
-                run.sent
-            )
-            collector.present = "b"  # a is lost
-            run.clock.advance(FIRST_PAUSE_NS // SECOND_NS + 1)
-            await run.clock.asleep(1)
-            await send(2)
-            assert set(collector.by_log["b"]) == set(run.sent), "the other one gets the rest"
-    assert [entry["logs"] for entry in logs if entry["event"] == "several_collectors_found"] == [2]
 
 
 SHAPES = st.tuples(st.sampled_from([0, 10, 200_000]), st.sampled_from([0, 1, 1500]))

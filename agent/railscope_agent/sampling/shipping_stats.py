@@ -39,8 +39,6 @@ class ShippingStats:
             ("spool_full", "disk", "rejected", "damaged", "unstored"), 0
         )
     )
-    collector_logs: int = 1
-    """Number of collectors that respond at the URL in use, as far as their responses show it."""
     collector_urls: tuple[str, ...] = ()
     """URLs of the collectors, sorted; empty if there are not several."""
     collector_url: str = ""

@@ -89,8 +89,9 @@ class Shipper:
         self._ended = run_end.read_run_end(self.directory)
         self._failover = CollectorFailover(self.link, self.clock, self.stats)
         self._client = self._failover.client
-        self._delivered = DeliveredFrames(self.directory, bool(self.link.urls))
-        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
+        self._delivered = DeliveredFrames(self.directory)
+        delivered = self._delivered if self.link.urls else None
+        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, delivered)
         self._names = names_store.NamesStore(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._names.get, self.version)
@@ -282,9 +283,8 @@ class Shipper:
             self._client = client
             # Envelopes that another collector received and did not store are sent first: without it, the newer
             # frames would make it late.
-            is_query = self._spool.is_statement_due(self.clock.now().boot_ns) or (
-                not self._is_log_known
-                and (self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere()))
+            is_query = not self._is_log_known and (
+                self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere())
             )
             answer = await (self._query_log() if is_query else self._offer_in_time(*oldest))
             if is_query and answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
@@ -313,15 +313,10 @@ class Shipper:
         """
         # One queue in order: envelopes that wait again after the response are older than those in memory.
         await self._disk.submit(self._spool_memory)
-        stated = await self._disk.submit(
-            lambda: self._spool.statement(self.origin.run, self._client.url)
-        )
-        answer = await self._delivery.query(self._client, stated)
+        answer = await self._delivery.query(self._client, self._delivered_elsewhere())
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
             # The receipt names the log: envelopes that only other logs have received wait again.
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
-            if answer.receipt:
-                self._spool.statements.record_statement(answer.receipt.log)
         return answer
 
     def _delivered_elsewhere(self) -> tuple[wire.DeliveredRun, ...]:
@@ -410,7 +405,7 @@ class Shipper:
         """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
         if receipt is None:
             self._spool.select_log("")
-            if (frames := self._release(spooled, body)) and self._delivered.is_always_recorded:
+            if (frames := self._release(spooled, body)) and self.link.urls:
                 self._delivered.add(self._client.url, body)
             return frames
         frames = 0
@@ -493,4 +488,3 @@ class Shipper:
         stats.unstored_bytes = queue.size - queue.waiting_bytes
         stats.unstored_envelopes = queue.unstored_count
         stats.unstored_since_ns = queue.unstored_since_ns
-        stats.collector_logs = queue.responding.count

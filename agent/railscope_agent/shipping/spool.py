@@ -78,8 +78,7 @@ class Spool:
     ) -> None:
         self._directory = directory
         self._delivered = delivered
-        """Frames of the envelopes that were stored."""
-        self.statements = delivered_frames.StatementSchedule()
+        """Frames of the envelopes that were stored; None with one URL."""
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         durable_files.delete_partial_files(self._directory)
@@ -89,11 +88,10 @@ class Spool:
         # Receipts are not stored: after a restart everything is sent again, and collectors recognize it.
         self._waiting = dict(self._envelopes)
         self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
-        self._next = self._first = found[-1].number + 1 if found else 1
+        self._next = found[-1].number + 1 if found else 1
         self._unreported: list[FrameLoss] = []
-        self.responding = collector_logs.RespondingLogs()
-        self._logs = frozenset(("",))
-        """Logs whose receipts count: that of the last acknowledgement; empty for a collector that names none."""
+        self._log = ""
+        """Log whose receipts count: that of the last acknowledgement; empty for a collector that names none."""
         self._receipts = collector_logs.LogReceipts()
         self._received: dict[int, int] = {}
         """Times of receipt of the envelopes that do not wait, in that order."""
@@ -207,10 +205,10 @@ class Spool:
     ) -> int:
         """Record that a collector received an envelope, and remove those whose evidence is stored.
 
-        `url` is that of a collector, or of a load balancer of several. Return the envelope's frames; 0 if they were
-        received before, or the envelope was dropped.
+        `url` is that of the collector. Return the envelope's frames; 0 if they were received before, or the envelope was
+        dropped.
         """
-        self.select_log(receipt.log, boot_ns, url)
+        self.select_log(receipt.log, boot_ns)
         receipts = self._receipts.use(receipt.log, boot_ns)
         # The collector was restored from a backup: what it received since then is missing there, so it is
         # sent again.
@@ -233,7 +231,6 @@ class Spool:
             # Sent again to another collector, it is no further delivery.
             frames = 0 if spooled.number in self._counted else spooled.frames
             self._counted.add(spooled.number)
-            self.statements.record_envelope(receipt.log)
         while receipts:
             first = receipts[0]
             envelope = self._envelopes.get(first.number)
@@ -248,8 +245,7 @@ class Spool:
         return frames
 
     def _record_delivery(self, url: str, stored: SpooledEnvelope) -> None:
-        is_shared = len(self.responding.responses_ns) > 1
-        if self._delivered is None or not (is_shared or self._delivered.is_always_recorded):
+        if self._delivered is None:
             return
         try:
             body = self._read_body(stored)
@@ -257,35 +253,18 @@ class Spool:
             log.warning("delivered_frames_lost", problem=str(error))
             return
         if body is not None:
-            self._delivered.add(url, body, stored.number if is_shared else 0)
-            self.statements.record_change()
+            self._delivered.add(url, body)
 
-    def is_statement_due(self, boot_ns: int) -> bool:
-        """True if one of several collectors behind one URL needs a statement."""
-        return self.responding.is_alternating and self.statements.is_due(self._logs, boot_ns)
-
-    def statement(self, run: str, url: str) -> tuple[wire.DeliveredRun, ...]:
-        """Return the frames of this and the previous run that the collector at a URL does not miss."""
-        if self._delivered is None:
-            return ()
-        if not self.responding.is_alternating:
-            return self._delivered.elsewhere(url)
-        oldest = next(iter(self._envelopes), self._next)
-        # Numbers from before this start belong to earlier runs.
-        is_decided = oldest >= self._first
-        return self._delivered.of_shared_url(run, oldest, is_previous_decided=is_decided)
-
-    def select_log(self, name: str, boot_ns: int = 0, url: str = "") -> None:
+    def select_log(self, name: str, boot_ns: int = 0) -> None:
         """Continue with another log: envelopes that only others have received wait again."""
-        logs = self.responding.record(url, name, boot_ns)
         self._receipts.use(name, boot_ns)
-        if logs != self._logs:
-            self._logs = logs
+        if name != self._log:
+            self._log = name
             self._sort_by_receipts()
 
     def _sort_by_receipts(self) -> None:
-        """Divide the envelopes into those that these logs have received, and those that wait."""
-        receipts = [each for name in self._logs for each in self._receipts.find(name)]
+        """Divide the envelopes into those that the log has received, and those that wait."""
+        receipts = self._receipts.find(self._log)
         self._received = {
             receipt.number: receipt.boot_ns
             for receipt in sorted(receipts, key=lambda receipt: receipt.boot_ns)

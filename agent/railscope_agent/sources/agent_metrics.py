@@ -29,7 +29,7 @@ _SOURCE_METRICS = (
 _AGENT_METRICS = (
     c.AGENT_READS, c.AGENT_MISSED, c.AGENT_READ_CPU, c.AGENT_STRETCHED,
     c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.UNSTORED_SIZE, c.UNSTORED_BATCHES,
-    c.UNSTORED_AGE, c.COLLECTORS_AT_URL, c.FRAMES_SHIPPED, c.SHIP_FAILURES, c.LOG_LINES_LOST,
+    c.UNSTORED_AGE, c.FRAMES_SHIPPED, c.SHIP_FAILURES, c.LOG_LINES_LOST,
 )  # fmt: skip
 
 
@@ -120,7 +120,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
             Absent.NOT_DUE
             if shipping.unstored_since_ns is None
             else max(now_ns - shipping.unstored_since_ns, 0),
-            Absent.NOT_DUE if shipping.collector_logs == 1 else shipping.collector_logs,
             shipping.shipped_frames,
             shipping.failures,
             log_output.LOG_STREAM.lost,

@@ -103,8 +103,6 @@ class ReceivedRun(msgspec.Struct):
     run_streams: dict[str, SequenceRanges] = msgspec.field(default_factory=dict, name="streams")
     ended: dict[str, int] = {}
     """The last sequence of each stream of the run, as stated by the next run."""
-    decided: dict[str, int] | None = None
-    """While collectors behind one URL share the run: sequences of its streams after which nothing counts as missing."""
 
     def extent(self, stream: str) -> int:
         """Return the number of sequences from the first received to the last received or stated."""
@@ -119,19 +117,7 @@ class ReceivedRun(msgspec.Struct):
         if ranges is None or not ranges.starts:
             return 0
         last = max(ranges.ends[-1], self.ended.get(stream, 0))
-        if self.decided is not None:
-            last = min(last, self.decided.get(stream, 0))
         return ranges.count_missing(last)
-
-    def decide(self, stated: Mapping[str, int] | None) -> None:
-        """Record up to which sequences the agent has decided; None if no other collector shares the run any more."""
-        if stated is not None:
-            before = self.decided or {}
-            # Only streams with frames: what a node states must not fill the memory. The larger value counts, as
-            # statements that waited in a spool arrive later.
-            names = self.run_streams.keys() & (stated.keys() | before.keys())
-            stated = {name: max(stated.get(name, 0), before.get(name, 0)) for name in names}
-        self.decided = stated
 
     @property
     def missing(self) -> int:
@@ -160,11 +146,6 @@ class ReceivedFrames(msgspec.Struct):
         received_run = self.nodes.get(node, {}).get(run)
         return received_run.run_streams if received_run else {}
 
-    def is_shared(self, node: str, run: str) -> bool:
-        """True if collectors behind one URL share a run."""
-        received_run = self.nodes.get(node, {}).get(run)
-        return received_run is not None and received_run.decided is not None
-
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Add first .. last of a stream."""
         runs = self.nodes.get(node)
@@ -184,15 +165,10 @@ class ReceivedFrames(msgspec.Struct):
         size = len(ranges.starts)
         # By the difference of extents, whose cost does not depend on the number of ranges as that of `count_missing`
         # does.
-        if entry.decided is None:
-            extent = entry.extent(stream)
-            new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
-            ranges.add(first, last)
-            self.missing[node] += entry.extent(stream) - extent - new_frames
-        else:
-            missing = entry.count_missing(stream)
-            ranges.add(first, last)
-            self.missing[node] += entry.count_missing(stream) - missing
+        extent = entry.extent(stream)
+        new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
+        ranges.add(first, last)
+        self.missing[node] += entry.extent(stream) - extent - new_frames
         self.sizes[node] += len(ranges.starts) - size
         # Never the run of this frame: its frames would be counted again as new.
         while len(runs) > 1 and (len(runs) > MAX_RUNS or self.sizes[node] > MAX_RANGES):
@@ -243,13 +219,6 @@ class ReceivedFrames(msgspec.Struct):
                 if is_near and (is_bounded or ranges.has_neighbour(start, last)):
                     # Receipt 0: a delivery elsewhere must not keep a run that is to be dropped here.
                     self.add(node, run, stream, start, last, 0)
-        for stated in runs:
-            entry = self.nodes.get(node, {}).get(stated.run)
-            if entry is not None and stated.decided != entry.decided:
-                # By the difference of the whole run, as a decision changes what counts in all of its streams.
-                missing = entry.missing
-                entry.decide(stated.decided)
-                self.missing[node] += entry.missing - missing
 
     def restore_runs(self, node: str, runs: dict[str, ReceivedRun]) -> None:
         """Restore the runs of a node, within the same bounds.

@@ -348,9 +348,7 @@ class Ingest:
         if problems := [*envelope_cost.find_exceeded_bounds(cost, self.limits)]:
             raise NotAcknowledgedError("; ".join(problems), "bounds")
         if problems := [*self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream)]:
-            # Gaps of a shared run close when the database has the frames of the other collectors: it is sent again.
-            is_shared = self.core.received.is_shared(envelope.node, envelope.run)
-            raise NotAcknowledgedError("; ".join(problems), "evidence" if is_shared else "bounds")
+            raise NotAcknowledgedError("; ".join(problems), "bounds")
         return cost
 
     def _check_batches(self, envelope: wire.Envelope) -> list[KnownSchema]:
