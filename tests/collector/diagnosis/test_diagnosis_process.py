@@ -138,7 +138,7 @@ async def test_a_killed_diagnosis_returns_and_no_acknowledgement_waits_for_it(
         await wait_until(lambda: diagnosis.table.timestamp_ns > evaluated_ns, "an evaluation")
         assert nodes.failed == []
         assert nodes.longest_seconds < MAX_ACKNOWLEDGEMENT_SECONDS
-    changes = recorded_changes(one)
+        changes = recorded_changes(one)
     assert {node for _, _, node in changes} == {"n1", "n2"}
     assert set(changes.values()) == {1}, "each change is recorded once"
     assert logged_envelopes(tmp_path) >= nodes.acknowledged
