@@ -285,18 +285,8 @@ class FactStore:
 
     # Reading -----------------------------------------------------------------------------------
 
-    def gpus_on(self, node: str, day: int) -> list[str]:
-        """Return the GPUs that were in a node on a day."""
-        with self.database.transaction() as connection:
-            return gpus_on(connection, node, day)
-
-    def read_day(self, gpus: Sequence[str], day: int) -> DayFacts:
+    def read_day(self, connection: sa.Connection, gpus: Sequence[str], day: int) -> DayFacts:
         """Return all facts about GPUs on a day."""
-        with self.database.transaction(is_snapshot=True) as connection:
-            return self.read_day_in(connection, gpus, day)
-
-    def read_day_in(self, connection: sa.Connection, gpus: Sequence[str], day: int) -> DayFacts:
-        """Return all facts about GPUs on a day, in a transaction."""
         start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
         values = {kind: _read_states(connection, gpus, kind, end_ns + CONTEXT_NS) for kind in KINDS}
         nodes, contested = (
@@ -389,7 +379,7 @@ class FactStore:
 
 
 def gpus_on(connection: sa.Connection, node: str, day: int) -> list[str]:
-    """Return the GPUs that were in a node on a day, in a transaction."""
+    """Return the GPUs that were in a node on a day."""
     was_there = sa.and_(states.c.kind == NODE, states.c.value == _encode(node))
     gpus = connection.execute(sa.select(states.c.gpu).distinct().where(was_there)).scalars().all()
     places = _read_states(connection, gpus, NODE)

@@ -25,7 +25,7 @@ def finalize_marked(
             # First: a mark that is committed after the facts are read stays for the next round.
             clear_marks(connection, node, day)
             gpus = gpus_on(connection, node, day)
-            found = store.read_day_in(connection, gpus, day)
+            found = store.read_day(connection, gpus, day)
             metered = [meter_day(gpu, day, found, files) for gpu in gpus]
             written = day_documents.write_days(connection, metered, now_ns)
             added += sum(revision.added for revision in written)

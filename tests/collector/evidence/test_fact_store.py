@@ -202,8 +202,8 @@ def test_a_fact_that_is_stored_while_its_day_is_metered_changes_the_day_in_the_n
     other, late = stores(url), [fact for fact in facts if is_before_silence(fact)]
 
     class Metering(FactStore):
-        def read_day_in(self, connection, gpus: Sequence[str], day: int) -> DayFacts:
-            found = super().read_day_in(connection, gpus, day)
+        def read_day(self, connection, gpus: Sequence[str], day: int) -> DayFacts:
+            found = super().read_day(connection, gpus, day)
             write(other, late, days.stop)
             return found
 
