@@ -17,31 +17,30 @@ from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
 from railscope_collector.evidence import evidence_tables
-from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import Database, call_database
+from railscope_collector.ledger.day_documents import ledger_days
 from railscope_collector.tables import metadata
 
 HANGING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'"
 
 
 @pytest.mark.statements
-@pytest.mark.parametrize("table", [schema.revisions, schema.entries])
 async def test_a_gpu_day_that_the_database_rejects_keeps_no_other_from_the_ledger(
-    site: FinalizingCollector, table: sa.Table
+    site: FinalizingCollector,
 ):
     """It is reported once, and written in the first round in which it is accepted."""
     nodes = ["n1", "n2", "n3"]
     for node in nodes:
         accept(site.core, reports(node, f"job-{node}"))
     await site.round(400)
-    site.reject(table, "gpu_uuid", "GPU-n2")
+    site.reject(ledger_days, "gpu", "GPU-n2")
     with capture_logs() as logs:
         for second in (DAY_SECONDS + 7200, DAY_SECONDS + 7260):
             await site.round(second, everything=True)
     assert [line["gpu"] for line in logs if line["event"] == "day_write_failed"] == ["GPU-n2"]
     assert site.finalizer.rejected_days.keys() == {("GPU-n2", DAY)}
     assert site.stores.ledger.newest(DAY, DAY + 1).keys() == {("GPU-n1", DAY), ("GPU-n3", DAY)}
-    site.permit(table, "gpu_uuid")
+    site.permit(ledger_days, "gpu")
     await site.round(DAY_SECONDS + 7320)
     assert not site.finalizer.rejected_days
     assert len(site.stores.ledger.newest(DAY, DAY + 1)) == 3
@@ -52,10 +51,10 @@ async def test_a_day_that_the_database_rejects_is_written_after_the_next_one(
 ):
     accept(site.core, reports("n1", "a"))
     await site.round(400)
-    site.reject(schema.revisions, "day", str(DAY))
+    site.reject(ledger_days, "day", str(DAY))
     await site.round(3 * DAY_SECONDS, everything=True)
     assert site.stores.ledger.newest(DAY, DAY + 2).keys() == {("GPU-n1", DAY + 1)}
-    site.permit(schema.revisions, "day")
+    site.permit(ledger_days, "day")
     await site.round(3 * DAY_SECONDS + 60)
     assert len(site.stores.ledger.newest(DAY, DAY + 2)) == 2
 
