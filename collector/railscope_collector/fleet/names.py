@@ -31,7 +31,7 @@ decode_rows = msgspec.msgpack.Decoder(NameRows).decode
 
 
 @lru_cache(maxsize=32)
-def _read_rows(compressed: bytes) -> NameRows:
+def read_rows(compressed: bytes) -> NameRows:
     """Return the rows of a list; the last ones are kept, as several streams of a node have one list."""
     return decode_rows(zstd.decompress(compressed))
 
@@ -84,7 +84,7 @@ class NodeNames:
     @property
     def rows(self) -> NameRows:
         """The names, decoded."""
-        return _read_rows(self.compressed)
+        return read_rows(self.compressed)
 
     def with_shape(self, shape: KnownShape) -> KnownSchema:
         """Return the schema of a shape and these names. Raises WireError if they do not fit."""

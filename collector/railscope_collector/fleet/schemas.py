@@ -32,7 +32,7 @@ from railscope.wire import (
     WireSchema,
     content_hash,
 )
-from railscope_collector.fleet.names import KnownSchema, NodeNames, decode_rows
+from railscope_collector.fleet.names import KnownSchema, NodeNames, decode_rows, read_rows
 from railscope_collector.fleet.shapes import KnownShape
 from railscope_collector.framelog.segment_files import segment_numbers
 from railscope_collector.state_store import FILE, StateStore, StateStoreError
@@ -99,10 +99,6 @@ class StoredSchemas:
         self._former: dict[bytes, tuple[bytes, bytes]] = {}
         self._by_node: dict[str, dict[bytes, NodeNames]] = {}
         """Lists of each node, the oldest first."""
-        self._forgotten: set[bytes] = set()
-        """Hashes of lists whose rows only are left."""
-        self._users: dict[bytes, int] = {}
-        """Number of nodes that use a list."""
         self._lock = Lock()
         self.shown_shapes: Callable[[], AbstractSet[bytes]] = frozenset
         """Returns the shapes of the current state."""
@@ -129,7 +125,6 @@ class StoredSchemas:
             names.has_frames = True
             names.segment = names.stored_segment = segment
             self._names[names.digest] = names
-        self._forgotten = self._read_forgotten()
         former = self._store.read("SELECT hash, shape, names FROM former_schemas")
         self._former = {digest: (shape, names) for digest, shape, names in former}
         if not self._store.is_read_only:
@@ -137,14 +132,24 @@ class StoredSchemas:
 
     # Of a schema by its identity: the hashes of shape and names, or that of a schema of version 1.
 
-    def get(self, identity: bytes) -> KnownSchema | None:
-        """Return a schema; None if it is not stored. Raises WireError if names do not fit a shape."""
-        shape_hash, names_hash = self._former.get(identity) or _divide(identity)
+    def get_in_memory(self, identity: bytes) -> KnownSchema | None:
+        """Return a schema that new frames may refer to, or None. Raises WireError if names do not fit a shape."""
+        shape_hash, names_hash = self._parts(identity)
         shape, names = self._shapes.get(shape_hash), self._names.get(names_hash)
-        if names is None and names_hash in self._forgotten:  # of frames that were received before
-            query = f"SELECT {_COLUMNS} FROM names WHERE hash = ?"  # noqa: S608 - of a constant
-            names = next((NodeNames(*row) for row in self._store.read(query, (names_hash,))), None)
         return names.with_shape(shape) if shape and names else None
+
+    def get(self, identity: bytes) -> KnownSchema | None:
+        """Return a schema also if its names were forgotten; None if it is not stored. Raises WireError likewise."""
+        if found := self.get_in_memory(identity):
+            return found
+        shape_hash, names_hash = self._parts(identity)
+        shape = self._shapes.get(shape_hash)
+        query = f"SELECT {_COLUMNS} FROM names WHERE hash = ?"  # noqa: S608 - of a constant
+        rows = self._store.read(query, (names_hash,)) if shape else ()
+        return next((NodeNames(*row).with_shape(shape) for row in rows if shape), None)
+
+    def _parts(self, identity: bytes) -> tuple[bytes, bytes]:
+        return self._former.get(identity) or _divide(identity)
 
     def read(self, identity: bytes) -> WireSchema:
         """Return a schema with all of its entities. Raises LookupError if it is not stored."""
@@ -159,7 +164,7 @@ class StoredSchemas:
         unknown = UnknownParts([], [], [])
         for shape, names in dict.fromkeys((batch.shape, batch.names) for batch in batches):
             if not names:
-                unknown.schemas.extend(() if self.get(shape) else (shape,))
+                unknown.schemas.extend(() if self.get_in_memory(shape) else (shape,))
                 continue
             if shape not in self._shapes and shape not in unknown.shapes:
                 unknown.shapes.append(shape)
@@ -198,7 +203,7 @@ class StoredSchemas:
                 # Another thread may have released it meanwhile: it is requested again.
                 if names := self._names.get(digest):
                     names.segment = self.segment
-                    self._add_use(node, names)
+                    self._by_node.setdefault(node, {}).setdefault(digest, names)
             self._bound_lists(node)
             self._bound_shapes()
 
@@ -233,24 +238,15 @@ class StoredSchemas:
         for digest, names in new.names.items():
             names.segment = segment
             self._names.setdefault(digest, names)
-        self._forgotten.difference_update(new.names)
         self._former |= new.former
 
     def record_uses(self, node: str, schemas: Iterable[KnownSchema]) -> None:
         """Record that frames of a node refer to schemas."""
-        segment, of_node = self.segment, self._by_node.get(node, _NO_LISTS)
-        for schema in schemas:
-            schema.shape.segment = schema.names.segment = segment
-            schema.names.has_frames = True
-            if schema.names.digest not in of_node:
-                self._add_use(node, schema.names)
-                of_node = self._by_node[node]
-
-    def _add_use(self, node: str, names: NodeNames) -> None:
         of_node = self._by_node.setdefault(node, {})
-        if names.digest not in of_node:
-            of_node[names.digest] = names
-            self._users[names.digest] = self._users.get(names.digest, 0) + 1
+        for schema in schemas:
+            schema.shape.segment = schema.names.segment = self.segment
+            schema.names.has_frames = True
+            of_node.setdefault(schema.names.digest, schema.names)
 
     # Bounds ----------------------------------------------------------------------------------------
 
@@ -264,22 +260,17 @@ class StoredSchemas:
         while len(lists) > MAX_LISTS_PER_NODE or size > MAX_LIST_BYTES_PER_NODE:
             oldest = lists.pop(0)
             size -= oldest.size_bytes
-            digest = oldest.digest
-            del of_node[digest]
-            self._users[digest] -= 1
-            if not self._users[digest]:
+            del of_node[oldest.digest]
+            if not any(oldest.digest in used for used in list(self._by_node.values())):
+                self._names.pop(oldest.digest, None)
                 forgotten.append(oldest)
-        with_frames = [names for names in forgotten if names.has_frames]
-        if with_frames:
-            with self._store.transaction() as connection:
-                connection.executemany(
-                    "UPDATE names SET is_forgotten = 1, segment = ? WHERE hash = ?",
-                    [(names.segment, names.digest) for names in with_frames],
-                )
-            self._forgotten.update(names.digest for names in with_frames)
-            for names in with_frames:
-                self._names.pop(names.digest, None)
-                self._users.pop(names.digest, None)
+        if not forgotten:
+            return
+        with self._store.transaction() as connection:
+            connection.executemany(
+                "UPDATE names SET is_forgotten = 1, segment = ? WHERE hash = ?",
+                [(names.segment, names.digest) for names in forgotten if names.has_frames],
+            )
         self._forget((), [names.digest for names in forgotten if not names.has_frames])
 
     def _bound_shapes(self) -> None:
@@ -302,20 +293,18 @@ class StoredSchemas:
 
         One segment more is kept, for envelopes that are checked and not appended yet.
         """
-        used = {part for identity in shown for part in _divide(identity)}
+        used, oldest = {part for identity in shown for part in _divide(identity)}, first_segment - 1
+        tables: dict[str, Mapping[bytes, KnownShape | NodeNames]]
+        tables = {"shapes": self._shapes, "names": self._names}
         with self._lock:
-
-            def find_unused(parts: Mapping[bytes, KnownShape | NodeNames]) -> list[bytes]:
-                oldest = first_segment - 1
-                return [d for d, e in list(parts.items()) if e.segment < oldest and d not in used]
-
-            self._forget(find_unused(self._shapes), find_unused(self._names))
-            tables: dict[str, Mapping[bytes, KnownShape | NodeNames]]
-            tables = {"shapes": self._shapes, "names": self._names}
+            unused = [
+                [d for d, e in list(parts.items()) if e.segment < oldest and d not in used]
+                for parts in tables.values()
+            ]
+            self._forget(*unused)
             with self._store.transaction() as connection:
-                connection.execute(
-                    "DELETE FROM names WHERE is_forgotten AND segment < ?", (first_segment - 1,)
-                )
+                query = "DELETE FROM names WHERE is_forgotten AND segment < ? RETURNING hash"
+                forgotten = [digest for (digest,) in connection.execute(query, (oldest,))]
                 for table, parts in tables.items():
                     changed = [e for e in list(parts.values()) if e.segment != e.stored_segment]
                     for each in changed:
@@ -324,12 +313,7 @@ class StoredSchemas:
                         f"UPDATE {table} SET segment = ? WHERE hash = ?",  # noqa: S608 - of two constants
                         [(each.stored_segment, each.digest) for each in changed],
                     )
-
-            before, self._forgotten = self._forgotten, self._read_forgotten()
-            self._forget((), list(before - self._forgotten))
-
-    def _read_forgotten(self) -> set[bytes]:
-        return {row[0] for row in self._store.read("SELECT hash FROM names WHERE is_forgotten")}
+            self._forget((), forgotten)
 
     def _forget(self, shapes: Sequence[bytes], names: Sequence[bytes]) -> None:
         if not (shapes or names):
@@ -340,7 +324,6 @@ class StoredSchemas:
             self._shapes.pop(digest, None)
         for digest in names:
             self._names.pop(digest, None)
-            self._users.pop(digest, None)
         for digest in former:
             del self._former[digest]
         for of_node in list(self._by_node.values()) if names else ():
@@ -394,13 +377,8 @@ class SchemaReader:
         if shape_hash not in self._shapes:
             (content,) = self._find("SELECT content FROM shapes WHERE hash = ?", shape_hash)
             self._shapes[shape_hash] = msgspec.msgpack.decode(content, type=Shape)
-        names = NodeNames(
-            names_hash,
-            *self._find(
-                "SELECT keys, lengths, bytes, content FROM names WHERE hash = ?", names_hash
-            ),
-        )
-        return join(self._shapes[shape_hash], names.rows)
+        (compressed,) = self._find("SELECT content FROM names WHERE hash = ?", names_hash)
+        return join(self._shapes[shape_hash], read_rows(compressed))
 
     def _find(self, query: str, digest: bytes) -> tuple[Any, ...]:
         try:
@@ -415,9 +393,6 @@ class SchemaReader:
             message = f"unknown schema: {self._path} has no row {digest.hex()}"
             raise LookupError(message)
         return row
-
-
-_NO_LISTS: dict[bytes, NodeNames] = {}
 
 
 def _divide(identity: bytes) -> tuple[bytes, bytes]:

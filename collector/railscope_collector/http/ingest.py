@@ -358,7 +358,7 @@ class Ingest:
         used = []
         for batch in envelope.batches:
             try:
-                schema = schemas.get(batch.schema)
+                schema = schemas.get_in_memory(batch.schema)
                 if schema is None:
                     continue
             except wire.WireError as error:
