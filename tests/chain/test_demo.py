@@ -178,7 +178,7 @@ def check_readers(directory: Path, text: str) -> None:
     listed = run("bill", "list", "--ledger", ledger).stdout
     assert "periods closed: 2" in listed
     assert re.search(r"vision +2026-\d\d +inv-", listed)
-    records = run("audit", "show", str(directory / "collector/audit")).stdout
+    records = run("audit", "show", str(directory / "collector/ledger.sqlite")).stdout
     assert f"{__version__}+simulated" in records
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -100,13 +100,16 @@ class LiveAccount:
             )
 
     def add_finalized(self, gpus: account_sums.FinalizedGpus) -> None:
-        """Add the ledger's sums of GPUs, and release their facts of finalized days; `lock` is held."""
+        """Add the ledger's sums of all GPUs, with or without facts here; `lock` is held."""
         self.finalized.add_gpus(gpus)
         self.amounts.add_gpus(gpus.amounts)
-        for gpu in gpus.days:
+        self.is_ready = True
+
+    def release_finalized(self, new: Iterable[str]) -> None:
+        """Release the facts of finalized days of GPUs that are new here; `lock` is held."""
+        for gpu in new:
             self.book.changed.add(gpu)
             self.book.forget(gpu, self.finalized.open_ns(gpu))
-        self.is_ready = True
 
     def holders(self, gpu: str) -> set[str]:
         """Return the tenants that hold a part of a GPU, as of the last refresh."""

@@ -62,9 +62,11 @@ _LOCK = 0x7261_696C_6661_6374  # "railfact" in ASCII
 _LEVEL = 6
 KINDS = NODE, CONTESTED, MODEL, LAYOUT = ("node", "contested", "model", "layout")
 
+metadata = sa.MetaData()
+"""Apart from the tables of the ledger, which no collector fills with facts yet."""
 quarters = sa.Table(
     "fact_quarter",
-    schema.metadata,
+    metadata,
     sa.Column("quarter", sa.Text, primary_key=True),
     sa.Column("node", sa.Text, nullable=False),
     *schema.integers("start_ns", "end_ns"),
@@ -75,7 +77,7 @@ quarters = sa.Table(
 """The key is the SHA-256 of the content before compression."""
 claims = sa.Table(
     "fact_claim",
-    schema.metadata,
+    metadata,
     *schema.key_texts("gpu", "node", "claim", "boot", "report"),
     sa.Column("start_ns", sa.BigInteger, nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
@@ -83,19 +85,19 @@ claims = sa.Table(
 """`report` is the SHA-256 of the content."""
 claim_ends = sa.Table(
     "fact_claim_end",
-    schema.metadata,
+    metadata,
     *schema.key_texts("gpu", "node", "claim"),
     *schema.key_numbers("end_ns"),
 )
 boots = sa.Table(
     "fact_boot",
-    schema.metadata,
+    metadata,
     *schema.key_texts("node", "boot"),
     sa.Column("first_ns", sa.BigInteger, nullable=False),
 )
 states = sa.Table(
     "gpu_state",
-    schema.metadata,
+    metadata,
     *schema.key_texts("gpu", "kind"),
     *schema.key_numbers("since_ns"),
     sa.Column("value", sa.Text, nullable=False),
@@ -103,7 +105,7 @@ states = sa.Table(
 """`value` is JSON."""
 marked_days = sa.Table(
     "marked_day",
-    schema.metadata,
+    metadata,
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
     sa.Column("node", sa.Text, nullable=False),
     sa.Column("day", sa.BigInteger, nullable=False),

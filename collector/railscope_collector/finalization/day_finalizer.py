@@ -285,6 +285,8 @@ class DayFinalizer:
             async with self.live.lock:
                 self.live.add_finalized(finalized)
             self._days.begin(finalized)
+        async with self.live.lock:
+            self.live.release_finalized(new)
         self._days.gpus |= new
         self._open_days.stale |= new
 

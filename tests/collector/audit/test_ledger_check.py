@@ -128,10 +128,6 @@ def test_every_table_is_covered_by_heads_or_named_here() -> None:
         "audit_outbox", "audit_placed", "ledger_schema", "collector_lease",
         "collector_head_file", "receipt_key", "ledger_total",
     }  # fmt: skip
-    # Declared by the modules of stored facts, which another test may have imported.
-    own |= metadata.tables.keys() & {
-        "fact_quarter", "fact_claim", "fact_claim_end", "fact_boot", "gpu_state", "marked_day",
-    }  # fmt: skip
     own |= {table.name for table in audit_tables.TABLES}
     chain = {head_chain.databases.name, head_chain.heads.name, head_chain.stops.name}
     assert metadata.tables.keys() - set(tables_covered()) == evidence | own | chain

@@ -25,6 +25,7 @@ from support.story import (
 )
 
 from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.evidence import fact_store
 from railscope_collector.evidence.day_facts import DayFacts
 from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
@@ -51,9 +52,13 @@ Stores = Callable[[str], FactStore]
 def stores() -> Iterator[Stores]:
     """Fact stores by the URLs of their databases."""
     opened: list[FactStore] = []
+    creating = threading.Lock()
 
     def open_store(url: str) -> FactStore:
-        opened.append(FactStore(Database(url, metadata)))
+        database = Database(url, metadata)
+        with creating, database.transaction(writes=True) as connection:
+            fact_store.metadata.create_all(connection)
+        opened.append(FactStore(database))
         return opened[-1]
 
     yield open_store
