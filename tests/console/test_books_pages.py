@@ -25,7 +25,7 @@ from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.billing import (
     billing_demo,
     reconciliation_check,
-    statement_text,
+    statement_forms,
 )
 from railscope_collector.billing.billing_reader import (
     BillingReader,
@@ -95,7 +95,7 @@ async def test_a_statement_is_that_of_the_command(tmp_path: Path, demo_months: P
         for period in ("2026-09", "2026-10"):
             model = await document(running, f"/statements/vision/{period}", TENANT)
             found = read_statement(books, "vision", parse_period(period), model["facts"][0][1])
-            written = statement_text.as_text(found)
+            written = statement_forms.as_text(found)
             assert f"{model['total_label']}: {model['total']} {model['currency']}" in written
             assert model["title"] in written
             amounts = [line["amount"].replace(",", "") for line in model["summary"]]

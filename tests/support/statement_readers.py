@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import msgspec
 
-from railscope_collector.billing.statement_rows import StatementDocument
+from railscope_collector.billing.statement_forms import StatementDocument
 
 
 def from_json(raw: bytes) -> StatementDocument:

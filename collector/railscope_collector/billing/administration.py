@@ -226,45 +226,30 @@ def void(
     Raises ClosingError for an invoice that does not exist or is void already.
     """
     with books.store.write_transaction() as connection:
-        return _void(books, connection, invoice_id, reason, by)
-
-
-def _void(
-    books: period_closing.BillingBooks,
-    connection: Connection,
-    invoice_id: str,
-    reason: str,
-    by: record_draft.TimedActor,
-) -> invoices.Invoice:
-    invoice, _ = _check_issued(invoice_id, books.store.invoice(invoice_id, connection))
-    if invoice.status is not invoices.InvoiceStatus.ISSUED:
-        message = f"cannot void {invoice_id}: status {invoice.status}: expected an issued invoice"
-        raise closing_record.ClosingError(message)
-    row: dict[str, Any] = {
-        "invoice_id": invoice_id,
-        "voided_ns": by.now_ns,
-        "voided_by": by.actor.id,
-        "reason": reason,
-    }
-    draft = by.draft(
-        "billing.void",
-        {
-            "invoice": invoice_id,
-            "tenant": invoice.tenant,
-            "content_hash": invoice.content_hash,
+        stored = books.store.invoice(invoice_id, connection)
+        if stored is None:
+            message = f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"
+            raise closing_record.ClosingError(message)
+        invoice, _ = stored
+        if invoice.status is not invoices.InvoiceStatus.ISSUED:
+            message = (
+                f"cannot void {invoice_id}: status {invoice.status}: expected an issued invoice"
+            )
+            raise closing_record.ClosingError(message)
+        row: dict[str, Any] = {
+            "invoice_id": invoice_id,
+            "voided_ns": by.now_ns,
+            "voided_by": by.actor.id,
             "reason": reason,
-        },
-    )
-    _add_row(connection, "void", row, draft)
-    return invoice
-
-
-def _check_issued(
-    invoice_id: str, invoice: tuple[invoices.Invoice, int] | None
-) -> tuple[invoices.Invoice, int]:
-    if invoice is None:
-        message = (
-            f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"
+        }
+        draft = by.draft(
+            "billing.void",
+            {
+                "invoice": invoice_id,
+                "tenant": invoice.tenant,
+                "content_hash": invoice.content_hash,
+                "reason": reason,
+            },
         )
-        raise closing_record.ClosingError(message)
-    return invoice
+        _add_row(connection, "void", row, draft)
+        return invoice

@@ -24,9 +24,7 @@ from railscope_collector.billing import (
     export,
     export_provenance,
     period_closing,
-    statement_html,
-    statement_rows,
-    statement_text,
+    statement_forms,
 )
 from railscope_collector.billing.rating import MissingPriceError
 from railscope_collector.billing.statement import TenantStatement
@@ -35,13 +33,6 @@ from railscope_collector.files import seller_file
 from railscope_collector.ledger import head_chain
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.metering.units import Period, parse_period, period_name
-
-STATEMENT_FORMATS: Mapping[str, Callable[[TenantStatement], bytes]] = {
-    "text": lambda statement: f"{statement_text.as_text(statement)}\n".encode(),
-    "html": lambda statement: statement_html.as_html(statement).encode(),
-    "csv": statement_rows.as_csv,
-    "json": statement_rows.as_json,
-}
 
 
 class BillingUnavailableError(BillingError, RuntimeError):
@@ -81,7 +72,7 @@ class BillingReader:
     @property
     def statement_forms(self) -> Sequence[str]:
         """Formats of a statement; JSON, the default of the API, is first."""
-        return sorted(STATEMENT_FORMATS, key=lambda form: (form != "json", form))
+        return sorted(statement_forms.STATEMENT_FORMATS, key=lambda form: (form != "json", form))
 
     @property
     def export_forms(self) -> Sequence[str]:
@@ -154,7 +145,7 @@ class BillingReader:
         """The same in one of the formats."""
         found = self.read_statement(tenant, period)
         with _readable():
-            return None if found is None else STATEMENT_FORMATS[form](found)
+            return None if found is None else statement_forms.STATEMENT_FORMATS[form](found)
 
     def export(self, tenant: str | None, period: Period, form: str) -> bytes | None:
         """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""

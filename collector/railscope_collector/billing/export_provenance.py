@@ -1,76 +1,28 @@
-"""Provenance of the rows of an export: the GPU-days of the ledger that charges were computed from.
+"""Provenance of the rows of an export: the GPU-day of the ledger that each charge was computed from.
 
-A charge refers to the GPU and the days of its service, each in the revision that the closing of its
-invoice used. An export of the billing database contains the origin of each row, and has a record in
-the audit log.
+A charge refers to its GPU and the day of its service, in the revision that the closing of its invoice
+used; the hash of that revision is in the ledger. An export has a record in the audit log.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import NamedTuple
 from unicodedata import normalize
 
 from railscope.audit.record import RecordData
-from railscope.timestamps import DAY_NS
 from railscope_collector.billing import (
     billing_store,
-    charges,
     export,
     focus_rows,
     invoices,
     period_closing,
 )
+from railscope_collector.billing.statement import source_day
+from railscope_collector.billing.usage import UNSEEN
 from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import audit_outbox, day_documents, record_draft
-from railscope_collector.ledger.day_documents import GpuDay
-from railscope_collector.metering import tiling, units
-
-_UNSEEN = (tiling.SlotState.INFERRED, tiling.SlotState.UNKNOWN)
-
-
-class _SourceDay(NamedTuple):
-    """A GPU-day in one revision: its hash, its capacity times time, and the unobserved part."""
-
-    revision: int
-    root: str
-    quantity: units.Units
-    unseen: units.Units
-
-
-def _provenance(
-    days: Mapping[GpuDay, _SourceDay], charge: charges.Charge
-) -> focus_rows.ChargeProvenance:
-    """Provenance of one charge; empty if the ledger has none of its days.
-
-    The evidence hash is the hash of its day in the ledger; of several days, the SHA-256 of their hashes
-    in order, as a JSON list.
-    """
-    source_days = [days[key] for key in gpu_days(charge) if key in days]
-    if not source_days:
-        return focus_rows.ChargeProvenance()
-    quantity = sum((Fraction(day.quantity) for day in source_days), Fraction(0))
-    unseen = sum((Fraction(day.unseen) for day in source_days), Fraction(0))
-    if is_listed_gpu(charge.resource):
-        # No agent had samples of it, also if its job list is treated as observed.
-        unseen = quantity
-    roots = [day.root for day in source_days]
-    return focus_rows.ChargeProvenance(
-        coverage_ratio=1 - unseen / quantity,
-        evidence_hash=roots[0] if len(roots) == 1 else charges.content_digest(roots),
-        ledger_revisions=tuple(sorted({day.revision for day in source_days})),
-    )
-
-
-def gpu_days(charge: charges.Charge) -> list[GpuDay]:
-    """The days of the charge's service on its GPU, in order; empty for a charge without a GPU."""
-    if not charge.resource:
-        return []
-    first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
-    return [GpuDay(charge.resource, day) for day in range(first, last + 1)]
 
 
 def provenance_of_lines(
@@ -78,27 +30,30 @@ def provenance_of_lines(
 ) -> dict[str, focus_rows.ChargeProvenance]:
     """The provenance of each charge of an invoice, by charge id. Raises UnusableLedgerError."""
     stored = store.invoice(invoice.invoice_id)
-    numbers = store.revisions(stored[1]) if stored else {}
-    required_days = {key for line in invoice.lines for key in gpu_days(line.charge)}
-    days = _read_source_days(store, {key: numbers[key] for key in required_days if key in numbers})
-    return {line.charge.charge_id: _provenance(days, line.charge) for line in invoice.lines}
-
-
-def _read_source_days(
-    store: billing_store.BillingStore, numbers: Mapping[GpuDay, int]
-) -> dict[GpuDay, _SourceDay]:
-    source_days: dict[GpuDay, _SourceDay] = {}
+    keys = {line.charge.charge_id: source_day(line.charge) for line in invoice.lines}
+    gpus = {key.gpu for key in keys.values() if key}
+    numbers = store.revisions(stored[1], gpus) if stored else {}
+    used = {key: numbers[key] for key in keys.values() if key in numbers}
     with store.database.transaction() as connection:
-        for revision in day_documents.read_revisions(connection, numbers):
-            times = {True: Fraction(0), False: Fraction(0)}
-            for piece in revision.day.pieces:
-                for part in piece.parts:
-                    quantity = Fraction(part.size) * (piece.end_ns - piece.start_ns)
-                    times[part.state in _UNSEEN] += quantity
-            source_days[revision.key] = _SourceDay(
-                revision.number, revision.root, sum(times.values(), Fraction(0)), times[True]
-            )
-    return source_days
+        days = {
+            revision.key: _provenance(revision)
+            for revision in day_documents.read_revisions(connection, used)
+        }
+    nothing = focus_rows.ChargeProvenance()
+    return {charge: days.get(key, nothing) if key else nothing for charge, key in keys.items()}
+
+
+def _provenance(revision: day_documents.Revision) -> focus_rows.ChargeProvenance:
+    observed = whole = Fraction(0)
+    for piece in revision.day.pieces:
+        for part in piece.parts:
+            quantity = Fraction(part.size) * (piece.end_ns - piece.start_ns)
+            whole += quantity
+            observed += 0 if part.state in UNSEEN else quantity
+    if is_listed_gpu(revision.day.gpu):
+        # No agent had samples of it, also if its job list is treated as observed.
+        observed = Fraction(0)
+    return focus_rows.ChargeProvenance(observed / whole, revision.root, revision.number)
 
 
 _CHECKPOINT_LINES = 3

@@ -122,14 +122,13 @@ _DESCRIPTIONS = {
 class ChargeProvenance:
     """Origin of a charge, for Railscope's own columns; None if unknown.
 
-    `coverage_ratio`: the observed share of the GPU's time on the days of the service.
-    `evidence_hash` covers the evidence of these days, `ledger_revisions` are their revisions in the
-    ledger.
+    `coverage_ratio`: the observed share of the GPU's time on the day of the service.
+    `evidence_hash` is the hash of that day in the ledger, `ledger_revision` its revision.
     """
 
     coverage_ratio: Fraction | None = None
     evidence_hash: str | None = None
-    ledger_revisions: tuple[int, ...] = ()
+    ledger_revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +282,7 @@ def _own_columns(charge: charges.Charge, context: ExportContext) -> focus_column
         "x_AllocationState": charge.state or None,
         "x_CoverageRatio": None if ratio is None else round_decimal(ratio),
         "x_EvidenceHash": origin.evidence_hash,
-        "x_LedgerRevision": ",".join(map(str, origin.ledger_revisions)) or None,
+        "x_LedgerRevision": None if origin.ledger_revision is None else str(origin.ledger_revision),
         "x_ChargeId": charge.charge_id,
         "x_ChargeKind": charge.kind.value,
         "x_ClaimId": charge.claim or None,

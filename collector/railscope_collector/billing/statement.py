@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from operator import itemgetter
 from typing import NamedTuple
 
 from railscope.timestamps import DAY_NS
@@ -81,14 +83,9 @@ class TenantStatement:
     @property
     def title(self) -> str:
         """Kind of document, tenant and period."""
-        kind = {
-            invoices.InvoiceStatus.DRAFT: "PREVIEW, not an invoice",
-            invoices.InvoiceStatus.ISSUED: "STATEMENT",
-            invoices.InvoiceStatus.VOID: "VOID STATEMENT",
-        }[self.invoice.status]
-        if self.closed_ns is not None:
-            kind = "STATEMENT"
-        return f"{kind}  {self.invoice.tenant}  {units.period_name(self.invoice.period)}"
+        kind = {"draft": "PREVIEW, not an invoice", "void": "VOID STATEMENT"}
+        name = f"{self.invoice.tenant}  {units.period_name(self.invoice.period)}"
+        return f"{kind.get(self.status, 'STATEMENT')}  {name}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -113,8 +110,8 @@ class TenantStatement:
                 ("Invoice", "none: nothing is billed"),
                 ("Closed", charge_types.show_time(self.closed_ns)),
             ]
-        basis = "Observed" if coverage(self.invoice) is not None else "Basis"
-        rows += [(basis, self.coverage), ("States", self._states)]
+        basis = "Basis" if self.coverage is None else "Observed"
+        rows += [(basis, self._coverage_text), ("States", self._states)]
         return [(name, text) for name, text in rows if text]
 
     @property
@@ -140,11 +137,34 @@ class TenantStatement:
         return f"{len(days):,} GPU-days, revisions in the CSV and JSON forms" if days else ""
 
     @property
-    def coverage(self) -> str:
-        """The share of the billed time that was observed; empty if none is billed."""
-        ratio = coverage(self.invoice)
+    def coverage(self) -> Fraction | None:
+        """The observed share of the billed time; None if no agent reported any."""
+        observed = whole = Fraction(0)
+        for charge, hours in self._billed_usage:
+            # A job list that is taken as observation states no more than any other.
+            if not is_listed_gpu(charge.resource):
+                observed += hours if charge.state == tiling.SlotState.OBSERVED else 0
+            whole += hours
+        has_agent = any(not is_listed_gpu(charge.resource) for charge, _ in self._billed_usage)
+        return observed / whole if has_agent else None
+
+    @property
+    def _billed_usage(self) -> list[tuple[charge_types.Charge, Fraction]]:
+        """The charges for some time, without corrections, and their time."""
+        usage = [
+            (line.charge, line.charge.quantity / line.charge.unit.size)
+            for line in self.invoice.lines
+            if line.charge.kind is charge_types.ChargeKind.USAGE
+            and not line.charge.corrects
+            and line.charge.unit
+        ]
+        return [(charge, hours) for charge, hours in usage if hours]
+
+    @property
+    def _coverage_text(self) -> str:
+        ratio = self.coverage
         if ratio is None:
-            return _NO_AGENT if _billed_usage(self.invoice) else ""
+            return _NO_AGENT if self._billed_usage else ""
         shown = charge_types.format_decimal(100 * ratio, _PERCENT_PLACES)
         return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
 
@@ -162,35 +182,32 @@ class TenantStatement:
 
         The amounts add up to the total, and each is within one minor unit of the exact amount.
         """
-        grouped: dict[str, list[charge_types.Charge]] = {}
-        for line in self.invoice.lines:
-            grouped.setdefault(_summary_key(line.charge), []).append(line.charge)
-        amounts = self._amounts(grouped)
-        return [_summary_line(grouped[key], amounts[key]) for key in sorted(grouped)]
+        return [
+            _summary_line(charges, amount)
+            for _, charges, amount in sorted(self._sums(_summary_key), key=itemgetter(0))
+        ]
 
     @property
     def claims(self) -> list[ClaimSummary]:
         """Sum of each claim without corrections; the most expensive first."""
-        by_claim: dict[str, list[charge_types.Charge]] = {}
-        for line in self.invoice.lines:
-            named = line.charge.claim and not line.charge.corrects
-            by_claim.setdefault(line.charge.claim if named else "", []).append(line.charge)
-        amounts = self._amounts(by_claim)
-        ordered = sorted(
-            by_claim.keys() - {""}, key=lambda claim: (-_exact_sum(by_claim[claim]), claim)
-        )
-        return [_claim_summary(claim, by_claim[claim], amounts[claim]) for claim in ordered]
+        sums = self._sums(lambda charge: "" if charge.corrects else charge.claim)
+        ordered = sorted(sums, key=lambda each: (-_exact_sum(each[1]), each[0]))
+        return [_claim_summary(*each) for each in ordered if each[0]]
 
-    def _amounts(self, parts: Mapping[str, Sequence[charge_types.Charge]]) -> dict[str, str]:
-        """The rounded total, spread over parts of the invoice."""
+    def _sums(
+        self, key_of: Callable[[charge_types.Charge], str]
+    ) -> list[tuple[str, Sequence[charge_types.Charge], str]]:
+        """Key, charges and amount of each group of charges; the amounts add up to the rounded total."""
+        grouped: dict[str, list[charge_types.Charge]] = defaultdict(list)
+        for line in self.invoice.lines:
+            grouped[key_of(line.charge)].append(line.charge)
         places = charge_types.currency_exponent(self.invoice.currency)
-        minor = charge_types.spread_rounding(
-            {name: _exact_sum(claim_charges) for name, claim_charges in parts.items()}, places
-        )
-        return {
-            name: charge_types.format_decimal(Fraction(minor_units, 10**places), places)
-            for name, minor_units in minor.items()
-        }
+        exact = {key: _exact_sum(charges) for key, charges in grouped.items()}
+        minor = charge_types.spread_rounding(exact, places)
+        return [
+            (key, charges, charge_types.format_decimal(Fraction(minor[key], 10**places), places))
+            for key, charges in grouped.items()
+        ]
 
     @property
     def total(self) -> str:
@@ -204,36 +221,8 @@ class TenantStatement:
     @property
     def total_label(self) -> str:
         """Label of the total."""
-        if self.invoice.status is invoices.InvoiceStatus.DRAFT and self.closed_ns is None:
-            return "Would be"
-        if self.invoice.status is invoices.InvoiceStatus.VOID:
-            return "Void, was"
-        return "To pay" if self.invoice.total_minor >= 0 else "To be credited"
-
-
-def coverage(invoice: invoices.Invoice) -> Fraction | None:
-    """The observed share of the time on an invoice, without corrections; None if no agent reported any."""
-    observed = whole = Fraction(0)
-    has_agent = False
-    for charge, hours in _billed_usage(invoice):
-        whole += hours
-        # A job list that is taken as observation states no more than any other.
-        if not is_listed_gpu(charge.resource):
-            has_agent = True
-            observed += hours if charge.state == tiling.SlotState.OBSERVED else 0
-    return observed / whole if has_agent else None
-
-
-def _billed_usage(invoice: invoices.Invoice) -> list[tuple[charge_types.Charge, Fraction]]:
-    """The charges of an invoice for some time, without corrections, and their time."""
-    usage = [
-        (line.charge, line.charge.quantity / line.charge.unit.size)
-        for line in invoice.lines
-        if line.charge.kind is charge_types.ChargeKind.USAGE
-        and not line.charge.corrects
-        and line.charge.unit
-    ]
-    return [(charge, hours) for charge, hours in usage if hours]
+        owed = "To pay" if self.invoice.total_minor >= 0 else "To be credited"
+        return {"draft": "Would be", "void": "Void, was"}.get(self.status, owed)
 
 
 def source_day(charge: charge_types.Charge) -> GpuDay | None:

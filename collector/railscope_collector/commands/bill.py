@@ -22,7 +22,7 @@ from railscope_collector.billing import (
     export_provenance,
     focus_parquet,
     period_closing,
-    statement_text,
+    statement_forms,
     tenant_statements,
 )
 from railscope_collector.billing.invoices import Invoice
@@ -191,7 +191,7 @@ def _run_demo(ledger: ledger_store.Ledger) -> bool:
             issued = tenant_statements.read_invoice_statement(
                 books, invoice.invoice_id, billing_demo.SELLER.provider
             )
-            click.echo(f"\n{statement_text.as_text(issued)}")
+            click.echo(f"\n{statement_forms.as_text(issued)}")
         for finding in books.store.reviews(closed.closing.number):
             if not finding.tenant:
                 click.echo(f"\nnot billed until decided, no tenant: {finding}")

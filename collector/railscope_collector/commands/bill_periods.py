@@ -17,12 +17,12 @@ import click
 from railscope.cli import format_option
 from railscope_collector.billing import (
     billing_listing,
-    billing_reader,
     charges,
     period_closing,
     period_completeness,
     reconciliation,
     reconciliation_check,
+    statement_forms,
     tenant_statements,
     undecided_use,
 )
@@ -36,7 +36,7 @@ _MAX_SHOWN = 10
 
 
 def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
-    form = format_option(*billing_reader.STATEMENT_FORMATS)
+    form = format_option(*statement_forms.STATEMENT_FORMATS)
     file = click.option(
         "--output",
         "file",
@@ -48,7 +48,7 @@ def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _write_statement(statement: TenantStatement, form: str, file: Path | None) -> None:
     """Print a statement, or write it to a file. Raises ClickException."""
-    content = billing_reader.STATEMENT_FORMATS[form](statement)
+    content = statement_forms.STATEMENT_FORMATS[form](statement)
     if file is None:
         click.echo(content.decode(), nl=False)
         return

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from railscope import api
 from railscope.api import audit, billing, inventory, status, switches, tenants
-from railscope_collector.billing import statement_rows
+from railscope_collector.billing import statement_forms
 from railscope_collector.http import (
     audit_api,
     billing_api,
@@ -91,7 +91,7 @@ RESOURCES: Collection[Resource[CollectorApis]] = (
              lambda apis, asked: apis.views.account(asked), (_VIEWS,)),
     Resource("statements", "statements", billing.StatementList, BILLING, _OWN, billing_api.StatementsQuery,
              lambda apis, asked: apis.billing.statement_list(asked), is_local=True),
-    Resource("statement", "statements/{tenant}/{period}", statement_rows.StatementDocument, BILLING, _NAMED, billing_api.FormQuery,
+    Resource("statement", "statements/{tenant}/{period}", statement_forms.StatementDocument, BILLING, _NAMED, billing_api.FormQuery,
              lambda apis, asked: apis.billing.statement(asked), other_forms=_MEDIA, is_local=True),
     Resource("export", "exports/{period}", _MEDIA, BILLING, _OWN, billing_api.ExportQuery,
              lambda apis, asked: apis.billing.export(asked), is_local=True),

@@ -16,7 +16,7 @@ from support.statement_readers import from_csv, from_json, total_amount
 
 from railscope import timestamps
 from railscope.timestamps import HOUR_NS
-from railscope_collector.billing import billing_demo, statement_rows
+from railscope_collector.billing import billing_demo, statement_forms
 from railscope_collector.billing.billing_demo import MONTH, NEXT_MONTH, PRICES
 from railscope_collector.billing.focus_parquet import read_parquet
 from railscope_collector.billing.focus_rows import billed_cost
@@ -83,8 +83,8 @@ def test_all_forms_of_a_statement_come_to_the_same(
         for period in statement_periods(books):
             made = read_statement(books, tenant, period)
             payable = made.invoice.payable
-            rows = from_csv(statement_rows.as_csv(made))
-            document = from_json(statement_rows.as_json(made))
+            rows = from_csv(statement_forms.as_csv(made))
+            document = from_json(statement_forms.as_json(made))
             assert total_amount(rows) == payable == Fraction(document.total)
             assert sum(Fraction(line.amount) for line in document.lines) == payable
             exact = sum((Fraction(line.exact) for line in document.lines), Fraction(0))

@@ -31,7 +31,7 @@ from support.statement_readers import from_csv, from_json, total_amount
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
-from railscope_collector.billing import administration, focus_rows, statement_rows
+from railscope_collector.billing import administration, focus_rows, statement_forms
 from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.billing_listing import read_listing
 from railscope_collector.billing.billing_reader import BillingReader
@@ -228,8 +228,8 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
     with opened(known, book) as books:
         for invoice in books.close(ONE, manager_after(ONE)).invoices:
             made = read_statement(books, invoice.tenant, ONE)
-            rows = from_csv(statement_rows.as_csv(made))
-            document = from_json(statement_rows.as_json(made))
+            rows = from_csv(statement_forms.as_csv(made))
+            document = from_json(statement_forms.as_json(made))
             found = parse_csv(write_csv(focus_rows.invoice_rows(invoice, SELLER)))
             assert (
                 total_amount(rows)
