@@ -35,7 +35,6 @@ from railscope_collector.billing.billing_reader import (
 from railscope_collector.billing.charges import format_decimal
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.tenant_statements import read_statement
-from railscope_collector.console.billing_pages import check_row
 from railscope_collector.console.tenant_pages import charges_row
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import RecordDraft
@@ -110,13 +109,17 @@ def test_a_difference_is_shown_exactly() -> None:
     wrong = reconciliation_check.ReconciliationCheck(
         "R5", "a = b", Fraction(1, 3), Fraction(2, 3), 2, "vision"
     )
-    row = check_row(wrong)
+    row = wrong.row
     assert (row.found, row.expected, row.difference) == ("1/3", "2/3", "-1/3")
-    assert (row.result, row.passes) == ("DIFFERS: vision", False)
+    assert (row.result, row.passes) == ("worst: vision", False)
     above = replace(wrong, expected=Fraction(0), bound=Fraction(1, 100))
-    row = check_row(above)
-    assert (row.found, row.expected, row.result) == ("33.333 %", "≤ 1.000 %", "ABOVE")
-    row = check_row(replace(above, parts=0, absence="not observed"))
+    row = above.row
+    assert (row.found, row.expected, row.result) == (
+        "33.333 %",
+        "≤ 1.000 %",
+        "33.333 %, ABOVE 1.000 %",
+    )
+    row = replace(above, parts=0, absence="not observed").row
     assert (row.found, row.expected, row.result, row.passes) == ("", "", "not observed", None)
 
 

@@ -292,14 +292,14 @@ class BillingBooks:
 
 
 def closing_of_bill(
-    bill: Bill, invoices: Iterable[invoicing.Invoice], by: record_draft.TimedActor, tenant: str = ""
+    bill: Bill, invoices: Iterable[invoicing.Invoice], by: record_draft.TimedActor
 ) -> closing_record.PeriodClosing:
     """The closing that issues the invoices of a bill."""
     root = period_rating.ledger_root(bill.sources)
     return closing_record.PeriodClosing(
         number=bill.row_counts[tables.closings.name] + 1,
         period=bill.period,
-        tenant=tenant,
+        tenant="",
         closed_ns=by.now_ns,
         closed_by=by.actor.id,
         currency=bill.book.currency,
@@ -327,11 +327,10 @@ def write_closing(
         for key, source in sorted(bill.sources.items())
     )
     billing_store.insert_rows(connection, tables.closing_days, used)
-    tenant_reviews = [review for review in bill.undecided if closing.tenant in ("", review.tenant)]
     billing_store.insert_rows(
         connection,
         tables.reviews,
-        (tables.review_row(number, at, review) for at, review in enumerate(tenant_reviews)),
+        (tables.review_row(number, at, review) for at, review in enumerate(bill.undecided)),
     )
     draft = by.draft(
         "billing.close",
@@ -347,7 +346,10 @@ def write_closing(
     )
     rows = [head_chain.record_row(connection, "closing", number, draft, closing.manifest_root)]
     for invoice in closed.invoices:
-        _write_invoice(connection, invoice, number)
+        row = schema.to_row(tables.invoices, invoice, closing=number)
+        billing_store.insert_rows(connection, tables.invoices, [row])
+        lines = (tables.charge_row(line, invoice.invoice_id) for line in invoice.lines)
+        billing_store.insert_rows(connection, tables.charges, lines)
         draft = by.draft(
             "billing.issue",
             {
@@ -364,13 +366,6 @@ def write_closing(
         rows.append(head_chain.record_row(connection, "invoice", invoice.invoice_id, draft))
     # Last: the head covers the rows that were written before, with their parts.
     head_chain.append_head(connection, rows, closing.closed_ns)
-
-
-def _write_invoice(connection: Connection, invoice: invoicing.Invoice, closing: int) -> None:
-    row = schema.to_row(tables.invoices, invoice, closing=closing)
-    billing_store.insert_rows(connection, tables.invoices, [row])
-    lines = (tables.charge_row(line, invoice.invoice_id) for line in invoice.lines)
-    billing_store.insert_rows(connection, tables.charges, lines)
 
 
 def _check_closable(

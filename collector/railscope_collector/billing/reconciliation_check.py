@@ -6,6 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from railscope.api.billing import Comparison
+from railscope_collector.billing.charges import format_decimal
+
+_PERCENT_PLACES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class ReconciliationCheck:
@@ -38,6 +43,26 @@ class ReconciliationCheck:
     def is_within_bound(self) -> bool:
         """True if a reported value is within its bound."""
         return self.bound is None or self.found <= self.bound
+
+    @property
+    def row(self) -> Comparison:
+        """The comparison as text, for the terminal, the console and the API."""
+        if self.absence:
+            return Comparison(self.rule, self.title, self.parts, "", "", "", self.absence, None)
+        passes = self.passes and self.is_within_bound
+        if self.bound is None:
+            words = f"worst: {self.place}" if self.place else "DIFFERS"
+            numbers = (str(self.found), str(self.expected), str(self.difference))
+            result = "ok" if passes else words
+        else:
+            found, bound = _percent(self.found), _percent(self.bound)
+            numbers = (found, f"≤ {bound}", "")
+            result = f"{found}, {'within' if passes else 'ABOVE'} {bound}"
+        return Comparison(self.rule, self.title, self.parts, *numbers, result, passes)
+
+
+def _percent(share: Fraction) -> str:
+    return f"{format_decimal(100 * share, _PERCENT_PLACES)} %"
 
 
 def worst_check(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
 from pathlib import Path
 
 import click
@@ -211,27 +210,10 @@ def format_checks(checks: Sequence[reconciliation_check.ReconciliationCheck]) ->
     """Comparisons in aligned columns."""
     rows = [("rule", "check", "compared", "difference", "result")]
     rows += [
-        (check.rule, check.title, f"{check.parts:,}", _difference(check), _remark(check))
-        for check in checks
+        (row.rule, row.title, f"{row.parts:,}", row.difference, row.result)
+        for row in (check.row for check in checks)
     ]
     return job_report.format_table(rows, {2, 3})
-
-
-def _difference(check: reconciliation_check.ReconciliationCheck) -> str:
-    return "" if check.bound is not None else str(check.difference)
-
-
-def _remark(check: reconciliation_check.ReconciliationCheck) -> str:
-    if check.absence:
-        return check.absence
-    if check.bound is not None:
-        difference, bound = _percent(check.found), _percent(check.bound)
-        return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"
-    return "ok" if check.passes else f"worst: {check.place}" if check.place else "DIFFERS"
-
-
-def _percent(share: Fraction) -> str:
-    return f"{charges.format_decimal(100 * share, 3)} %"
 
 
 def _tenants(books: period_closing.BillingBooks, period: units.Period) -> list[str]:

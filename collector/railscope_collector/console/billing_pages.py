@@ -19,7 +19,6 @@ from railscope_collector.billing import (
     billing_store,
     charges,
     reconciliation,
-    reconciliation_check,
     statement as statements,
 )
 from railscope_collector.console import page_cache, page_table
@@ -35,7 +34,6 @@ MAX_RATING_WAIT_SECONDS = 2.0
 """Time for which a page waits for the charges so far; a later refresh shows them."""
 _RATING_PAUSES = 9
 """Pause after rating the charges so far, in durations of the rating: it takes at most a tenth of the time."""
-_PERCENT_PLACES = 3
 
 
 @dataclass(slots=True)
@@ -185,7 +183,7 @@ class BillingPages:
 
         def make(reader: billing_reader.BillingReader) -> resources.Reconciliation:
             checks = reconciliation.reconcile_period(reader.books, period, seller)
-            rows = tuple(map(check_row, checks))
+            rows = tuple(check.row for check in checks)
             above = sum(not check.is_within_bound for check in checks)
             failed = sum(not check.passes for check in checks)
             return resources.Reconciliation(
@@ -234,26 +232,3 @@ def _totals(heads: Sequence[billing_store.InvoiceHead]) -> tuple[str, ...]:
         f"{charges.format_decimal(total, charges.currency_exponent(currency))} {currency}"
         for currency, total in sorted(totals.items())
     )
-
-
-def check_row(check: reconciliation_check.ReconciliationCheck) -> resources.Comparison:
-    """Return the row of a comparison."""
-    passes: bool | None = check.passes and check.is_within_bound
-    if check.absence:
-        passes, result = None, check.absence
-        found = expected = difference = ""
-    elif check.bound is None:
-        result = "equal" if check.passes else "DIFFERS"
-        found, expected, difference = map(str, (check.found, check.expected, check.difference))
-    else:
-        result = "within" if check.is_within_bound else "ABOVE"
-        found, expected, difference = _percent(check.found), f"≤ {_percent(check.bound)}", ""
-    if check.place and not check.passes:
-        result += f": {check.place}"
-    return resources.Comparison(
-        check.rule, check.title, check.parts, found, expected, difference, result, passes
-    )
-
-
-def _percent(share: Fraction) -> str:
-    return f"{charges.format_decimal(100 * share, _PERCENT_PLACES)} %"
