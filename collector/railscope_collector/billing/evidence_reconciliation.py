@@ -74,7 +74,7 @@ def _quantity(day: MeteredDay | None) -> Units:
 
 
 def _counted_amounts(day: MeteredDay | None) -> Counter[CountedQuantity]:
-    """Amounts of a day by measure, whoever they are attributed to."""
+    """Amounts of a day by measure, of all holders and of none."""
     amounts: Counter[CountedQuantity] = Counter()
     for each in day.amounts if day else ():
         amounts[each.measure] += each.amount
