@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from railscope import wire
 from railscope.http_responses import DECISIONS
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope_agent.shipping.collector_logs import EvidenceReceipt
 from railscope_agent.shipping.http_client import HttpResponse
 
 _REJECTING_STATUSES = {400, 413, 422}
@@ -27,6 +26,24 @@ _REJECTING_STATUSES = {400, 413, 422}
 _DENIALS = {401, 403}
 _OTHER_MAGIC = f"starts with {wire.FORMER_MAGIC!r}"
 """In the answer of a collector that supports version 1 of the wire format only."""
+_MAX_POSITION = (1 << 63) - 1
+_RECEIPT = rf"^[0-9A-Za-z_=-]{{0,{wire.MAX_RECEIPT_CHARACTERS}}}\Z"
+
+
+class EvidenceReceipt(msgspec.Struct, frozen=True):
+    """Acknowledgement of a collector with a shared database.
+
+    `log` identifies its frame log, `position` this acknowledgement. The database has the evidence of all
+    acknowledgements up to `stored`. A collector that lost its disk responds with a new log.
+    """
+
+    log: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    position: Annotated[int, msgspec.Meta(ge=0, le=_MAX_POSITION)]
+    stored: Annotated[int, msgspec.Meta(ge=0, le=_MAX_POSITION)]
+    receipt: Annotated[str, msgspec.Meta(pattern=_RECEIPT)] = ""
+    """Signed receipt for another collector, if the envelope must be sent again; empty for a repetition."""
+
+
 _RECEIPT_FIELDS = {field.name for field in msgspec.structs.fields(EvidenceReceipt)}
 _ADVICE = {
     401: (

@@ -29,9 +29,12 @@ from railscope_agent.sampling import shipping_stats, worker_thread
 from railscope_agent.shipping import envelope_limits, names_store, run_end, spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
 from railscope_agent.shipping.collector_client import CollectorClient
-from railscope_agent.shipping.collector_logs import EvidenceReceipt
 from railscope_agent.shipping.delivered_frames import DeliveredFrames
-from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
+from railscope_agent.shipping.delivery_result import (
+    DeliveryResult,
+    EnvelopeDecision,
+    EvidenceReceipt,
+)
 from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
 
 log = structlog.get_logger(__name__)
@@ -315,7 +318,7 @@ class Shipper:
         await self._disk.submit(self._spool_memory)
         answer = await self._delivery.query(self._client, self._delivered_elsewhere())
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
-            # The receipt names the log: envelopes that only other logs have received wait again.
+            # The receipt names the log: those that another log has received wait again.
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
         return answer
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
 from railscope import durable_files, envelopes, wire
-from railscope_agent.shipping import collector_logs, delivered_frames
+from railscope_agent.shipping import delivered_frames
+from railscope_agent.shipping.delivery_result import EvidenceReceipt
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +40,13 @@ class SpooledEnvelope:
     """False if a power failure may damage it: it was spooled after a collector had received it."""
     first_receipt: str = ""
     """Signed receipt of the first collector that received it; empty if there is none."""
+
+
+class ReceivedEnvelope(NamedTuple):
+    """Receipt of an envelope: the position in the collector's log, and the time."""
+
+    position: int
+    boot_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +101,9 @@ class Spool:
         self._next = found[-1].number + 1 if found else 1
         self._unreported: list[FrameLoss] = []
         self._log = ""
-        """Log whose receipts count: that of the last acknowledgement; empty for a collector that names none."""
-        self._receipts = collector_logs.LogReceipts()
-        self._received: dict[int, int] = {}
-        """Times of receipt of the envelopes that do not wait, in that order."""
+        """Log of the last acknowledgement, whose receipts count; empty for a collector that names none."""
+        self._received: dict[int, ReceivedEnvelope] = {}
+        """Receipts of the envelopes that do not wait, in the order of their positions."""
         self._counted: set[int] = set()
         """Envelopes that were received at least once."""
         self._accepted_node = ""
@@ -117,7 +126,8 @@ class Spool:
     @property
     def unstored_since_ns(self) -> int | None:
         """Receipt of the oldest of these envelopes on the boot clock; None if there is none."""
-        return next(iter(self._received.values()), None)
+        oldest = next(iter(self._received.values()), None)
+        return oldest and oldest.boot_ns
 
     def put(self, body: bytes, frames: int, *, is_synced: bool = True) -> FrameLoss | None:
         """Spool an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
@@ -197,51 +207,36 @@ class Spool:
         return True
 
     def receive(
-        self,
-        spooled: SpooledEnvelope | None,
-        receipt: collector_logs.EvidenceReceipt,
-        boot_ns: int,
-        url: str = "",
+        self, spooled: SpooledEnvelope | None, receipt: EvidenceReceipt, boot_ns: int, url: str = ""
     ) -> int:
         """Record that a collector received an envelope, and remove those whose evidence is stored.
 
         `url` is that of the collector. Return the envelope's frames; 0 if they were received before, or the envelope was
         dropped.
         """
-        self.select_log(receipt.log, boot_ns)
-        receipts = self._receipts.use(receipt.log, boot_ns)
+        self.select_log(receipt.log)
+        newest = next(reversed(self._received.values()), None)
         # The collector was restored from a backup: what it received since then is missing there, so it is
         # sent again.
-        if receipts and receipt.position < receipts[-1].position:
+        if newest and receipt.position < newest.position:
             log.error("collector_state_replaced", problem="its positions have decreased")
-            receipts.clear()
-            self._sort_by_receipts()
+            self._wait_again()
         frames = 0
         if spooled and spooled.number in self._envelopes:
-            receipts.append(
-                collector_logs.ReceivedEnvelope(receipt.position, spooled.number, boot_ns)
-            )
             if not spooled.first_receipt:
                 self._envelopes[spooled.number] = replace(spooled, first_receipt=receipt.receipt)
             if self._waiting.pop(spooled.number, None):
                 self.waiting_bytes -= spooled.size
-            # Removed and added again, which moves it to the end: the table is in order of receipt.
-            self._received.pop(spooled.number, None)
-            self._received[spooled.number] = boot_ns
+            self._received[spooled.number] = ReceivedEnvelope(receipt.position, boot_ns)
             # Sent again to another collector, it is no further delivery.
             frames = 0 if spooled.number in self._counted else spooled.frames
             self._counted.add(spooled.number)
-        while receipts:
-            first = receipts[0]
-            envelope = self._envelopes.get(first.number)
-            # Positions increase, so none behind this one is stored either.
-            if envelope and first.position > receipt.stored:
-                break
-            receipts.popleft()
-            if envelope:
-                # Before the removal, which deletes the file with the sequences.
-                self._record_delivery(url, envelope)
-                self.remove(envelope)
+        # Positions increase, so none behind the first one that is not stored is stored either.
+        stored = takewhile(lambda item: item[1].position <= receipt.stored, self._received.items())
+        for number in [number for number, _ in stored]:
+            # Before the removal, which deletes the file with the sequences.
+            self._record_delivery(url, self._envelopes[number])
+            self.remove(self._envelopes[number])
         return frames
 
     def _record_delivery(self, url: str, stored: SpooledEnvelope) -> None:
@@ -255,23 +250,17 @@ class Spool:
         if body is not None:
             self._delivered.add(url, body)
 
-    def select_log(self, name: str, boot_ns: int = 0) -> None:
-        """Continue with another log: envelopes that only others have received wait again."""
-        self._receipts.use(name, boot_ns)
+    def select_log(self, name: str) -> None:
+        """Continue with a log; if it is another one, the envelopes that the former one received wait again."""
         if name != self._log:
             self._log = name
-            self._sort_by_receipts()
+            self._wait_again()
 
-    def _sort_by_receipts(self) -> None:
-        """Divide the envelopes into those that the log has received, and those that wait."""
-        receipts = self._receipts.find(self._log)
-        self._received = {
-            receipt.number: receipt.boot_ns
-            for receipt in sorted(receipts, key=lambda receipt: receipt.boot_ns)
-            if receipt.number in self._envelopes
-        }
-        self._waiting = {n: e for n, e in self._envelopes.items() if n not in self._received}
-        self.waiting_bytes = sum(spooled.size for spooled in self._waiting.values())
+    def _wait_again(self) -> None:
+        """Let all envelopes wait, oldest first; a collector that received one recognizes it."""
+        self._received.clear()
+        self._waiting = dict(self._envelopes)
+        self.waiting_bytes = self.size
 
     def _free_space(self, needed_bytes: int) -> FrameLoss | None:
         """Drop envelopes, first those that a collector has received: only the loss of its disk loses them.

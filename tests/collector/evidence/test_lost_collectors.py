@@ -18,7 +18,7 @@ from support.story import NodeReporter, accept, claim_ended, claim_started, gpus
 
 from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.frame import Frame
-from railscope_agent.shipping.collector_logs import EvidenceReceipt
+from railscope_agent.shipping.delivery_result import EvidenceReceipt
 from railscope_agent.shipping.spool import FrameLoss, Spool
 from railscope_collector.evidence import evidence_tables
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
