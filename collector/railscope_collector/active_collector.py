@@ -98,6 +98,20 @@ class ActiveRole:
         """True if no other collector notifies: this one is alone, or its lease has not expired."""
         return not self.is_in_group or self.lease.is_valid
 
+    def check_term(self, connection: sa.Connection) -> None:
+        """Raise LostLeaseError unless this collector is alone or active; until the transaction ends, no other one begins.
+
+        Call it first in each transaction that stores what follows from frames.
+        """
+        if not self.is_in_group:
+            return
+        if (term := self.lease.term) is None:
+            message = (
+                f"the lease {self.lease.name} is not held: agents send again what is not stored"
+            )
+            raise leases.LostLeaseError(message)
+        term.check(connection)
+
     def drain(self) -> None:
         """Accept no more frames, and leave the lease to another collector."""
         self.is_draining = True

@@ -101,6 +101,7 @@ class AuditService:
             lambda: guard.check_allowed(),  # noqa: PLW0108 - it is made later
             archive=entry_archive.open_entry_archive(settings),
             is_active=lambda: not role.waits,
+            check_term=role.check_term,
             former=directory / former_log.DIRECTORY,
         )
         trail = audit_trail.AuditTrail(audit, __version__, settings=digest)

@@ -94,7 +94,8 @@ class StorageLayer:
         database = self.database.open()
         self.core.receipts.open(database)
         return day_writes.MeteringStores(
-            ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
+            ledger_store.Ledger(database),
+            evidence_store.EvidenceStore(database, self.quarantine, self.role.check_term),
         )
 
     def cells(self) -> Iterator[ViewCell]:

@@ -136,6 +136,10 @@ async def test_one_collector_is_active_and_another_one_continues(
             return await referred(other, "/nodes") == (307, back.url + "/nodes")
 
         await wait_until(refers, "the drained one refers to the active one")
+        drained, continued = other.collector.finalizer, back.collector.finalizer
+        await drained.round(everything=True)
+        await continued.round(everything=True)
+        assert (drained.counts.intervals, continued.counts.intervals) == (0, 1), "it stores"
     server.drop(url)
 
 

@@ -30,7 +30,7 @@ from railscope_collector.audit import (
     own_records,
     tables,
 )
-from railscope_collector.ledger import audit_outbox, transactions
+from railscope_collector.ledger import LedgerError, audit_outbox, transactions
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope_collector.ledger.record_draft import RecordDraft, build_record, with_number
 
@@ -78,6 +78,8 @@ class AuditLog:
     """Archive of the records that the database no longer has."""
     is_active: Callable[[], bool] = lambda: True
     """False while another collector of the group is active: records then go to the outbox of the database."""
+    check_term: Callable[[sa.Connection], None] = lambda _connection: None
+    """Raises LostLeaseError if another collector has become active."""
     check_ledger: Callable[[], object] = lambda: None
     """Raises UnusableLedgerError while the rows of commands may not be moved."""
     on_rows_moved: Callable[[], None] = lambda: None
@@ -289,7 +291,7 @@ class AuditLog:
     async def _move_or_log_reason(self) -> bool:
         try:
             is_more = await call_database(self._move)
-        except (AuditLogError, UnusableLedgerError, record.RecordError, OSError) as error:
+        except (AuditLogError, LedgerError, record.RecordError, OSError) as error:
             if self.signing_problem != str(error):
                 if isinstance(error, SigningPostponedError):
                     log.info("audit_signing_waits", log=self.name, problem=str(error))
@@ -320,6 +322,7 @@ class AuditLog:
         self.before_signing()
         rows: list[audit_outbox.OutboxRow] = []
         with database.transaction(writes=True) as connection:
+            self.check_term(connection)
             transactions.lock(connection, _LOCK)
             tree = self._follow(connection)
             first, last = tree.range.size, waiting[-1][0] if waiting else 0

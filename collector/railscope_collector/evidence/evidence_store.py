@@ -104,9 +104,14 @@ class EvidenceStore:
     """Facts of all collectors that write this database."""
 
     def __init__(
-        self, database: Database, quarantine: evidence_records.EvidenceQuarantine | None = None
+        self,
+        database: Database,
+        quarantine: evidence_records.EvidenceQuarantine | None = None,
+        check_term: Callable[[Connection], None] = lambda _connection: None,
     ) -> None:
         self._database = database
+        self._check_term = check_term
+        """Raises LostLeaseError if another collector is active, which stores the same facts."""
         self.quarantine = quarantine or evidence_records.EvidenceQuarantine()
         self._contents = evidence_contents.KnownContents()
         self._index = evidence_contents.ContentsIndex()
@@ -120,7 +125,7 @@ class EvidenceStore:
         wall_ns: Callable[[], int],
         early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        """Add facts; existing ones are not added again.
+        """Add facts; existing ones are not added again. Raises LostLeaseError.
 
         `early` has the start of claims that began before first contact with their GPU, by GPU and
         node.
@@ -136,6 +141,7 @@ class EvidenceStore:
                 key = (gpu, interval.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
+            self._check_term(connection)
             recorded_ns = _recording_ns(connection, wall_ns)
             self._index.begin(connection)
             remember_contents = self._index.record(connection, intervals)
@@ -174,8 +180,9 @@ class EvidenceStore:
         remember_contents()
 
     def write_contacts(self, found: node_intervals.Contacts) -> None:
-        """Add first receipts of GPUs."""
+        """Add first receipts of GPUs. Raises LostLeaseError."""
         with self._database.transaction(writes=True) as connection:
+            self._check_term(connection)
             rows = evidence_tables.contact_rows(found)
             evidence_tables.insert_new_rows(connection, evidence_tables.first_contacts, rows)
             transactions.await_standby(connection)

@@ -11,6 +11,7 @@ and include those of their GPUs in their accounts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -238,13 +239,15 @@ class DayFinalizer:
         # Checked again after each step: the clock may become suspect while the database is waited for.
         if self.hold_reason():
             return None  # facts in memory may still be placed differently
-        await self._writer.exchange_receipts(stores.store)
-        if self.hold_reason():
-            return None
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
-        await self._writer.write_evidence(stores.store, None if everything else quiet_ns)
-        # After the evidence in memory, so that an outage does not delay what is received now.
-        await self._writer.write_waiting(stores.store)
+        # Another collector of the group is active: agents send it what is not stored.
+        with contextlib.suppress(leases.LostLeaseError):
+            await self._writer.exchange_receipts(stores.store)
+            if self.hold_reason():
+                return None
+            await self._writer.write_evidence(stores.store, None if everything else quiet_ns)
+            # After the evidence in memory, so that an outage does not delay what is received now.
+            await self._writer.write_waiting(stores.store)
         return stores if is_complete and not self.hold_reason() else None
 
     async def _store_files(

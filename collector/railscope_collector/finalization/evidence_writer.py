@@ -41,7 +41,7 @@ _YIELD_EVERY = 16
 
 @dataclass(slots=True)
 class EvidenceWriter:
-    """Writes the facts of a book. Its methods raise UnusableLedgerError."""
+    """Writes the facts of a book. Its methods raise UnusableLedgerError, LostLeaseError."""
 
     book: evidence_book.EvidenceBook
     wall_ns: Callable[[], int]
