@@ -73,8 +73,6 @@ class Shipper:
     """The envelope in memory that is being sent, or was sent last."""
     _spooled_body: spool.SpooledEnvelope | None = None
     """The same envelope in the spool, if it was spooled meanwhile."""
-    _losses: dict[str, spool.FrameLoss] = field(default_factory=dict)
-    """Losses found in search of the next envelope, by reason, which are not reported yet."""
     _has_disk_failed: bool = False
     _is_stopping: bool = False
     _problem: str | None = None
@@ -156,7 +154,6 @@ class Shipper:
 
     def _drop_memory(self) -> None:
         """Count what no disk has and no collector received: it ends with the process."""
-        self._report_losses()
         while self._memory:
             self._record_loss(spool.FrameLoss("disk", 1, self._memory.popleft()[1]))
         self._update_stats()
@@ -247,9 +244,8 @@ class Shipper:
         self._update_stats()
 
     def _spool_envelope(self, body: bytes, frames: int, *, is_synced: bool = True) -> None:
-        """Spool an envelope, and report those dropped for it. Raises OSError."""
-        if loss := self._spool.put(body, frames, is_synced=is_synced):
-            self._record_loss(loss)
+        """Spool an envelope. Raises OSError."""
+        self._spool.put(body, frames, is_synced=is_synced)
         self._has_disk_failed = False
 
     def _bound_memory(self, error: OSError) -> None:
@@ -334,25 +330,17 @@ class Shipper:
         """Return the next envelope: from the spool, then from memory."""
         while True:
             try:
-                oldest = await self._disk.submit(self._find_oldest)
+                return await self._disk.submit(self._find_oldest)
             except OSError as error:
                 problem = f"cannot read the spool in {self.directory}: {error.strerror or error}"
                 self._record_failure(DeliveryResult(EnvelopeDecision.LATER, problem))
                 # A disk that cannot be read is not asked more often: each attempt may hang the spool's
                 # thread.
                 await self._pause(self.link.max_retry_seconds)
-                continue
-            if not isinstance(oldest, spool.FrameLoss):
-                self._report_losses()
-                return oldest
 
-    def _find_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | spool.FrameLoss | None:
-        """Return the next envelope, or a loss; runs on the spool's thread."""
-        oldest = self._spool.oldest()
-        if isinstance(oldest, spool.FrameLoss):
-            # Noted here, where the envelope was dropped: it counts even if the waiting task is cancelled.
-            before = self._losses.get(oldest.reason, spool.FrameLoss(oldest.reason, 0, 0))
-            self._losses[oldest.reason] = before.add(oldest)
+    def _find_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | None:
+        """Return the next envelope; runs on the spool's thread."""
+        oldest: tuple[spool.SpooledEnvelope | None, bytes] | None = self._spool.oldest()
         self._update_stats()
         if oldest is None and self._memory:
             self._sent_body, self._spooled_body = self._memory[0][0], None
@@ -468,12 +456,6 @@ class Shipper:
             log.warning("collector_unreachable", problem=answer.problem)
         self._problem = answer.problem
 
-    def _report_losses(self) -> None:
-        """Report what was dropped in search of the next envelope: once, however many envelopes there were."""
-        losses, self._losses = self._losses, {}
-        for loss in losses.values():
-            self._record_loss(loss)
-
     def _record_loss(self, loss: spool.FrameLoss) -> None:
         """Count dropped frames, and report them in an event of the next frame."""
         self.stats.dropped_frames[loss.reason] += loss.frames
@@ -486,6 +468,9 @@ class Shipper:
 
     def _update_stats(self) -> None:
         stats, queue = self.stats, self._spool
+        # Where envelopes are dropped: they count even if the waiting task is cancelled.
+        for loss in queue.take_losses():
+            self._record_loss(loss)
         stats.spool_bytes = queue.waiting_bytes + sum(len(body) for body, _ in self._memory)
         stats.spool_envelopes = len(queue) + len(self._memory)
         stats.unstored_bytes = queue.size - queue.waiting_bytes

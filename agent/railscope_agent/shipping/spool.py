@@ -57,12 +57,6 @@ class FrameLoss:
     envelopes: int
     frames: int
 
-    def add(self, other: FrameLoss) -> FrameLoss:
-        """Return this loss with another one of the same reason."""
-        return replace(
-            self, envelopes=self.envelopes + other.envelopes, frames=self.frames + other.frames
-        )
-
 
 def is_of_other_node(body: bytes, node: str) -> bool:
     """True if an envelope is of another node; False if its node cannot be read."""
@@ -99,7 +93,8 @@ class Spool:
         self._waiting = dict(self._envelopes)
         self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
         self._next = found[-1].number + 1 if found else 1
-        self._unreported: list[FrameLoss] = []
+        self._losses: dict[str, FrameLoss] = {}
+        """Dropped envelopes that were not reported yet, by reason."""
         self._log = ""
         """Log of the last acknowledgement, whose receipts count; empty for a collector that names none."""
         self._received: dict[int, ReceivedEnvelope] = {}
@@ -129,46 +124,47 @@ class Spool:
         oldest = next(iter(self._received.values()), None)
         return oldest and oldest.boot_ns
 
-    def put(self, body: bytes, frames: int, *, is_synced: bool = True) -> FrameLoss | None:
-        """Spool an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
+    def put(self, body: bytes, frames: int, *, is_synced: bool = True) -> None:
+        """Spool an envelope; older ones may be dropped for it. Raises OSError (a full disk)."""
         # The count is in the file, so that a loss can be counted without decoding; the checksum finds damage
         # of the disk.
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         # Before the write, so that the directory never exceeds the bound.
-        loss = self._free_space(len(head) + len(body))
+        self._free_space(len(head) + len(body))
         spooled = SpooledEnvelope(self._next, len(head) + len(body), frames, is_synced)
-        try:
-            write = durable_files.write_durably if is_synced else durable_files.write_atomically
-            write(self._path(spooled), head + body)
-        except OSError:
-            # The older envelopes are gone although this one could not be written.
-            self._unreported += [loss] if loss else []
-            raise
+        write = durable_files.write_durably if is_synced else durable_files.write_atomically
+        write(self._path(spooled), head + body)
         self._next += 1
         self._envelopes[spooled.number] = self._waiting[spooled.number] = spooled
         self.size += spooled.size
         self.waiting_bytes += spooled.size
-        return loss
 
-    def oldest(self) -> tuple[SpooledEnvelope, bytes] | FrameLoss | None:
-        """Return the envelope to send next; one that is damaged or of another node is dropped and returned as a loss.
+    def oldest(self) -> tuple[SpooledEnvelope, bytes] | None:
+        """Return the envelope to send next, after those that are damaged or of another node were dropped.
 
-        Envelopes dropped for one that then could not be spooled are returned here, too, and those that a
-        collector had received. Raises OSError if the disk cannot be read now; the envelope stays.
+        Raises OSError if the disk cannot be read now; the envelope stays.
         """
-        if self._unreported:
-            return self._unreported.pop(0)
-        if not self._waiting:
-            return None
-        spooled = next(iter(self._waiting.values()))
-        body = self._read_body(spooled)
-        if body is None:
-            self.remove(spooled)
-            return FrameLoss("damaged" if spooled.is_synced else "unstored", 1, spooled.frames)
-        if self._accepted_node and is_of_other_node(body, self._accepted_node):
-            self.remove(spooled)
-            return FrameLoss("rejected", 1, spooled.frames)
-        return spooled, body
+        while spooled := next(iter(self._waiting.values()), None):
+            body = self._read_body(spooled)
+            if body is None:
+                self._drop(spooled, "damaged" if spooled.is_synced else "unstored")
+            elif self._accepted_node and is_of_other_node(body, self._accepted_node):
+                self._drop(spooled, "rejected")
+            else:
+                return spooled, body
+        return None
+
+    def take_losses(self) -> list[FrameLoss]:
+        """Return what was dropped since the last call, once for each reason, however many envelopes there were."""
+        losses, self._losses = self._losses, {}
+        return list(losses.values())
+
+    def _drop(self, spooled: SpooledEnvelope, reason: str) -> None:
+        self.remove(spooled)
+        before = self._losses.get(reason, FrameLoss(reason, 0, 0))
+        self._losses[reason] = FrameLoss(
+            reason, before.envelopes + 1, before.frames + spooled.frames
+        )
 
     def accept_only(self, node: str) -> None:
         """Drop the envelopes of other nodes, each when it is the next one to send."""
@@ -262,29 +258,23 @@ class Spool:
         self._waiting = dict(self._envelopes)
         self.waiting_bytes = self.size
 
-    def _free_space(self, needed_bytes: int) -> FrameLoss | None:
+    def _free_space(self, needed_bytes: int) -> None:
         """Drop envelopes, first those that a collector has received: only the loss of its disk loses them.
 
         Of those, some more are dropped at once, so that losses are not reported with each envelope.
         """
         max_bytes = self._max_bytes - needed_bytes
         if self.size <= max_bytes:
-            return None
-        dropped: dict[str, list[int]] = {"unstored": [], "spool_full": []}
+            return
         reserve = self._max_bytes // _RESERVE
         # Waiting envelopes are dropped only as needed: each is a certain loss.
         for numbers, bound in ((self._received, max_bytes - reserve), (self._waiting, max_bytes)):
             while numbers and self.size > bound:
-                oldest = self._envelopes[next(iter(numbers))]
-                reason = "unstored" if oldest.number in self._counted else "spool_full"
-                dropped[reason].append(oldest.frames)
-                self.remove(oldest)
-        losses = {
-            r: FrameLoss(r, len(frames), sum(frames)) for r, frames in dropped.items() if frames
-        }
-        if "unstored" in losses:
-            self._unreported.append(losses["unstored"])
-        return losses.get("spool_full")
+                number = next(iter(numbers))
+                self._drop(
+                    self._envelopes[number],
+                    "unstored" if number in self._counted else "spool_full",
+                )
 
     def _path(self, spooled: SpooledEnvelope) -> Path:
         suffix = _SUFFIX if spooled.is_synced else _UNSYNCED_SUFFIX

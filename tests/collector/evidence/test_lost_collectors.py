@@ -19,7 +19,7 @@ from support.story import NodeReporter, accept, claim_ended, claim_started, gpus
 from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.frame import Frame
 from railscope_agent.shipping.delivery_result import EvidenceReceipt
-from railscope_agent.shipping.spool import FrameLoss, Spool
+from railscope_agent.shipping.spool import Spool
 from railscope_collector.evidence import evidence_tables
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
 from railscope_collector.ledger.ledger_store import Ledger
@@ -81,7 +81,6 @@ class Site:
     def send(self, *, is_answered: bool = True) -> bool:
         """Send the oldest envelope that waits; false without one."""
         oldest = self.spool.oldest()
-        assert not isinstance(oldest, FrameLoss)
         if oldest is None:
             return False
         collector = self.collectors[self.in_use]
