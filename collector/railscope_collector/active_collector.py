@@ -103,14 +103,8 @@ class ActiveRole:
 
         Call it first in each transaction that stores what follows from frames.
         """
-        if not self.is_in_group:
-            return
-        if (term := self.lease.term) is None:
-            message = (
-                f"the lease {self.lease.name} is not held: agents send again what is not stored"
-            )
-            raise leases.LostLeaseError(message)
-        term.check(connection)
+        if self.is_in_group:
+            self.lease.check(connection)
 
     def drain(self) -> None:
         """Accept no more frames, and leave the lease to another collector."""

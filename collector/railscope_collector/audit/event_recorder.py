@@ -210,10 +210,20 @@ class EventRecorder:
                 break
             except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))
+        recorded = [*facts, *drafts]
         self._size_before_batch = self.audit.size
-        await self._append([*facts, *drafts])
-        self._size_before_batch = None
-        # Only now: a cancellation before leaves them in the queue, and the copy contains them.
+        while recorded:
+            try:
+                await self.audit.append(*recorded)
+                break
+            except LogWriteError as error:
+                await self._pause(str(error))
+        for draft in recorded:
+            self.recorded.add(build_record(draft, draft.source or self.audit.source, _ANY_NUMBER))
+        self._size_before_batch, self.problem = None, ""
+        # Only now: a cancellation before leaves them in the queues, and the copy contains them.
+        for _ in facts:
+            self._facts.popleft()
         for _ in events:
             self._queue.popleft()
 
@@ -251,30 +261,6 @@ class EventRecorder:
                 holdings.add(record)
             batch_drafts += drafts
         return batch_drafts
-
-    async def _append(self, drafts: list[RecordDraft]) -> None:
-        """Append all drafts to the log, retrying until it succeeds."""
-        while drafts:
-            appended = (self.audit.append(draft) for draft in drafts)
-            # All at once, so that they are one group; failures are found among the results.
-            results = await asyncio.gather(*appended, return_exceptions=True)
-            failed: list[RecordDraft] = []
-            problem = ""
-            for draft, result in zip(drafts, results, strict=True):
-                if result is None:
-                    source = draft.source or self.audit.source
-                    self.recorded.add(build_record(draft, source, _ANY_NUMBER))
-                    if draft.source is None and draft in self._facts:
-                        self._facts.remove(draft)  # no number identifies it in the log
-                elif isinstance(result, LogWriteError):
-                    failed.append(draft)
-                    problem = str(result)
-                else:
-                    raise result
-            drafts = failed
-            if problem:
-                await self._pause(problem)
-        self.problem = ""
 
     async def _pause(self, problem: str) -> None:
         if problem != self.problem:

@@ -19,8 +19,9 @@ from pathlib import Path
 import sqlalchemy as sa
 import structlog
 
+from railscope import convert_errors
 from railscope.audit import log_checkpoint, merkle, record, signed_note
-from railscope.service import run_in_thread, run_to_end
+from railscope.service import run_in_thread
 from railscope_collector import archive_stores, state_store
 from railscope_collector.audit import (
     AuditLogError,
@@ -30,7 +31,7 @@ from railscope_collector.audit import (
     own_records,
     tables,
 )
-from railscope_collector.ledger import LedgerError, audit_outbox, transactions
+from railscope_collector.ledger import audit_outbox, leases, transactions
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope_collector.ledger.record_draft import RecordDraft, build_record, with_number
 
@@ -55,10 +56,12 @@ ALTERED_LOG_MESSAGE = "the audit log was altered: {}; fix: run `railscope audit 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _QueuedRecord:
-    draft: RecordDraft
-    future: asyncio.Future[None]
+@dataclass(slots=True)
+class _QueuedRecords:
+    """Drafts that are recorded together, or rejected."""
+
+    drafts: Sequence[RecordDraft]
+    problem: record.RecordError | None = None
 
 
 @dataclass(slots=True)
@@ -76,10 +79,10 @@ class AuditLog:
     wall_ns: Callable[[], int] = time.time_ns
     archive: archive_stores.ArchiveStore | None = None
     """Archive of the records that the database no longer has."""
+    check_term: Callable[[sa.Connection], None] = lambda _connection: None
+    """Raises LostLeaseError, in the transaction that adds records, if another collector of the group may be active."""
     is_active: Callable[[], bool] = lambda: True
     """False while another collector of the group is active: records then go to the outbox of the database."""
-    check_term: Callable[[sa.Connection], None] = lambda _connection: None
-    """Raises LostLeaseError if another collector has become active."""
     check_ledger: Callable[[], object] = lambda: None
     """Raises UnusableLedgerError while the rows of commands may not be moved."""
     on_rows_moved: Callable[[], None] = lambda: None
@@ -104,8 +107,10 @@ class AuditLog:
     """Number of the last row of the outbox when none was pending; -1 if it must be determined."""
     _counted_seconds: float = 0.0
     _followed_seconds: float = -1e9
-    _queued: list[_QueuedRecord] = field(default_factory=list)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _queued: list[_QueuedRecords] = field(default_factory=list)
+    _next_write: asyncio.Task[None] | None = None
+    """Write of what is queued; it waits for the one before."""
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _move_now: asyncio.Event = field(default_factory=asyncio.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _is_stopped: bool = False
@@ -186,102 +191,92 @@ class AuditLog:
         if draft.source is None:
             self.source = with_number(self.source, self.source.n + 1)
 
-    async def append(self, draft: RecordDraft) -> None:
-        """Record a draft: it is durable on return, and will be in the log.
+    async def append(self, *drafts: RecordDraft) -> None:
+        """Record drafts, all or none: they are durable on return, and will be in the log.
 
         Raises RecordError for a draft that cannot be recorded, LogWriteError if recording is not possible now.
         """
+        problem = ""
         if self._is_stopped:
-            message = "the collector is stopping"
-            raise LogWriteError(message)
-        if len(self._queued) >= MAX_QUEUED:
-            message = (
+            problem = "the collector is stopping"
+        elif len(self._queued) >= MAX_QUEUED:
+            problem = (
                 "the audit log is overloaded: the disk does not keep up with the queued records"
             )
-            raise LogWriteError(message)
-        if self.waiting >= MAX_WAITING:
-            message = f"{MAX_WAITING} records wait for the audit log: {self.signing_problem}"
-            raise LogWriteError(message)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queued.append(_QueuedRecord(draft, future))
-        self._wake.set()
-        await future
+        elif self.waiting >= MAX_WAITING:
+            problem = f"{MAX_WAITING} records wait for the audit log: {self.signing_problem}"
+        if problem:
+            raise LogWriteError(problem)
+        entry = _QueuedRecords(drafts)
+        self._queued.append(entry)
+        if self._next_write is None:
+            self._next_write = asyncio.create_task(self._write_queued())
+        try:
+            # Shielded, because others wait for the same write.
+            await asyncio.shield(self._next_write)
+        except OSError as error:
+            message = f"{error}; no record was written"
+            raise LogWriteError(message) from error
+        if entry.problem is not None:
+            raise entry.problem
+
+    async def _write_queued(self) -> None:
+        async with self._writing:
+            entries, self._queued, self._next_write = self._queued, [], None
+            await run_in_thread(self._write, entries)
+        self._move_now.set()
+
+    def _write(self, entries: Sequence[_QueuedRecords]) -> None:
+        """Store drafts in one transaction. Blocking; raises OSError."""
+        raws, number = list[bytes](), self.source.n
+        for entry in entries:
+            # Drafts that cannot be encoded fail on their own, and take no numbers.
+            encoded, following = list[bytes](), number
+            try:
+                for draft in entry.drafts:
+                    encoded.append(self._encode(draft, following))
+                    # Only records of the log's own writer take its numbers; events of agents have those of their agents.
+                    following += draft.source is None
+            except record.RecordError as error:
+                entry.problem = error
+                continue
+            raws += encoded
+            number = following
+        self.own.add_waiting(raws)
+        self.source = with_number(self.source, number)
 
     async def run(self) -> None:
-        """Acknowledge queued records and move them to the log until cancelled; then move the rest.
-
-        Records that are queued and not durable at that point fail.
-        """
+        """Move acknowledged records to the log until cancelled; then move the rest."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._write_groups())
-                group.create_task(self._move_regularly())
+            while True:
+                await self._move_or_wait()
         finally:
             self._is_stopped = True
-            for entry in self._queued:
-                _fail(entry, LogWriteError("the collector is stopping"))
-            self._queued.clear()
-            moving = asyncio.create_task(self._move_or_log_reason())
-            await asyncio.wait({moving}, timeout=STOP_SECONDS)
+            ending = asyncio.create_task(self._end())
+            await asyncio.wait({ending}, timeout=STOP_SECONDS)
 
-    async def _write_groups(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._queued:
-                group = self._queued[:MAX_GROUP_RECORDS]
-                del self._queued[:MAX_GROUP_RECORDS]
-                try:
-                    await run_to_end(self._write_group(group))
-                finally:
-                    # Also after a defect of the program: a caller must never wait for a writer that has ended.
-                    for entry in group:
-                        _fail(entry, LogWriteError("the writer of the audit log has failed"))
-
-    async def _write_group(self, group: list[_QueuedRecord]) -> None:
-        encoded: list[tuple[_QueuedRecord, bytes]] = []
-        number = self.source.n
-        for entry in group:
-            # A draft that cannot be encoded fails on its own, and takes no number.
-            try:
-                encoded.append((entry, self._encode(entry.draft, number)))
-            except record.RecordError as error:
-                _fail(entry, error)
-                continue
-            # Only records of the log's own writer take its numbers; events of agents have those of their agents.
-            number += entry.draft.source is None
-        if not encoded:
-            return
-        try:
-            await run_in_thread(self.own.add_waiting, [raw for _, raw in encoded])
-        except OSError as error:
-            problem = LogWriteError(f"{error}; no record was written")
-            for entry, _ in encoded:
-                _fail(entry, problem)
-            return
-        self.source = with_number(self.source, number)
-        for entry, _ in encoded:
-            if not entry.future.done():
-                entry.future.set_result(None)
-        self._move_now.set()
+    async def _end(self) -> None:
+        if self._next_write is not None:
+            await asyncio.wait({self._next_write})
+        async with self._writing:  # after a write that has begun
+            await self._move_or_log_reason()
 
     def _encode(self, draft: RecordDraft, number: int) -> bytes:
         source = draft.source or with_number(self.source, number)
         # With the longest number: the log cannot reject the record later.
         return record.encode_audit_record(build_record(draft, source, _ANY_NUMBER))
 
-    async def _move_regularly(self) -> None:
-        while True:
-            is_more = await self._move_or_log_reason()
-            if is_more:
-                continue
-            seconds = RETRY_SECONDS if self.signing_problem else POLL_SECONDS
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._move_now.wait()
-                    # New records do not repeat what has just failed.
-                    await asyncio.sleep(seconds if self.signing_problem else 0)
-            self._move_now.clear()
+    async def _move_or_wait(self) -> None:
+        """Move some records; if no more wait, wait for the next ones."""
+        if await self._move_or_log_reason():
+            return
+        seconds = RETRY_SECONDS if self.signing_problem else POLL_SECONDS
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._move_now.wait()
+                # New records do not repeat what has just failed.
+                await asyncio.sleep(seconds if self.signing_problem else 0)
+        self._move_now.clear()
 
     def sign_soon(self) -> None:
         """Trigger moving without waiting for it."""
@@ -291,7 +286,7 @@ class AuditLog:
     async def _move_or_log_reason(self) -> bool:
         try:
             is_more = await call_database(self._move)
-        except (AuditLogError, LedgerError, record.RecordError, OSError) as error:
+        except (AuditLogError, UnusableLedgerError, record.RecordError, OSError) as error:
             if self.signing_problem != str(error):
                 if isinstance(error, SigningPostponedError):
                     log.info("audit_signing_waits", log=self.name, problem=str(error))
@@ -309,7 +304,8 @@ class AuditLog:
 
     def _move(self) -> bool:
         """Move some records; return True if more may wait. Blocking."""
-        with self._lock:
+        # Without the lease, records wait for the next term of a collector.
+        with self._lock, convert_errors(leases.LostLeaseError, SigningPostponedError):
             return self._move_group()
 
     def _move_group(self) -> bool:
@@ -520,8 +516,3 @@ def _named_damage() -> Iterator[None]:
         yield
     except (former_log.FormerLogError, tables.LogDamagedError, signed_note.NoteError) as error:
         raise LogWriteError(ALTERED_LOG_MESSAGE.format(error)) from error
-
-
-def _fail(entry: _QueuedRecord, error: Exception) -> None:
-    if not entry.future.done():
-        entry.future.set_exception(error)

@@ -168,6 +168,14 @@ class Lease:
         # By the boot clock, which includes suspend: a machine that slept may have lost the lease.
         return self.term is not None and _boot_seconds() < self._renewed_seconds + self.seconds
 
+    def check(self, connection: sa.Connection) -> None:
+        """Raise LostLeaseError unless the present term lasts, like `LeaseTerm.check`."""
+        term = self.term
+        if term is None:
+            message = f"the lease {self.name} is not held: expected it to be taken before a write"
+            raise LostLeaseError(message)
+        term.check(connection)
+
     def take(self, database: Database) -> LeaseTerm | None:
         """Return the term after renewing it, or a new one if the lease is free; None if another holds it.
 

@@ -13,6 +13,7 @@ from support.metered import record_number
 
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
 from railscope.settings import SettingsError
+from railscope_collector.audit import SigningPostponedError
 from railscope_collector.audit.log_secrets import load_group_key, store_key
 from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.verification import verify_log
@@ -24,6 +25,7 @@ from railscope_collector.ledger.audit_outbox import (
 )
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.head_chain import database_id
+from railscope_collector.ledger.leases import Lease
 from railscope_collector.tables import metadata
 
 pytestmark = pytest.mark.statements
@@ -109,6 +111,30 @@ async def test_rows_of_an_older_copy_of_the_ledger_wait(tmp_path: Path, database
         problems.clear()
         await log.sign()
         assert (log.waiting_rows, numbers(log)) == (0, [0, 1, 2])
+
+
+async def test_a_collector_that_lost_its_lease_unnoticed_adds_no_records(
+    tmp_path: Path, database: Database
+) -> None:
+    """It was suspended meanwhile; its records wait for its next term."""
+    lease, other = Lease("active/a"), Lease("active/a")
+    log = audit_log(tmp_path, database=database)
+    log.check_term = lease.check
+    async with running_log(log):
+        term = lease.take(database)
+        await log.append(draft(0))
+        await log.sign()
+        lease.release()
+        other.take(database)
+        lease.term = term
+        await log.append(draft(1))
+        with pytest.raises(SigningPostponedError, match="was taken by another collector"):
+            await log.sign()
+        assert (log.signed.size, log.waiting) == (2, 1)
+        other.release()
+        lease.take(database)
+        await log.sign()
+        assert (log.signed.size, log.waiting) == (3, 0)
 
 
 def test_the_same_again_changes_nothing_and_another_is_rejected(database: Database) -> None:
