@@ -118,16 +118,15 @@ class AuditService:
         core.on_envelope.append(observed.check_envelope)
         reader.snapshots.documents[recorder_state.DOCUMENT] = observed.snapshot
         guard = signing_guard.SigningGuard(
-            audit,
+            trail,
             directory / signing_guard.CONFLICT_DIRECTORY,
             settings.audit.required_witnesses,
             settings.audit.witness_timeout_seconds,
             lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
-            trail.wall_ns,
         )
         witness_api = WitnessApi(audit, guard, witnesses)
         watch = ledger_watch.LedgerWatch(
-            database.open, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
+            database.open, trail, directory / ledger_watch.KNOWN_HEAD_FILE
         )
         audit.check_ledger, audit.on_rows_moved = watch.current, watch.check
         periodic = PeriodicVerification(

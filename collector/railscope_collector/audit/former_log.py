@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -163,30 +164,16 @@ def export_log(tree: tables.StoredTree, note: str, directory: Path) -> None:
 
 def _tiles_of(tree: tables.StoredTree) -> Iterator[tuple[int | str, int, int, bytes]]:
     """Yield level, index, width and content of each tile."""
-    rows: list[list[merkle.Hash]] = []
-    counts: list[int] = []
-
-    def add(level: int, hashed: merkle.Hash) -> Iterator[tuple[int, int, int, bytes]]:
-        if level == len(rows):
-            rows.append([])
-            counts.append(0)
-        rows[level].append(hashed)
-        if len(rows[level]) == tiles.WIDTH:
-            full, rows[level] = rows[level], []
-            yield level, counts[level], tiles.WIDTH, b"".join(full)
-            counts[level] += 1
-            yield from add(level + 1, tiles.complete_root(full))
-
-    bundle: list[bytes] = []
-    for number, raw in enumerate(tree.records_from(0), 1):
-        bundle.append(raw)
-        yield from add(0, merkle.leaf_hash(raw))
-        if len(bundle) == tiles.WIDTH or number == tree.size:
-            yield "entries", (number - 1) // tiles.WIDTH, len(bundle), tiles.encode_bundle(bundle)
-            bundle = []
-    for level, row in enumerate(rows):
-        if row:
-            yield level, counts[level], len(row), b"".join(row)
+    records = tree.records_from(0)
+    level, count = 0, tree.size
+    while count:
+        for index in range(-(-count // tiles.WIDTH)):
+            width = min(tiles.WIDTH, count - index * tiles.WIDTH)
+            if not level:
+                yield "entries", index, width, tiles.encode_bundle([*islice(records, width)])
+            first = index * tiles.WIDTH
+            yield level, index, width, b"".join(tree.hashes(level * tiles.LEVELS, first, width))
+        level, count = level + 1, count // tiles.WIDTH
 
 
 def set_aside(directory: Path, now_ns: int) -> None:

@@ -21,10 +21,10 @@ import structlog
 from sqlalchemy import Connection, inspect, select
 
 from railscope import durable_files, untrusted_text
-from railscope.audit.record import RecordActor, RecordData
-from railscope_collector.audit import AuditLogError, LogWriteError
-from railscope_collector.audit.log_writer import AuditLog
-from railscope_collector.ledger import database as databases, head_chain, record_draft
+from railscope.audit.record import RecordData
+from railscope_collector.audit import AuditLogError
+from railscope_collector.audit.audit_trail import AuditTrail
+from railscope_collector.ledger import database as databases, head_chain
 
 KNOWN_HEAD_FILE = "ledger.known"
 """Name of the file in the collector's state directory."""
@@ -125,8 +125,7 @@ class LedgerWatch:
     """Checks the database; `run` it, and `check` before anything is finalized."""
 
     database: Callable[[], databases.Database]
-    audit: AuditLog
-    wall_ns: Callable[[], int]
+    trail: AuditTrail
     head_file: Path
     """File that stores the newest known head across restarts."""
     period_seconds: float = PERIOD_SECONDS
@@ -194,7 +193,7 @@ class LedgerWatch:
                 if has_tables:
                     # In the database itself, so that commands and other collectors see it.
                     with database.transaction(writes=True) as connection:
-                        head_chain.mark_older_copy(connection, problem, self.wall_ns())
+                        head_chain.mark_older_copy(connection, problem, self.trail.wall_ns())
                 message = f"the ledger {database.name} is not the recorded one: {problem}"
                 raise OlderCopyError(message)
 
@@ -226,9 +225,4 @@ class LedgerWatch:
             advice="finalizing and billing are stopped; restore the newest database",
         )
         data: RecordData = {"what": "ledger", "problem": problem}
-        actor = RecordActor("collector", self.audit.source.id)
-        draft = record_draft.RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
-        try:
-            await self.audit.append(draft)
-        except (LogWriteError, ValueError) as error:
-            log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+        await self.trail.append(self.trail.draft("evidence.gap", data, outcome="failed"))

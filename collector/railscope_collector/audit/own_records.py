@@ -22,6 +22,7 @@ MAX_TAIL = 100_000
 _WAITING = "audit_waiting (id INTEGER PRIMARY KEY AUTOINCREMENT, content BLOB NOT NULL)"
 _TAIL = "audit_tail (number INTEGER PRIMARY KEY, content BLOB NOT NULL)"
 _ENDS = "SELECT coalesce(min(number), 0), coalesce(max(number) + 1, 0) FROM audit_tail"
+_ADD_WAITING = "INSERT INTO audit_waiting (content) VALUES (?)"
 _DELETE_WAITING = "DELETE FROM audit_waiting WHERE id <= ?"
 _OWN = """
 audit_own (
@@ -71,18 +72,14 @@ class OwnRecords:
     def add_waiting(self, raws: Sequence[bytes]) -> None:
         """Store records that are to be added to the log, durable on return."""
         with self.store.transaction() as connection:
-            connection.executemany(
-                "INSERT INTO audit_waiting (content) VALUES (?)", [(raw,) for raw in raws]
-            )
+            connection.executemany(_ADD_WAITING, [(raw,) for raw in raws])
         self._add_to_waiting(len(raws))
 
     def import_waiting(self, raws: Sequence[bytes]) -> None:
         """Store the records of an earlier release that are not signed yet, once."""
         with self.store.transaction() as connection:
             if connection.execute("UPDATE audit_own SET imported = 1 WHERE imported = 0").rowcount:
-                connection.executemany(
-                    "INSERT INTO audit_waiting (content) VALUES (?)", [(raw,) for raw in raws]
-                )
+                connection.executemany(_ADD_WAITING, [(raw,) for raw in raws])
         self._count()
 
     def read_waiting(self, max_records: int) -> list[tuple[int, bytes]]:

@@ -71,25 +71,19 @@ class PeriodicVerification:
 
     def _verify(self) -> None:
         """Verify the log, then compare the ledger with it. Raises LogVerificationError."""
-        with verify_outcome.raise_verify_error(
-            verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError
-        ):
+        unreadable = verify_outcome.VerifyOutcome.UNREADABLE
+        with verify_outcome.raise_verify_error(unreadable, UnusableLedgerError):
             database = self.database()
-        outcome = verify_log(
-            database.transaction,
-            self.key,
-            self.anchors(),
-            self.archive,
-            known_tables=schema.metadata,
-        )
-        if outcome.unchecked:
-            message = f"{outcome.unchecked} records are archived; fix: set archive.url"
-            raise verify_outcome.LogVerificationError(
-                verify_outcome.VerifyOutcome.UNREADABLE, message
+            outcome = verify_log(
+                database.transaction,
+                self.key,
+                self.anchors(),
+                self.archive,
+                known_tables=schema.metadata,
             )
-        with verify_outcome.raise_verify_error(
-            verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError
-        ):
+            if outcome.unchecked:
+                message = f"{outcome.unchecked} records are archived; fix: set archive.url"
+                raise verify_outcome.LogVerificationError(unreadable, message)
             ledger_check.compare_database(database, outcome.ledger)
 
     @property

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from railscope.audit import merkle
 from railscope.audit.record import (
     AuditRecord,
-    RecordSource,
     encode_audit_record,
     parse_number,
 )
@@ -27,78 +26,55 @@ MAY_BE_LATE = "agent"
 
 
 @dataclass(slots=True)
-class _SourceCounter:
-    """Record numbers received from one source."""
-
-    next_number: int = 0
-    first: int = 0
-    """First number that was checked: earlier ones may be in records that are not read."""
-    late: SequenceRanges | None = None
-    """Late arrivals: numbers that were missing when a higher number arrived, and arrived afterwards."""
-
-
-@dataclass(slots=True)
 class _RecordGap:
-    """Range of numbers that had not arrived before a record."""
+    """Range of numbers of a source that had not arrived before a record."""
 
     before: int
-    source: RecordSource
+    source: tuple[str, str, str]
     first: int
     last: int
 
 
 @dataclass(slots=True)
 class SourceContinuity:
-    """Tracks the counters of all sources, in the order of the log."""
+    """Tracks the numbers of all sources, in the order of the log."""
 
     is_partial: bool = False
     """True if the records before were not read."""
-    _counters: dict[tuple[str, str, str], _SourceCounter] = field(default_factory=dict)
+    _received: dict[tuple[str, str, str], SequenceRanges] = field(default_factory=dict)
+    """Numbers by kind, identity and boot of the source."""
     _gaps: list[_RecordGap] = field(default_factory=list)
     _again: list[tuple[int, str]] = field(default_factory=list)
     _uncounted: int = 0
 
     def add(self, record: AuditRecord) -> None:
         """Process the next record of the log."""
-        source = record.src
-        key = (source.kind, source.id, source.boot)
-        counter = self._counters.get(key)
-        if counter is None:
-            first = source.n if self.is_partial else 0
-            counter = self._counters[key] = _SourceCounter(first, first)
-        if source.n > counter.next_number:
-            if len(self._gaps) < MAX_FINDINGS:
-                gap = _RecordGap(record.seq, source, counter.next_number, source.n - 1)
-                self._gaps.append(gap)
-            else:
-                self._uncounted += 1
-        elif counter.first <= source.n < counter.next_number:
-            self._check_late(record, counter)
-        counter.next_number = max(counter.next_number, source.n + 1)
-
-    def _check_late(self, record: AuditRecord, counter: _SourceCounter) -> None:
-        source, late = record.src, counter.late
-        awaited = source.kind == MAY_BE_LATE and any(
-            gap.first <= source.n <= gap.last
-            and _source_counter(gap.source) == _source_counter(source)
-            for gap in self._gaps
-        )
-        if late is None:
-            late = counter.late = SequenceRanges([], [])
-        if awaited and late.missing_in(source.n, source.n):
-            late.add(source.n, source.n)
-        elif len(self._again) < MAX_FINDINGS:
-            finding = f"{_source_name(source)}: its record {source.n} is received again or late"
+        number, source = record.src.n, (record.src.kind, record.src.id, record.src.boot)
+        received = self._received.setdefault(source, SequenceRanges([], []))
+        # The numbers before may be in records that are not read.
+        first = number if self.is_partial else 0
+        following = received.ends[-1] + 1 if received.ends else first
+        is_first = bool(received.missing_in(number, number))
+        received.add(number, number)
+        if number == following:
+            return
+        is_late = number < following
+        if is_late and is_first and record.src.kind == MAY_BE_LATE:
+            return
+        if len(self._again if is_late else self._gaps) >= MAX_FINDINGS:
+            self._uncounted += 1
+            received.add(min(number, following), number)  # holds no more ranges than findings
+        elif is_late:
+            finding = f"{_source_name(source)}: its record {number} is received again or late"
             self._again.append((record.seq, finding))
         else:
-            self._uncounted += 1
+            self._gaps.append(_RecordGap(record.seq, source, following, number - 1))
 
     def findings(self) -> tuple[str, ...]:
         """Return the findings that a person must explain, in the order of the log."""
         findings = list(self._again)
         for gap in self._gaps:
-            late = self._counters[_source_counter(gap.source)].late or SequenceRanges([], [])
-            for first, last in late.missing_in(gap.first, gap.last):
+            for first, last in self._received[gap.source].missing_in(gap.first, gap.last):
                 finding = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
                 findings.append((gap.before, finding))
         more = (f"and {self._uncounted} more",) if self._uncounted else ()
@@ -108,12 +84,9 @@ class SourceContinuity:
         )
 
 
-def _source_counter(source: RecordSource) -> tuple[str, str, str]:
-    return source.kind, source.id, source.boot
-
-
-def _source_name(source: RecordSource) -> str:
-    return f"{source.kind} {source.id}, boot {source.boot}"
+def _source_name(source: tuple[str, str, str]) -> str:
+    kind, identity, boot = source
+    return f"{kind} {identity}, boot {boot}"
 
 
 ARCHIVE = "log.archive"

@@ -24,11 +24,10 @@ from railscope_collector.audit import (
     AuditLogError,
     LogWriteError,
     SigningPostponedError,
-    log_writer,
+    audit_trail,
 )
 from railscope_collector.audit.tables import LogDamagedError
 from railscope_collector.ledger.database import call_database
-from railscope_collector.ledger.record_draft import RecordDraft
 
 CONFLICT_DIRECTORY = "disputed"
 """In the state directory: checkpoints held by agents that contradict this log."""
@@ -47,7 +46,7 @@ class CheckpointConflictError(AuditLogError, RuntimeError):
 class SigningGuard:
     """Decides if the log may be signed: `AuditLog.before_signing` calls it. `open` it before the log, and `run` it."""
 
-    audit: log_writer.AuditLog
+    trail: audit_trail.AuditTrail
     directory: Path
     """Directory of checkpoints that contradict the log."""
     required_agents: int
@@ -55,7 +54,6 @@ class SigningGuard:
     wait_seconds: float
     count_agents: Callable[[], int]
     """Number of agents of the fleet."""
-    wall_ns: Callable[[], int]
     stop_reason: str = ""
     """Reason why signing has stopped permanently; empty if it has not."""
     submitted_sizes: dict[str, int] = field(default_factory=dict)
@@ -100,7 +98,7 @@ class SigningGuard:
 
     async def run(self) -> None:
         """Wait for the agents, then permit signing; a waiting collector of a group begins when it is active."""
-        while not self.audit.is_active():  # noqa: ASYNC110 - a poll
+        while not self.trail.log.is_active():  # noqa: ASYNC110 - a poll
             await asyncio.sleep(_POLL_SECONDS)
         try:
             async with asyncio.timeout(self.wait_seconds):
@@ -111,25 +109,20 @@ class SigningGuard:
             await self._record_missing_checkpoints()
         # After the record of a timeout, so that the next signature covers it.
         self._is_open = True
-        self.audit.sign_soon()
+        self.trail.log.sign_soon()
 
     async def _record_missing_checkpoints(self) -> None:
         required, received = self.required_checkpoints, len(self.submitted_sizes)
         log.warning(
             "audit_witnesses_missed", required_checkpoints=required, received_checkpoints=received
         )
-        actor = record.RecordActor("collector", self.audit.source.id)
         data: record.RecordData = {
             "signed_without": "witnesses",
             "asked": required,
             "shown": received,
         }
         data["waited_seconds"] = round(self.wait_seconds)
-        draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
-        try:
-            await self.audit.append(draft)
-        except LogWriteError as error:
-            log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
+        await self.trail.append(self.trail.draft("log.policy", data))
 
     async def submit_checkpoint(self, node: str, note: str) -> None:
         """Process the checkpoint that a node holds; an empty note means none.
@@ -139,7 +132,7 @@ class SigningGuard:
         """
         size = 0
         if note:
-            checkpoint = log_checkpoint.read_checkpoint(note, self.audit.signer.public)
+            checkpoint = log_checkpoint.read_checkpoint(note, self.trail.log.signer.public)
             problem = await call_database(self._find_conflict, checkpoint)
             if problem:
                 await self._report_conflict(node, note, problem)
@@ -150,16 +143,16 @@ class SigningGuard:
     def _find_conflict(self, checkpoint: log_checkpoint.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it. Blocking; raises UnusableLedgerError."""
         size = checkpoint.tree.size
-        if size > self.audit.signed.size:
+        if size > self.trail.log.signed.size:
             # Before the first record is moved, or after another collector has written.
             try:
-                self.audit.follow()
+                self.trail.log.follow()
             except LogWriteError as error:
                 return f"cannot read this log: {error}"
-        if size > self.audit.signed.size:
-            return f"it covers {size} records, and this log has {self.audit.signed.size}"
+        if size > self.trail.log.signed.size:
+            return f"it covers {size} records, and this log has {self.trail.log.signed.size}"
         try:
-            with self.audit.read() as tree:
+            with self.trail.log.read() as tree:
                 root = merkle.root_of(tree.node, size)
         except LogDamagedError as error:
             return f"cannot read this log: {error}"

@@ -169,15 +169,12 @@ class WitnessApi:
             draft = RecordDraft(
                 "log.witness",
                 record.RecordActor("agent", node),
-                self.guard.wall_ns(),
+                self.guard.trail.wall_ns(),
                 "done",
                 record.RecordSubject(node),
                 dict(data),
             )
-            try:
-                await self.audit.append(draft)
-            except (LogWriteError, record.RecordError) as error:
-                log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+            if not await self.guard.trail.append(draft):
                 # Nothing was recorded: the node may try again at once.
                 del self._key_changed_ns[node]
                 return
@@ -185,7 +182,7 @@ class WitnessApi:
 
     def _limit_key_change(self, node: str) -> None:
         """Note the time of a key change. Raises KeyChangeLimitError."""
-        now_ns, before_ns = self.guard.wall_ns(), self._key_changed_ns.get(node)
+        now_ns, before_ns = self.guard.trail.wall_ns(), self._key_changed_ns.get(node)
         if before_ns is not None and 0 <= now_ns - before_ns < MIN_KEY_CHANGE_NS:
             expected = "expected at least one hour since its last change"
             message = f"key change rejected: {node}: {expected}"

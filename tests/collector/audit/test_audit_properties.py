@@ -15,7 +15,6 @@ from hypothesis import given, strategies as st
 from support.agent_events import AgentEvents
 from support.audit import (
     KEY,
-    NOON_NS,
     append_drafts,
     audit_log,
     draft,
@@ -29,6 +28,7 @@ from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import RecordSource, decode_audit_record
 from railscope_collector.audit import LogWriteError
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.record_checks import SourceContinuity
@@ -58,7 +58,7 @@ class WitnessedLog:
             boot=f"b{next(self.boots)}",
             before_signing=lambda: guard.check_allowed(),  # noqa: PLW0108 - it is made later
         )
-        guard = SigningGuard(log, self.directory / "disputed", 1, 3600, lambda: 1, lambda: NOON_NS)
+        guard = SigningGuard(AuditTrail(log, "1"), self.directory / "disputed", 1, 3600, lambda: 1)
         guard.open()
         async with running_log(log):
             asking = asyncio.create_task(guard.run())

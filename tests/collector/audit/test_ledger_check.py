@@ -34,6 +34,7 @@ from support.books import (
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 from railscope_collector.audit import tables as audit_tables
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
 from railscope_collector.audit.ledger_watch import LedgerWatch, OlderCopyError
 from railscope_collector.audit.verification import verify_log
@@ -293,7 +294,7 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
 
 def watch_of(directory: Path, database: Callable[[], Database]) -> LedgerWatch:
     state = directory.parent / "ledger.known"
-    return LedgerWatch(database, audit_log(directory), lambda: START, state)
+    return LedgerWatch(database, AuditTrail(audit_log(directory), "1", lambda: START), state)
 
 
 @pytest.mark.parametrize("how", ["copied", "removed"])

@@ -13,6 +13,7 @@ from support.books import ALL, ONE, books_with, manager_after
 
 from railscope.cli import root
 from railscope_collector.audit import ledger_watch
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.ledger_watch import LedgerWatch
 from railscope_collector.billing import administration
 from railscope_collector.billing.invoices import adjustment_charge
@@ -35,8 +36,7 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
     books = books_with(ledger, ALL)
     watch = LedgerWatch(
         lambda: ledger.database,
-        audit_log(tmp_path / "log"),
-        lambda: 0,
+        AuditTrail(audit_log(tmp_path / "log"), "1"),
         state / ledger_watch.KNOWN_HEAD_FILE,
     )
     watch.start()
