@@ -18,6 +18,7 @@ from railscope.catalog import METRICS, gpu, tenancy
 from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack
+from railscope_agent.gpus.mig_slots import ReportedMigDevice, find_mig_slots
 from railscope_collector.account.account_sums import GpuTimeAccount
 from railscope_collector.evidence.gpu_evidence import (
     AdministratorInputs,
@@ -69,11 +70,25 @@ def host() -> Schema:
 
 
 def cut(name: str, *profiles: str) -> Schema:
-    """Return the MIG devices of a GPU, each in a separate instance."""
+    """Return the MIG devices of a GPU, each in a separate instance, with slots as the agent reports them."""
     whole = Entity(GPU, (name,), {"model": "NVIDIA H100 80GB HBM3"})
     columns = [(METRICS["railscope_gpu_mig_devices"], whole)]
+    devices = [
+        ReportedMigDevice(f"MIG-{number}", profile, number, 0, gpu_memory_bytes=80 << 30)
+        for number, profile in enumerate(profiles)
+    ]
+    slots = find_mig_slots(devices)
     for number, profile in enumerate(profiles):
-        facts = {"profile": profile, "gpu_instance": str(number), "compute_instance": "0"}
+        of_device = slots[f"MIG-{number}"]
+        reported = {
+            "compute_slots": str(of_device.compute),
+            "memory_slots": str(of_device.memory),
+        }
+        facts = {
+            "profile": profile,
+            "gpu_instance": str(number),
+            "compute_instance": "0",
+        } | reported
         device = Entity(MIG, (name, f"MIG-{number}"), facts)
         columns.append((METRICS["railscope_mig_processes"], device))
     return Schema("mig", tuple(columns[i] for i in Schema.ordered(columns)))

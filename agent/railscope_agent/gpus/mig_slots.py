@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.mig_profiles import count_memory_slices
 
 MAX_DEVICES = 7
 """Maximum of MIG devices per GPU if the driver does not report it."""
 _FOUR, _SEVEN, _EIGHT = 4, 7, 8
 _PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb.*")
+_USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+"""Memory slices by compute slices, on a GPU with eight: the minimum of an instance."""
 _GIBIBYTE = 1 << 30
 
 
@@ -91,13 +92,29 @@ class ReportedMigDevice:
             return self.size or 0
         whole = _EIGHT if self.has_seven_slices else _FOUR
         gpu = self.gpu_memory_bytes / _GIBIBYTE
-        return count_memory_slices(self.slices, int(match["gigabytes"]), gpu, whole)
+        return _count_memory_slices(self.slices, int(match["gigabytes"]), gpu, whole)
 
     @property
     def compute_slices(self) -> int:
         """Compute slices of the compute instance: all of them unless its profile starts with `1c.`."""
         match = _PROFILE.fullmatch(self.profile)
         return int(match["part"] or match["slices"]) if match else 0
+
+
+def _count_memory_slices(
+    compute_slices: int, gigabytes: int, gpu_gigabytes: float, whole: int
+) -> int:
+    """Return the memory slices of an instance, of the `whole` that its GPU has.
+
+    Some profiles, such as 1g.20gb of a GPU with 80 GB, have more memory than others with as many compute
+    slices. `gpu_gigabytes` is 0 if the memory of the GPU is unknown: then the usual number is assumed.
+    """
+    usual = max(1, compute_slices)
+    if whole == _EIGHT:
+        usual = _USUAL_MEMORY_SLICES.get(compute_slices, usual)
+    if not gpu_gigabytes:
+        return usual
+    return min(whole, max(usual, round(gigabytes * whole / gpu_gigabytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,9 @@ class BatchFacts:
         # Of a schema with GPUs, the presence of a GPU already shows that the node reported.
         elif not self.has_reports:
             self.added_bytes += add_reports(interval, self.join_spans(rows))
-        if self.schema.metered.layouts:
+        if self.schema.mig_layouts:
             self._record_layouts(interval, rows)
-        if len(self.schema.metered.columns):
+        if self.schema.counters:
             self._record_counters(interval, rows)
         return self.added_bytes
 
@@ -116,7 +116,6 @@ class BatchFacts:
     def _record_gpus(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> None:
         """Record the GPUs that reported any value in these rows."""
         everywhere = self._build_presence(interval, rows)
-        skus = self.schema.metered.skus
         for gpu in self.schema.gpus:
             if not claim_events.is_gpu_name(gpu.uuid):
                 continue  # it would be mixed up with other keys
@@ -138,9 +137,8 @@ class BatchFacts:
                 continue
             reported = interval.gpus.get(gpu.uuid)
             before = len(reported.spans) if reported else -_SPANS_OF_A_GPU
-            sku = skus.get(gpu.uuid, "")
             reported_gpu = node_intervals.ReportedGpu(
-                first_ns, gpu.rail, sku, presence.spans, presence.trusted_start_ns
+                first_ns, gpu.rail, gpu.sku, presence.spans, presence.trusted_start_ns
             )
             interval.record_gpu(gpu.uuid, reported_gpu)
             self.added_bytes += _SPAN_BYTES * (len(interval.gpus[gpu.uuid].spans) - before)
@@ -172,7 +170,7 @@ class BatchFacts:
         # Without uncertainty and skew: they depend on the delivery, and equal layouts must be equal facts.
         bare = node_intervals.copy_times(self.join_spans(rows))
         received_ns = self.record.received_wall_ns
-        for gpu, parts in self.schema.metered.layouts:
+        for gpu, parts in self.schema.mig_layouts:
             if not self.book.accepts_layout(interval.node, gpu, received_ns):
                 continue
             for span in bare:
@@ -183,14 +181,14 @@ class BatchFacts:
         self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
     ) -> None:
         """Store the first reading of each cell of the grid."""
-        batch, metered = self.batch, self.schema.metered
+        batch, columns = self.batch, self.schema.shape.metered.columns
         # Facts of a device may change, of which its counters do not depend.
         counted = self.schema.shape.digest + self.schema.names.keys
         name = f"{self.envelope.run} {batch.stream} {counted.hex()}"
         series = interval.series.get(name)
         if series is None:
             series = interval.series[name] = node_intervals.CounterSeries(
-                self.envelope.run, metered.counters, {}
+                self.envelope.run, self.schema.counters, {}
             )
         readings: list[tuple[int, int]] = []
         last = -1
@@ -206,9 +204,9 @@ class BatchFacts:
             return
         before = len(series.cells)
         width = self.schema.layout.columns
-        table = sheets.rows_at(batch, [row for _, row in readings], metered.columns, width)
+        table = sheets.rows_at(batch, [row for _, row in readings], columns, width)
         for (number, row), read in zip(readings, table, strict=True):
-            codes = sheets.reasons_of(batch, row, width).take(metered.columns)
+            codes = sheets.reasons_of(batch, row, width).take(columns)
             # Counters are never negative: -1 stands for an absent reading, which must not look like 0.
             values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
             timestamp_ns = self.since_boot_ns + batch.boot_ns[row]
@@ -216,7 +214,7 @@ class BatchFacts:
                 number,
                 node_intervals.CounterReading(batch.boot_ns[row], timestamp_ns, values.tobytes()),
             )
-        cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(metered.columns)
+        cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(columns)
         self.added_bytes += cell_bytes * (len(series.cells) - before)
 
 

@@ -49,6 +49,8 @@ class SchemaGpu:
     index: str = ""
     pci: str = ""
     """PCI address of the device."""
+    sku: str = ""
+    """Its model as a slug."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,9 +106,9 @@ class KnownSchema:
     shape: KnownShape
     names: NodeNames
     gpus: tuple[SchemaGpu, ...] = ()
-    metered: shape_columns.MeteredColumns = shape_columns.NOT_METERED
-    job_gpus: tuple[str, ...] = ()
-    """The UUID of each owner of columns of jobs; empty for the GPU on a rail."""
+    counters: tuple[shape_columns.CounterSubject, ...] = ()
+    """The subject of each metered column of the shape."""
+    mig_layouts: shape_columns.MigLayouts = ()
     gpus_by_rail: Mapping[int, str] = field(default_factory=lambda: _NO_GPUS)
     """UUIDs of GPUs; those without a rail, or with one already used, have a negative key."""
     shown: tuple[str, ...] = ()
@@ -131,7 +133,7 @@ class KnownSchema:
     @property
     def has_facts(self) -> bool:
         """True if metering uses more of its frames than their time."""
-        return bool(self.gpus or self.metered.layouts or self.metered.counters)
+        return bool(self.gpus or self.mig_layouts or self.counters)
 
     @property
     def device_names(self) -> Mapping[device_names.DeviceKey, device_names.Names]:
@@ -140,6 +142,11 @@ class KnownSchema:
             rows = named_devices(self.shape.shape, self.names.rows)
             self._device_names = device_names.names_in(rows)
         return self._device_names
+
+    def job_gpus(self) -> list[str]:
+        """Return the UUID of each owner of columns of jobs; empty for the GPU on a rail."""
+        owners, rows = self.jobs.owners if self.jobs else (), self.names.rows
+        return [rows[name].key[0] if name >= 0 and rows[name].key else "" for name, _ in owners]
 
     def join(self) -> WireSchema:
         """Return the schema with all of its entities, for pages and reports."""
@@ -161,20 +168,18 @@ def _make_schema(shape: KnownShape, names: NodeNames) -> KnownSchema:
             gpu.columns,
             rows[gpu.name].facts.get("index", ""),
             rows[gpu.name].facts.get("pci_address", ""),
+            shape_columns.sku_of(rows[gpu.name].facts.get("model", "")),
         )
         for gpu in shape.gpus
     )
-    owners = shape.jobs.owners if shape.jobs else ()
     return KnownSchema(
         shape,
         names,
         gpus,
-        shape_columns.name_metered_columns(shape.metered, shape.shape, rows),
-        tuple(
-            intern(rows[name].key[0]) if name >= 0 and rows[name].key else "" for name, _ in owners
-        ),
+        shape.metered.subjects(shape.shape, rows),
+        shape_columns.mig_layouts(shape.shape, rows),
         _gpus_by_rail(gpus),
-        shape.showing.devices.names(rows),
+        shape.devices.names(rows),
     )
 
 

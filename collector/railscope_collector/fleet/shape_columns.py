@@ -9,7 +9,7 @@ each source shows that.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -25,11 +25,10 @@ from railscope.catalog import KINDS, METRICS, account, agent, declare, nic, roll
 from railscope.catalog.entities import GPU as GPU_ENTITY, SWITCH
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
-from railscope.mig_profiles import count_memory_slices
 from railscope.reading import PRESENT, Absent
 from railscope.shapes import RESERVED, join
 from railscope.wire import BUILD, NameRows, Shape, Slot, WireEntity, WireGroup, WireSchema
-from railscope_collector.metering import counter_increments, units
+from railscope_collector.metering import counter_increments
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 ColumnKey: TypeAlias = tuple[declare.Metric, tuple[str, ...]]
@@ -173,20 +172,6 @@ AGENT_MEASURES = frozenset(
     {counter_increments.CountedQuantity.USED, counter_increments.CountedQuantity.MEMORY}
 )
 """Counters that the agent keeps: they restart with each run of it."""
-_PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
-_MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB?\b", re.IGNORECASE)
-_UNNAMED_GIGABYTES = {
-    "b200": 180,
-    "gb200": 186,
-    "gh200-120gb": 96,
-    "gh200-480gb": 96,
-    "h100-nvl": 94,
-    "h20": 96,
-    "h200": 141,
-    "h200-nvl": 141,
-}
-"""Memory of GPUs by model, if the name states none, or that of the Grace processor."""
-_COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
 _TILINGS = ("compute", "memory")
 
 
@@ -207,29 +192,33 @@ class ReportedMigInstance(msgspec.Struct, frozen=True, array_like=True, order=Tr
     memory: tuple[int, int]
 
 
+MigLayouts: TypeAlias = tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]
+"""The MIG instances of each GPU of a node; without instances it is not partitioned."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MeteredColumns:
-    """The columns of a schema that metering counts, and the MIG layouts of GPUs."""
-
-    counters: tuple[CounterSubject, ...]
-    columns: npt.NDArray[np.intp]
-    layouts: tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]
-    skus: Mapping[str, str]
-
-
-NOT_METERED = MeteredColumns((), np.array((), np.intp), (), MappingProxyType({}))
-"""Shared by most schemas of a node."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeteredShape:
     """The columns of a shape that metering counts: the measure, the number of the name and the kind of each."""
 
     counters: tuple[tuple[counter_increments.CountedQuantity, int, str], ...]
     columns: npt.NDArray[np.intp]
 
+    def subjects(self, shape: Shape, rows: NameRows) -> tuple[CounterSubject, ...]:
+        """Return the subject of each column of a node."""
+        return tuple(
+            CounterSubject(measure, gpu=intern(rows[name].key[0]))
+            if kind == GPU
+            else CounterSubject(
+                measure,
+                rail=shape.rails[name],
+                port=intern("/".join(rows[name].key)),
+                rdma=kind == RDMA_PORT,
+            )
+            for measure, name, kind in self.counters
+        )
 
-def find_metered_columns(shape: Shape) -> MeteredShape:
+
+def find_metered_columns(shape: Shape) -> MeteredColumns:
     """Return the columns of a shape that metering counts."""
     counters: list[tuple[counter_increments.CountedQuantity, int, str]] = []
     columns: list[int] = []
@@ -239,23 +228,7 @@ def find_metered_columns(shape: Shape) -> MeteredShape:
         if measure is not None and slot.name != BUILD and not slot.part and has_owner:
             counters.append((measure, slot.name, slot.kind))
             columns.append(column)
-    return MeteredShape(tuple(counters), np.array(columns, np.intp))
-
-
-def name_metered_columns(metered: MeteredShape, shape: Shape, rows: NameRows) -> MeteredColumns:
-    """Return the metering facts of a shape and the names of a node."""
-    counters = tuple(
-        _counter_subject(measure, kind, rows[name].key, shape.rails[name])
-        for measure, name, kind in metered.counters
-    )
-    layouts = _layouts(join(shape, rows)) if shape.stream == MIG_STREAM else ()
-    gpus: Iterable[WireEntity] = ()
-    if shape.stream == STREAMS[GPU]:
-        gpus = (rows[slot.name] for slot in gpu_slots(shape))
-    skus = {intern(row.key[0]): sku_of(row.facts.get("model", "")) for row in gpus}
-    if not (counters or layouts or skus):
-        return NOT_METERED
-    return MeteredColumns(counters, metered.columns, layouts, skus)
+    return MeteredColumns(tuple(counters), np.array(columns, np.intp))
 
 
 def gpu_slots(shape: Shape) -> list[Slot]:
@@ -265,14 +238,6 @@ def gpu_slots(shape: Shape) -> list[Slot]:
     ]
 
 
-def _counter_subject(
-    measure: counter_increments.CountedQuantity, kind: str, key: tuple[str, ...], rail: int
-) -> CounterSubject:
-    if kind == GPU:
-        return CounterSubject(measure, gpu=intern(key[0]))
-    return CounterSubject(measure, "", rail, intern("/".join(key)), kind == RDMA_PORT)
-
-
 @lru_cache(maxsize=256)
 def sku_of(model: str) -> str:
     """Return a GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
@@ -280,42 +245,27 @@ def sku_of(model: str) -> str:
     return "-".join(name for name in names if name not in {"nvidia", "tesla", "geforce"})
 
 
-def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]:
-    """Return the MIG layout of each GPU of the stream.
+def mig_layouts(shape: Shape, rows: NameRows) -> MigLayouts:
+    """Return the MIG layout of each GPU of the MIG stream of a node; empty for other streams.
 
-    Agents report the slots of each device. If an agent does not report the position of an instance,
-    positions are assigned in the order of instance numbers; instances that do not fit are omitted.
+    Agents report the slots of each device. An instance without them is omitted, and so are all of a GPU if two overlap.
     """
-    found: dict[str, dict[int, WireEntity]] = {}
-    reported: dict[str, dict[str, ReportedMigInstance]] = {}
-    models: dict[str, str] = {}
-    for entity in wire.entities:
+    if shape.stream != MIG_STREAM:
+        return ()
+    found: dict[str, dict[str, ReportedMigInstance]] = {}
+    for entity in join(shape, rows).entities:
         if entity.kind == GPU:
             found.setdefault(entity.key[0], {})
-            models[entity.key[0]] = entity.facts.get("model", "")
-        elif entity.kind == _MIG and entity.facts.get("gpu_instance", "").isdecimal():
-            instances = found.setdefault(entity.key[0], {})
-            instances.setdefault(int(entity.facts["gpu_instance"]), entity)
+        elif entity.kind == _MIG and (instance := entity.facts.get("gpu_instance")):
+            parts = found.setdefault(entity.key[0], {})
             if part := _reported_slots(entity):
-                parts = reported.setdefault(entity.key[0], {})
-                instance = entity.facts["gpu_instance"]
                 parts[instance] = (
                     _joined_slots(parts[instance], part) if instance in parts else part
                 )
     return tuple(
-        (gpu, _mig_instances(list(reported.get(gpu, {}).values()), instances, models.get(gpu, "")))
-        for gpu, instances in found.items()
+        (gpu, tuple(sorted(parts.values())) if _are_disjoint(list(parts.values())) else ())
+        for gpu, parts in found.items()
     )
-
-
-def _mig_instances(
-    reported: list[ReportedMigInstance], instances: dict[int, WireEntity], model: str
-) -> tuple[ReportedMigInstance, ...]:
-    """Return the instances of one GPU: as reported, if all were and no two overlap."""
-    # All or none: positions from two sources could overlap.
-    if len(reported) == len(instances) and _are_disjoint(reported):
-        return tuple(sorted(reported))
-    return _place_mig_instances([e for _, e in sorted(instances.items())], model)
 
 
 def _are_disjoint(parts: list[ReportedMigInstance]) -> bool:
@@ -341,45 +291,11 @@ def _joined_slots(instance: ReportedMigInstance, other: ReportedMigInstance) -> 
     )
 
 
-def _place_mig_instances(
-    instances: list[WireEntity], model: str
-) -> tuple[ReportedMigInstance, ...]:
-    """Assign positions as agents do for claims: at the first free multiple of the instance's memory."""
-    taken: list[range] = []
-    parts: list[ReportedMigInstance] = []
-    for entity in instances:
-        match = _PROFILE.search(entity.facts.get("profile", ""))
-        if not match:
-            continue
-        slices = int(match[1])
-        size = count_memory_slices(slices, int(match[2]), _gigabytes_of(model))
-        last = min(_MEMORY_SLICES - size, _COMPUTE_SLICES - slices)
-        for start in range(0, last + 1, size):
-            if all(start + size <= other.start or other.stop <= start for other in taken):
-                taken.append(range(start, start + size))
-                compute, memory = (
-                    units.compute_slices(start, slices),
-                    units.memory_slices(start, size),
-                )
-                parts.append(
-                    ReportedMigInstance(
-                        (int(compute.low), int(compute.high)), (int(memory.low), int(memory.high))
-                    )
-                )
-                break
-    return tuple(sorted(parts))
-
-
-def _gigabytes_of(model: str) -> int:
-    """Return the memory of a GPU by its model; 0 if it is unknown."""
-    named = _MODEL_MEMORY.search(model)
-    return _UNNAMED_GIGABYTES.get(sku_of(model), int(named[1]) if named else 0)
-
-
 STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
 """The stream with the devices of each kind; the name of its source is the same."""
 AGENT_STREAM = "agent"
 UNSUPPORTED = next(code for code, name in agent.SOURCE_STATES.items() if name == "unsupported")
+_NO_STATES: Mapping[str, int] = MappingProxyType({})
 _NO_POSITIONS: npt.NDArray[np.intp] = np.array((), np.intp)
 
 
@@ -416,15 +332,6 @@ class DeviceColumns:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShownDeviceColumns:
-    """The parts of a schema that show devices."""
-
-    devices: DeviceColumns = field(default_factory=DeviceColumns)
-    states: Mapping[str, int] = field(default_factory=dict)
-    """The columns with the states of the sources in `STREAMS`."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShownDevices:
     """The devices of one kind in one node, by name."""
@@ -435,18 +342,14 @@ class ShownDevices:
     """Listed without any value: their presence is unknown."""
 
 
-NO_DEVICE_COLUMNS = ShownDeviceColumns()
+NO_DEVICES = DeviceColumns()
 
 
-def find_device_columns(shape: Shape) -> ShownDeviceColumns:
-    """Return the parts of a shape that show devices."""
-    if shape.stream == AGENT_STREAM:
-        return ShownDeviceColumns(states=_states(shape))
+def device_columns(shape: Shape) -> DeviceColumns:
+    """Return the devices that the inventory compares; none for most streams."""
     kind = next((kind for kind, stream in STREAMS.items() if stream == shape.stream), None)
-    return NO_DEVICE_COLUMNS if kind is None else ShownDeviceColumns(_devices(shape, kind))
-
-
-def _devices(shape: Shape, kind: str) -> DeviceColumns:
+    if kind is None:
+        return NO_DEVICES
     columns: dict[int, list[int]] = {}
     for column, _, slot in slots_of(shape):
         if slot.kind == kind and slot.name != BUILD:
@@ -459,7 +362,10 @@ def _devices(shape: Shape, kind: str) -> DeviceColumns:
     )
 
 
-def _states(shape: Shape) -> dict[str, int]:
+def state_columns(shape: Shape) -> Mapping[str, int]:
+    """Return the columns with the states of the sources in `STREAMS`; none but for the agent's own stream."""
+    if shape.stream != AGENT_STREAM:
+        return _NO_STATES
     return {
         source: column
         for column, group, slot in slots_of(shape)

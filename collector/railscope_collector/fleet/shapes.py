@@ -11,7 +11,7 @@ of many nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -198,8 +198,10 @@ class KnownShape:
     size_bytes: int
     layout: SchemaLayout
     gpus: tuple[ShapeGpu, ...]
-    metered: shape_columns.MeteredShape
-    showing: shape_columns.ShownDeviceColumns
+    metered: shape_columns.MeteredColumns
+    devices: shape_columns.DeviceColumns
+    source_states: Mapping[str, int]
+    """The columns with the states of sources, if the agent reports them in it."""
     jobs: shape_columns.JobColumns | None
     key_lengths: tuple[int | None, ...]
     """Number of labels of each name; None for a kind that is not in the catalog."""
@@ -211,9 +213,9 @@ class KnownShape:
 
     @property
     def uses_names(self) -> bool:
-        """True if metering, jobs or the inventory read names of it."""
-        has_devices = bool(self.gpus or self.metered.counters or self.showing.devices.numbers)
-        return has_devices or bool(self.jobs) or self.shape.stream == shape_columns.MIG_STREAM
+        """True if metering or the inventory read names of it."""
+        has_devices = bool(self.gpus or self.metered.counters or self.devices.numbers)
+        return has_devices or self.shape.stream == shape_columns.MIG_STREAM
 
     def check_names(self, lengths: bytes) -> None:
         """Raise WireError for names with these numbers of labels if they do not fit the shape."""
@@ -242,7 +244,8 @@ class KnownShape:
             make_layout(digest, shape),
             _shape_gpus(shape),
             shape_columns.find_metered_columns(shape),
-            shape_columns.find_device_columns(shape),
+            shape_columns.device_columns(shape),
+            shape_columns.state_columns(shape),
             shape_columns.job_columns(shape),
             lengths,
             frozenset(number for number, kind in kinds if kind and kind.varies).difference(

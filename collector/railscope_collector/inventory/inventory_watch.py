@@ -147,14 +147,14 @@ class _FreshDevices:
             schema = row.schema
             reasons = row.block.reasons
             codes = None if reasons is None else reasons[row.index]
-            return schema.shape.showing.devices.states(schema.shown, codes)
+            return schema.shape.devices.states(schema.shown, codes)
         if agent and self._has_no_devices(agent, stream):
             return shape_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"
 
     def _has_no_devices(self, agent: StreamRow, source: str) -> bool:
         """True if the agent reports that a source has no device on the node."""
-        column = agent.schema.shape.showing.states.get(source)
+        column = agent.schema.shape.source_states.get(source)
         if column is None or agent.block.reasons_of(agent.index)[column] != PRESENT:
             return False
         return int(agent.block.values_of(agent.index)[column]) == shape_columns.UNSUPPORTED

@@ -53,7 +53,7 @@ def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> 
         events += len(batch.events)
         if schema is not None:
             sample_spans += _count_spans(batch, schema)
-            counters = len(schema.metered.counters)
+            counters = len(schema.counters)
             if counters:
                 cells = len({boot_ns // node_intervals.GRID_NS for boot_ns in batch.boot_ns})
                 counter_bytes += cells * counters * BYTES_PER_VALUE
@@ -79,7 +79,7 @@ def _count_spans(batch: Batch, schema: KnownSchema) -> int:
         # A GPU may be absent in some rows: then its samples have more gaps than the frames.
         sample_spans = min(batch.rows, sample_spans + length_ns // GAP_NS)
         cells = batch.rows * len(schema.gpus) // _ROWS_PER_SPAN
-    return sample_spans * max(1, len(schema.gpus) + len(schema.metered.layouts)) + cells
+    return sample_spans * max(1, len(schema.gpus) + len(schema.mig_layouts)) + cells
 
 
 def find_exceeded_bounds(

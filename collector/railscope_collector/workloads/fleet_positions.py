@@ -82,7 +82,7 @@ class FleetPositions:
                 )
                 table = self._tables[id(row.block)] = PositionTable(row.block, schema.jobs, free)
             table.positions[row.index] = schema.jobs.positions(
-                schema.job_gpus, by_gpu, by_rail, NO_POSITION
+                schema.job_gpus(), by_gpu, by_rail, NO_POSITION
             )
 
     def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:

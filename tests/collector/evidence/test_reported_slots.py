@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, strategies as st
 
 from railscope.shapes import split
 from railscope.wire import WireEntity, WireSchema
-from railscope_collector.fleet.shape_columns import (
-    ReportedMigInstance,
-    find_metered_columns,
-    name_metered_columns,
-)
+from railscope_collector.fleet.shape_columns import ReportedMigInstance, mig_layouts
 
 WHOLE = (0, 840)
 
 
-def layout(*devices: dict[str, str], model: str = "") -> tuple[ReportedMigInstance, ...]:
+def layout(*devices: dict[str, str]) -> tuple[ReportedMigInstance, ...]:
     """The layout of one GPU with MIG devices that have these facts."""
     mig = [
         WireEntity(kind="mig", key=("GPU-0", f"MIG-{place}"), facts={"profile": "3g.40gb", **facts})
         for place, facts in enumerate(devices)
     ]
-    entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={"model": model}), *mig)
+    entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={}), *mig)
     shape, names, _ = split(WireSchema("mig", (), entities), reserve=False)
-    metered = find_metered_columns(shape)
-    ((_, parts),) = name_metered_columns(metered, shape, names).layouts
+    ((_, parts),) = mig_layouts(shape, names)
     return parts
 
 
@@ -35,27 +29,9 @@ def device(instance: int, compute: str, memory: str) -> dict[str, str]:
     return {"gpu_instance": str(instance), "compute_slots": compute, "memory_slots": memory}
 
 
-@pytest.mark.parametrize(
-    ("model", "profile", "eighths"),
-    [
-        ("NVIDIA GH200 480GB", "3g.48gb", 4),
-        ("NVIDIA GH200 480GB", "7g.96gb", 8),
-        ("NVIDIA GH200 480GB", "1g.24gb", 2),
-        ("NVIDIA GH200 144G HBM3e", "1g.18gb", 1),
-        ("NVIDIA H200", "1g.35gb", 2),
-        ("NVIDIA H200", "1g.18gb", 1),
-        ("NVIDIA H100 80GB HBM3", "1g.20gb", 2),
-        ("NVIDIA H100 80GB HBM3", "2g.20gb", 2),
-        ("NVIDIA A100-SXM4-40GB", "1g.10gb", 2),
-        ("NVIDIA H999 9999GB", "3g.40gb", 4),
-        ("NVIDIA H999", "1g.999gb", 1),
-    ],
-)
-def test_the_memory_of_an_instance_by_profile_and_model(
-    model: str, profile: str, eighths: int
-) -> None:
-    (part,) = layout({"gpu_instance": "1", "profile": profile}, model=model)
-    assert part.memory == (0, eighths * 105)
+def test_an_instance_without_slots_is_omitted():
+    parts = layout(device(1, "0-360", "0-420"), {"gpu_instance": "2"})
+    assert parts == (ReportedMigInstance((0, 360), (0, 420)),)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text("0123456789-", max_size=8)), max_size=4))
