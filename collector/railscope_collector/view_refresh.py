@@ -41,7 +41,7 @@ MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
 *_, _FAILED = GPU_HEALTH.states
 _CELLS_PER_TURN = 16
-_ROWS_PER_SLICE = 128
+_ROWS_PER_SLICE = 32
 """Rows of a block after which other tasks get a turn."""
 
 

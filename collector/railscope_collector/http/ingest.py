@@ -77,8 +77,10 @@ class Ingest:
 
     async def handle(self, request: web.Request, credential: Credential) -> web.Response:
         """Respond to one POST."""
+        # Not in the request, which aiohttp keeps until the next one of the connection: with the last body of each node.
+        body = bytearray()
         try:
-            response = json_response(await self._receive(request, credential))
+            response = json_response(await self._receive(request, credential, body))
         except NotAcknowledgedError as rejection:
             self.core.counts.reject(rejection.reason)
             # A valid credential that is used for another node is a misuse, which the audit log contains.
@@ -109,12 +111,14 @@ class Ingest:
         # Of these the agent deletes or changes something: a proxy between them must not be able to answer in place of
         # the collector.
         if response.status in http_responses.MARKED_STATUSES:
-            response.headers[http_responses.RESPONSE_MARK_HEADER] = await _make_response_mark(
-                request, response
+            response.headers[http_responses.RESPONSE_MARK_HEADER] = _make_response_mark(
+                request, response, bytes(body)
             )
         return response
 
-    async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int | str]:
+    async def _receive(
+        self, request: web.Request, credential: Credential, body: bytearray
+    ) -> dict[str, int | str]:
         if reason := self.core.draining:
             text = f"the collector accepts no frames: {reason}; fix: send to another one"
             raise NotAcknowledgedError(text, "draining", draining=True)
@@ -125,25 +129,25 @@ class Ingest:
         self._check_rate(sender, credential.name)
         # One request of a node at a time: concurrent ones would pass the checks of sequences and rates together.
         async with sender.lock:
-            body = await self._read_body(request)
-            delivery = await self._decode(request, credential.name, body)
+            await self._read_body(request, body)
+            delivery = await self._decode(request, credential.name, bytes(body))
             return await self._process(credential, sender, delivery)
 
-    async def _read_body(self, request: web.Request) -> bytes:
+    async def _read_body(self, request: web.Request, body: bytearray) -> None:
         max_bytes = self.limits.body_bytes
         # Rejected by its header where possible: the body need not be received.
-        if (request.content_length or 0) > max_bytes:
-            text = f"body too large: expected at most {max_bytes} bytes"
-            raise NotAcknowledgedError(text, "size")
+        size = request.content_length or 0
         try:
             async with asyncio.timeout(self.limits.body_timeout_seconds):
-                return await request.read()
+                while size <= max_bytes and (chunk := await request.content.readany()):
+                    body += chunk
+                    size = len(body)
         except TimeoutError:
             text = f"body not received within {self.limits.body_timeout_seconds:g} s"
             raise NotAcknowledgedError(text, "timeout") from None
-        except web.HTTPRequestEntityTooLarge:
+        if size > max_bytes:
             text = f"body too large: expected at most {max_bytes} bytes"
-            raise NotAcknowledgedError(text, "size") from None
+            raise NotAcknowledgedError(text, "size")
 
     def _check_rate(self, sender: NodeSender, node: str) -> None:
         now_seconds = asyncio.get_running_loop().time()
@@ -413,7 +417,7 @@ def _unpack(body: bytes, max_bytes: int) -> tuple[wire.Envelope, list[bytes]]:
     return opened.decode_envelope(), opened.former_schemas
 
 
-async def _make_response_mark(request: web.Request, response: web.Response) -> str:
+def _make_response_mark(request: web.Request, response: web.Response, body: bytes) -> str:
     """Return the mark by which the agent authenticates this response."""
     token = request.headers.get("Authorization", "").partition(" ")[2]
     content = response.body if isinstance(response.body, bytes) else b""
@@ -422,4 +426,4 @@ async def _make_response_mark(request: web.Request, response: web.Response) -> s
         return http_responses.unread_mark(
             token, response.status, request.content_length or 0, content
         )
-    return http_responses.response_mark(token, response.status, await request.read(), content)
+    return http_responses.response_mark(token, response.status, body, content)

@@ -42,8 +42,8 @@ from railscope_collector.state.state_snapshots import StateSnapshots
 from railscope_collector.state_store import StateStoreError
 from railscope_collector.work_limits import TimeSlices
 
-MAX_QUEUED_BYTES = 64 << 20
-"""Bodies of records that wait decoded; further ones are read from the log."""
+MAX_QUEUED_BYTES = 4 << 20
+"""Bodies of records that wait decoded, which take six times as much memory; further ones are read from the log."""
 MAX_QUARANTINE_BYTES = 256 << 20
 """Maximum size of quarantined records. Above it, further ones are counted and stay in their segments."""
 MIN_REPLAYED_BYTES = 64 << 20
