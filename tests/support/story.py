@@ -79,11 +79,11 @@ def cut(name: str, *profiles: str) -> Schema:
     ]
     slots = find_mig_slots(devices)
     for number, profile in enumerate(profiles):
-        of_device = slots[f"MIG-{number}"]
-        reported = {
-            "compute_slots": str(of_device.compute),
-            "memory_slots": str(of_device.memory),
-        }
+        of_device = slots.get(f"MIG-{number}")  # none for a device that does not fit
+        reported = {}
+        if of_device:
+            reported["compute_slots"] = str(of_device.compute)
+            reported["memory_slots"] = str(of_device.memory)
         facts = {
             "profile": profile,
             "gpu_instance": str(number),
