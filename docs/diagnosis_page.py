@@ -16,13 +16,12 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import AdviceThresholds
 from railscope_collector.diagnosis import (
     network_advice,
-    switch_advice,
-    switch_counters,
     switch_evidence,
-    switch_links,
-    switch_queues,
+    switch_fabric,
+    switch_faults,
 )
 from railscope_collector.diagnosis.explanation import EDGES
+from railscope_collector.diagnosis.findings import SLOT_NS, SLOTS_PER_MINUTE
 from railscope_collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from railscope_collector.diagnosis.incident_report import incident_schema
 from railscope_collector.diagnosis.node_detectors import NODE_CLASSES
@@ -66,18 +65,18 @@ Where a running collector [reads switches](switches.md), the diagnosis uses them
 unknown: it confirms and contradicts nothing.
 
 - **Both ends of a link.** Pauses that a NIC counts as sent are the basis of {_listed(switch_evidence.PAUSING_CLASSES)}. Pauses that it counts as
-  received are the basis of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
-  too. A counter of all priorities together counts while only one priority of the link has pauses. If both ends agree, the confidence
-  is the highest of the class. If one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
-- **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
-  the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
+  received are the basis of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over two periods of its samples and 50 seconds is evidence
+  too, of all priorities together. If both ends agree, the confidence
+  is the highest of the class. If one end counts more than {switch_fabric.DIFFERENT:.0f} times as much, it is the lowest.
+- **Queues.** The cause of {_listed(switch_evidence.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
+  the same number at ports of the same role. If exactly one exceeds {switch_evidence.FACTOR:.0f} times the median of at least {switch_evidence.MIN_PEERS - 1} others and {switch_evidence.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
 - **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
 - **PFC watchdog.** A storm that it detects is evidence of `pfc_storm`, and so is the end of a storm where a switch counts only ends. The NIC at the port must count
   pauses as well, unless its counters are not known.
 - **Errors of a link.** The errors that a switch port counts are evidence of `link_transmit_errors` of its NIC, which cannot count them itself.
-- **Ports without a known NIC.** Faults that no host counts: `switch_link_errors` (at least {switch_links.MIN_ERRORS:g} errors per second, and {switch_links.FACTOR:.0f} times the median of other such ports),
-  `switch_link_down`, and `leaf_loss` (a lossless queue drops at least {switch_links.MIN_ERRORS:g} packets per second). The cause is the leaf of the switch, or the leaf at the other end.
+- **Ports without a known NIC.** Faults that no host counts: `switch_link_errors` (at least {switch_faults.MIN_ERRORS:g} errors per second, and {switch_faults.FACTOR:.0f} times the median of other such ports),
+  `switch_link_down`, and `leaf_loss` (a lossless queue drops at least {switch_faults.MIN_ERRORS:g} packets per second). The cause is the leaf of the switch, or the leaf at the other end.
 """
 
 
@@ -90,10 +89,10 @@ Advice is an incident about a state that lasts and costs, of severity `info`; `h
 - `switch_settings_mismatch`: PFC priorities, DSCP maps or MTU that a switch port announces (LLDP, DCBX of IEEE 802.1Q) differ from the NIC's. Switches that send no such frames are not compared.
 - `cabling_fault`: the leaf of a NIC is the leaf of another rail, compared with the other nodes of its pod ([Switches](switches.md#links-and-cabling-faults)).
 - `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {100 * network_advice.MIN_LATE_NICS:.0f} % of the NICs of a leaf are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
-  They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * network_advice.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
-  per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_advice.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
-- `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_advice.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
-  a peak of that share counts if it rose in the last {switch_counters.KEPT_NS // (60 * SECOND_NS)} minutes. Or a priority group dropped packets although its port pauses the sender.
+  They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * network_advice.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_faults.MIN_PAUSES:.0f} pause frames of a priority
+  per second for {switch_fabric.WINDOW_SLOTS * SLOT_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_faults.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
+- `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_faults.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
+  a peak of that share counts if it rose in the last {switch_fabric.KEPT_SLOTS // SLOTS_PER_MINUTE} minutes. Or a priority group dropped packets although its port pauses the sender.
 """
 
 

@@ -1,4 +1,4 @@
-"""Switches beside a drawn cluster: what their ports count, and what the NICs at the other ends count of the same pauses."""
+"""Switches beside a drawn cluster: what their ports count."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from support.drawn_cluster import FULL_STOP_FRAMES, RAILS, START_NS, DrawnFeed, 
 from support.schemas import wire_schema
 
 from railscope import batch_encoding
-from railscope.catalog import nic, switches as catalog
+from railscope.catalog import switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, NodeTimestamp
 from railscope.reading import Reading
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS
-from railscope_collector.diagnosis.switch_counters import SenderReadings
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.switches import switch_reading
 from railscope_collector.switches.switch_frames import SwitchFrames
 
@@ -63,22 +63,19 @@ class DrawnSwitches:
             LinkedPort(*port, node_name(node), f"eth{rail}", is_certain=True)
             for (node, rail), port in self._links.items()
         ]
-        self.feed.diagnosis.switches.set_links(links, START_NS)
+        self.feed.diagnosis.fabric.set_links(links, START_NS)
 
     def poll(self, slot: int, row: Row) -> None:
-        """Count the pauses of a slot at both ends, and store what switches and nodes report of it."""
-        evidence = self.feed.diagnosis.switches
+        """Count the pauses of a slot at the ports, and store what switches report of it."""
         of_switch = defaultdict[str, list[tuple[Metric, Entity, Reading]]](list)
-        of_node = defaultdict[int, list[tuple[Metric, Entity, Reading]]](list)
         for place, share in self.shares.items():
             counts, port = self._counted[place], self._links[place]
             for number, name in enumerate(("pausing", "paused")):
                 rate = row.nic[f"{name}_frames"][place] + row.nic[name][place] * FULL_STOP_FRAMES
                 counts[number] += rate * SLOT_SECONDS
-            seen = (nic.PFC_SENT, nic.PFC_RECEIVED), (catalog.PFC_RECEIVED, catalog.PFC_SENT)
-            for value, at_nic, at_port in zip(counts, *seen, strict=True):
-                entity = Entity(at_nic.about, (f"eth{place[1]}", PRIORITY))
-                of_node[place[0]].append((at_nic, entity, int(value)))
+            for value, at_port in zip(
+                counts, (catalog.PFC_RECEIVED, catalog.PFC_SENT), strict=True
+            ):
                 entity = Entity(at_port.about, (*port, PRIORITY))
                 of_switch[port[0]].append((at_port, entity, int(share * value)))
         mirrored = {
@@ -93,17 +90,13 @@ class DrawnSwitches:
             of_switch[port[0]].append((catalog.NEIGHBOUR_KNOWN, entity, 1))
         for name, values in of_switch.items():
             if name not in self.silent:
-                self._store(evidence.readings, name, slot, values)
-        for node, values in of_node.items():
-            self._store(evidence.hosts, node_name(node), slot, values)
+                self._store(name, slot, values)
+        self.feed.diagnosis.readings.flush()
 
     def _store(
-        self,
-        readings: SenderReadings,
-        sender: str,
-        slot: int,
-        values: Iterable[tuple[Metric, Entity, Reading]],
+        self, switch: str, slot: int, values: Iterable[tuple[Metric, Entity, Reading]]
     ) -> None:
+        diagnosis = self.feed.diagnosis
         streams = defaultdict[str, switch_reading.StreamReadings](list)
         for metric, entity, value in values:
             stream = _STREAMS.get(metric.about.name, switch_reading.PRIORITY)
@@ -111,11 +104,11 @@ class DrawnSwitches:
             at = switch_reading.NEIGHBOURS if is_neighbour else stream
             streams[at].append(((metric, entity), value))
         made = self._frames.setdefault(
-            sender, SwitchFrames(sender, "run", has_narrow_counters=False)
+            switch, SwitchFrames(switch, "run", has_narrow_counters=False)
         )
-        time_ns = self.feed.diagnosis.end_of(slot) - SECOND_NS
+        time_ns = diagnosis.end_of(slot) - SECOND_NS
         stamp = NodeTimestamp(time_ns, time_ns - START_NS + SECOND_NS, SECOND_NS // 20)
         for frame in made.frames(switch_reading.SwitchReading(streams), stamp):
             batch, schema = batch_encoding.encode_batch([frame]), wire_schema(frame.schema)
-            schemas = {batch.schema: schema}
-            readings.add(sender, "run", (batch,), schemas.__getitem__, lambda at_ns: at_ns)
+            schemas, name = {batch.schema: schema}, SWITCH_PREFIX + switch
+            diagnosis.add_switch(name, "run", (batch,), schemas.__getitem__, lambda at_ns: at_ns)

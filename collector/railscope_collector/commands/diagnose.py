@@ -43,7 +43,7 @@ from railscope_collector.diagnosis.cluster_diagnosis import (
 from railscope_collector.diagnosis.incident_report import describe, incident_document, victims_of
 from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
 from railscope_collector.diagnosis.quantities import QUANTITIES
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.files import tenants_file
 from railscope_collector.files.watched_file import FileError
 from railscope_collector.fleet.schemas import SchemaReader
@@ -68,7 +68,9 @@ REPLAYED_SOURCES = (
     "kernel", "tenancy", "flight_recorder", "nccl_inspector", "nccl_ras",
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
-REPLAYED_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})
+REPLAYED_METRICS = sorted(
+    {each.metric for each in QUANTITIES.values() if each.device not in {"port", "queue"}}
+)
 
 
 @dataclass(slots=True)
@@ -311,7 +313,7 @@ def _new_diagnosis(
     if slots > node_clocks.MAX_SLOTS:
         raise node_clocks.range_error(start_ns, end_ns)
     diagnosis = RecordedDiagnosis(first_ns, slots, site)
-    diagnosis.switches.set_links(site.links, first_ns)
+    diagnosis.fabric.set_links(site.links, first_ns)
     diagnosis.begin(slots - 1)
     return diagnosis, slots
 

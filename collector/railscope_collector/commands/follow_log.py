@@ -22,7 +22,7 @@ from railscope import durable_files, log_output
 from railscope_collector.commands.node_clocks import DiagnoseError
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.jobs import ClaimedGpus
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.fleet.schemas import SchemaReader
 from railscope_collector.framelog.log_follower import LogFollower
 from railscope_collector.live_diagnosis import log_diagnosis

@@ -38,10 +38,9 @@ from railscope_collector.diagnosis import (
     step_period,
     storage_detectors,
     straggler_detectors,
-    switch_advice,
     switch_evidence,
-    switch_links,
-    switch_queues,
+    switch_fabric,
+    switch_faults,
 )
 from railscope_collector.diagnosis.baselines import Baselines
 from railscope_collector.diagnosis.incidents import (
@@ -60,6 +59,7 @@ from railscope_collector.diagnosis.node_readings import (
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import ClusterSignals
 from railscope_collector.diagnosis.slot_sums import divide, mean_known, median_known
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.workloads.job_roster import JobKey
 
 SLOT_SECONDS = findings.SLOT_NS // SECOND_NS
@@ -131,9 +131,8 @@ class ClusterDiagnosis:
         self.has_captures = False
         """True if samples are present even if the collector did not receive them."""
         self.drift = settings_advice.ConfigDrift()
-        self.switches = switch_evidence.SwitchEvidence()
-        self.switch_links = switch_links.SwitchLinks(self.switches)
-        self._queues = switch_queues.QueueLocaliser(self.switches)
+        self.fabric = switch_fabric.SwitchFabric()
+        self._ignored_switch_batches = 0
         self.job_histories: dict[JobKey, findings.JobHistory] = {}
         self._resumed_jobs_until = 0
         self.baselines = Baselines()
@@ -185,8 +184,6 @@ class ClusterDiagnosis:
         self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
     ) -> None:
         self.add_devices(node, (batch,), find_schema, clock)
-        if self.switches.follows(node):
-            self.switches.hosts.add(node, run, (batch,), find_schema, clock)
         for node_event in self.readings.add(node, run, batch, find_schema, clock):
             event, seen_keys = node_event.event, self._seen_events[node]
             key = (event.name, event.entity.key, event.boot_ns)
@@ -195,6 +192,22 @@ class ClusterDiagnosis:
                 self._events.append(node_event)
                 if len(seen_keys) > MAX_SEEN_EVENTS:
                     del seen_keys[next(iter(seen_keys))]
+
+    def add_switch(
+        self, name: str, run: str, batches: Iterable[Batch], find_schema: FindSchema, clock: Clock
+    ) -> None:
+        """Add batches of a switch, unless there are too many."""
+        switch = self.devices.switch(name.removeprefix(SWITCH_PREFIX))
+        if switch is None:
+            self._ignored_switch_batches += 1
+            return
+        for batch in batches:
+            self.readings.add_devices(name, batch, find_schema)
+            list(self.readings.add(name, run, batch, find_schema, clock))
+            slot = self.readings.slot_of(clock(batch.wall_ns[-1]))
+            if slot > switch.last_slot:
+                period = slot - switch.last_slot if switch.last_slot >= 0 else 1
+                switch.period, switch.last_slot = period, slot
 
     def add_event(self, node_event: NodeEvent) -> None:
         """Add an event."""
@@ -273,10 +286,9 @@ class ClusterDiagnosis:
         self._add_progress(view, slot)
         self._add_to_minute(view)
         with np.errstate(invalid="ignore", divide="ignore"):
-            self.switches.prepare(view)
-            whole = node_detectors.merge_into_nodes(view, self._findings(view))
-            found = self.switches.refine(view, list(self.ranks.name_paths(view, whole)))
-            found = self._queues.refine(view, self.switch_links.refine(view, found))
+            switches = switch_fabric.SwitchView(view, self.fabric)
+            whole = node_detectors.merge_into_nodes(view, self._findings(view, switches))
+            found = switch_evidence.refine(switches, self.ranks.name_paths(view, whole))
             changed = self.tracker.update(view, found)
             incident_effects.update_effects(view, self.tracker.open)
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
@@ -334,21 +346,30 @@ class ClusterDiagnosis:
         for node in self.devices.nodes.values():
             if node.has_ignored_devices:
                 yield f"node {node.name}: devices ignored: expected at most {devices.MAX_DEVICES_PER_NODE} of a kind"
+        for switch in self.devices.switches.values():
+            if switch.has_ignored_devices:
+                yield f"switch {switch.name}: ports and queues ignored: expected at most {devices.MAX_PARTS_PER_SWITCH}"
+        if self._ignored_switch_batches:
+            yield f"frames of switches ignored {self._ignored_switch_batches} times: expected at most {devices.MAX_SWITCHES} switches"
         if self.claims.ignored_claims:
             count, limit = self.claims.ignored_claims, job_groups.MAX_CLAIMS_PER_GPU
             yield f"{count} claims ignored: expected at most {limit} of a GPU"
         if self.tracker.ignored_findings:
             yield f"{self.tracker.ignored_findings} findings ignored: expected at most {MAX_OPEN_PER_CAUSE_NODE} of a node at once"
 
-    def _findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-        for found in self._detectors(view):
+    def _findings(
+        self, view: findings.DiagnosisView, switches: switch_fabric.SwitchView
+    ) -> Iterator[findings.Finding]:
+        for found in self._detectors(view, switches):
             try:
                 yield from found
             except Exception as fault:  # noqa: BLE001 - a defect of one detector must not end the others
                 name = getattr(found, "__qualname__", "")
                 self._report_fault(f"detector {name}", fault)
 
-    def _detectors(self, view: findings.DiagnosisView) -> tuple[Iterator[findings.Finding], ...]:
+    def _detectors(
+        self, view: findings.DiagnosisView, switches: switch_fabric.SwitchView
+    ) -> tuple[Iterator[findings.Finding], ...]:
         return (
             network_detectors.slow_receivers(view),
             network_detectors.incast_receivers(view),
@@ -378,17 +399,17 @@ class ClusterDiagnosis:
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),
             # Before what hosts show of the same leaf.
-            switch_advice.switch_findings(view, self.switch_links),
+            switch_faults.switch_faults(switches),
             network_advice.late_marks(view),
             network_advice.wrong_cables(view),
         )
 
     def _update_groups(self) -> job_groups.PeerGroups:
         """Return the groups of the devices with their present places."""
-        ports, groups, devices = self.switches.ports, self.groups, self.devices
+        ports, groups, devices = self.fabric.ports, self.groups, self.devices
         if groups is None or groups.version != devices.version or ports is not self._ports:
             self._ports = ports
-            devices.place_nics(ports, self.switches.announced)
+            devices.place_nics(ports, self.fabric.announced)
             if groups is None or groups.version != devices.version:
                 groups = job_groups.PeerGroups(devices, groups.leaf_names if groups else [])
                 self.groups = groups

@@ -10,13 +10,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from railscope.catalog import KINDS
 from railscope.wire import WireEntity
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import SlotSums
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
 
 NO_POSITION = -1
+MAX_SWITCHES = 256
+MAX_PARTS_PER_SWITCH = 16_384
+"""Ports and queues of a switch; further ones are ignored."""
 MAX_DEVICES_PER_NODE = 256
 """Devices of one kind of a node; further ones are ignored, and reported."""
 
@@ -76,6 +81,51 @@ class ClusterMount:
         return self.key[1]
 
 
+class SwitchQueue(NamedTuple):
+    """A queue of a switch port, or the whole port."""
+
+    switch: str
+    port: str
+    queue: str = ""
+
+    @property
+    def place(self) -> str:
+        """Switch, port and queue in words."""
+        return f"{self.switch} {self.port}" + (f" queue {self.queue}" if self.queue else "")
+
+
+@dataclass(slots=True)
+class ClusterSwitch:
+    """A switch, and the positions of its ports and of their queues."""
+
+    name: str
+    ports: dict[str, int] = field(default_factory=dict)
+    queues: dict[tuple[str, str], int] = field(default_factory=dict)
+    neighbours: dict[str, str] = field(default_factory=dict)
+    """Name of the device that each port received LLDP from."""
+    system_name: str = ""
+    """Name under which the switch itself announces."""
+    last_slot: int = -1
+    period: int = 1
+    """Slots between its last two samples."""
+    has_ignored_devices: bool = False
+
+    @property
+    def names(self) -> int:
+        """Number of known names."""
+        return len(self.ports) + len(self.queues)
+
+    def position(self, kind: DeviceKind, port: str = "", queue: str = "") -> int:
+        """Return the position of a port, or of one of its queues, or NO_POSITION."""
+        if kind is DeviceKind.PORT:
+            return self.ports.get(port, NO_POSITION)
+        return self.queues.get((port, queue), NO_POSITION)
+
+    def is_fresh(self, slot: int) -> bool:
+        """True if its last sample is not older than three periods and 30 seconds: else it is unknown."""
+        return self.last_slot >= 0 and slot - self.last_slot <= 3 * self.period + 3
+
+
 @dataclass(slots=True)
 class ClusterNode:
     """A node, and the positions of its devices by their names."""
@@ -113,6 +163,9 @@ class ClusterDevices:
         self.nics: list[ClusterNic] = []
         self.gpus: list[ClusterGpu] = []
         self.mounts: list[ClusterMount] = []
+        self.switches: dict[str, ClusterSwitch] = {}
+        self.ports: list[SwitchQueue] = []
+        self.queues: list[SwitchQueue] = []
         self.version = 0
         """Changes with every device and every fact that is new."""
 
@@ -154,8 +207,47 @@ class ClusterDevices:
             self.version += 1
         return found
 
-    def add_entities(self, node: ClusterNode, entities: Iterable[WireEntity]) -> None:
-        """Add the devices and the facts that a schema of a node states."""
+    def switch(self, name: str) -> ClusterSwitch | None:
+        """Return a switch, added if it is new; None if there are too many."""
+        if name not in self.switches and len(self.switches) < MAX_SWITCHES:
+            self.switches[name] = ClusterSwitch(name)
+        return self.switches.get(name)
+
+    def sender(self, name: str) -> ClusterNode | ClusterSwitch:
+        """Return a node, added if it is new, or a switch that is known."""
+        if name.startswith(SWITCH_PREFIX):
+            return self.switches[name.removeprefix(SWITCH_PREFIX)]
+        return self.node(name)
+
+    def _add_ports(self, switch: ClusterSwitch, entities: Iterable[WireEntity]) -> None:
+        """Add the ports, queues and neighbours that a schema of a switch states."""
+        found = [each for each in entities if each.kind == "switch_neighbour"]
+        if found:
+            names = {each.key[-1]: each.facts.get("system_name", "") for each in found}
+            switch.neighbours = {port: name for port, name in names.items() if name}
+        for entity in entities:
+            if entity.kind == "switch" and entity.facts:
+                switch.system_name = entity.facts.get("system_name", "")
+            _, port, number = (*entity.key, "", "", "")[:3]
+            if not port:
+                continue
+            if switch.names >= MAX_PARTS_PER_SWITCH:
+                switch.has_ignored_devices = True
+                continue
+            if port not in switch.ports:
+                switch.ports[port] = self.sums[DeviceKind.PORT].add_device()
+                self.ports.append(SwitchQueue(switch.name, port))
+            if number and (port, number) not in switch.queues:
+                switch.queues[port, number] = self.sums[DeviceKind.QUEUE].add_device()
+                self.queues.append(SwitchQueue(switch.name, port, number))
+
+    def add_entities(
+        self, node: ClusterNode | ClusterSwitch, entities: Iterable[WireEntity]
+    ) -> None:
+        """Add the devices and the facts that a schema of a node or a switch states."""
+        if isinstance(node, ClusterSwitch):
+            self._add_ports(node, list(entities))
+            return
         found = [_with_short_facts(each) for each in entities if each.kind in _NAMING_KINDS]
         for entity in sorted(found, key=lambda each: each.kind != "nic"):  # others refer to NICs
             if entity.kind == "nic" and entity.facts.get("role", "") not in _IGNORED_ROLES:
@@ -257,9 +349,13 @@ class ClusterDevices:
             self.gpus.append(ClusterGpu(node.name, "", pci_address=pci_address))
             self.version += 1
 
-    def position(self, node: ClusterNode, kind: DeviceKind, entity: WireEntity) -> int:
+    def position(  # noqa: PLR0911 - one for each kind of device
+        self, node: ClusterNode | ClusterSwitch, kind: DeviceKind, entity: WireEntity
+    ) -> int:
         """Return the position of the device of this kind that an entity is part of, or NO_POSITION."""
         key = entity.key
+        if isinstance(node, ClusterSwitch):
+            return node.position(kind, *key[1:3])
         if kind is DeviceKind.NODE:
             return node.position
         if kind is DeviceKind.MOUNT:

@@ -14,32 +14,8 @@ from railscope_collector.diagnosis import findings, rank_events
 from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.signals import SIGNALS
 
-_RATES = {
-    "queue_marks": "Packets that the queue marks",
-    "queue_drops": "Packets that the queue drops",
-    "queue_wred_drops": "Packets that the queue drops early",
-    "queue_buffer_drops": "Packets dropped for want of buffer",
-    "queue_pauses_received": "Pause frames that stop the queue",
-    "port_errors": "Damaged packets that the switch port received",
-    "port_fcs_errors": "Packets with a wrong checksum that the switch port received",
-    "port_symbol_errors": "Symbols that the switch port could not read",
-    "port_uncorrectable_frames": "Frames that the switch port could not correct",
-    "port_uncorrectable_symbols": "Symbols that the switch port could not correct",
-    "switch_pause_rate": "Pause frames that the switch port sends",
-    "losses": "Packets lost on the way to the NIC",
-}
 _REPORTED = {
-    **{name: ("per second", text) for name, text in _RATES.items()},
-    "queue_occupancy": ("bytes", "Highest fill of the queue"),
-    "queue_marked_share": ("ratio", "Packets that the queue marks, relative to those it sends"),
-    "port_up": ("1 or 0", "1 if the switch port is up"),
-    "watchdog_storms": ("events", "Pause storms that the PFC watchdog of the switch detected"),
-    "switch_pauses_sent": ("frames", "Pause frames that the switch port sent"),
-    "switch_pauses_received": ("frames", "Pause frames that the switch port received"),
-    "headroom_used": ("bytes", "Headroom in use"),
-    "headroom_share": ("ratio", "Share of the headroom in use"),
-    "headroom_peak": ("ratio", "Highest share of the headroom in use"),
-    "headroom_drops": ("packets", "Packets dropped for want of headroom"),
+    "losses": ("per second", "Packets lost on the way to the NIC"),
     "receipt_age_seconds": ("seconds", "Time since the last frame of the node"),
     "clock_offset": ("seconds", "Difference of the clock"),
     "nodes_waiting": ("nodes", "Nodes that wait"),

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.baselines import WORK_QUANTILE, Baselines
-from railscope_collector.diagnosis.devices import ClusterDevices
+from railscope_collector.diagnosis.devices import ClusterDevices, SwitchQueue
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups, connected_pods
 from railscope_collector.diagnosis.node_readings import NodeEvent
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import ClusterSignals
 from railscope_collector.diagnosis.slot_sums import Floats
-from railscope_collector.diagnosis.switch_counters import SwitchQueue
 from railscope_collector.workloads.job_roster import JobKey
 
 Flags: TypeAlias = NDArray[np.bool_]

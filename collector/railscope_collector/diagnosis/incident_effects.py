@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 import numpy as np
 
 from railscope.timestamps import SECOND_NS
-from railscope_collector.diagnosis import switch_links
 from railscope_collector.diagnosis.findings import (
     MIN_EXCHANGE,
     MIN_NVLINK_BYTES_PER_SECOND,
@@ -33,6 +32,7 @@ from railscope_collector.diagnosis.network_detectors import victims
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import median_known
 from railscope_collector.diagnosis.step_period import WINDOW_SECONDS
+from railscope_collector.diagnosis.switch_faults import UNFELT_CLASSES
 from railscope_collector.workloads.job_holdings import SCHEDULERS
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -354,4 +354,4 @@ def _is_harmless(incident: Incident) -> bool:
 
 def _is_unfelt(incident: Incident) -> bool:
     """True for a fault of a link between switches that slows down no job: traffic takes the other links."""
-    return incident.class_name in switch_links.UNFELT_CLASSES and not incident.job_speeds
+    return incident.class_name in UNFELT_CLASSES and not incident.job_speeds

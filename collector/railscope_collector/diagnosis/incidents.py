@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis.devices import SwitchQueue
 from railscope_collector.diagnosis.findings import (
     Cause,
     DiagnosisView,
@@ -25,7 +26,6 @@ from railscope_collector.diagnosis.incident_classes import (
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.ranking import REFUTED, CauseIndex, Reach, may_explain, reach_of
 from railscope_collector.diagnosis.signals import SIGNALS
-from railscope_collector.diagnosis.switch_counters import SwitchQueue
 from railscope_collector.diagnosis.worst_values import EvidenceKey, WorstValue, add_worst
 from railscope_collector.workloads.job_roster import JobKey
 

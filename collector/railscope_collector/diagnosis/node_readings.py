@@ -24,9 +24,10 @@ from railscope_collector.diagnosis.devices import MAX_FACT, ClusterDevices
 from railscope_collector.diagnosis.quantities import DeviceKind, QuantityKind
 from railscope_collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from railscope_collector.diagnosis.step_period import TrafficTraces
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.fleet.sheets import Codes, Integers, first_rows, read_delays_ns
 
-MAX_STEP_SECONDS = 60.0
+MAX_STEP_SECONDS, MAX_SWITCH_STEP_SECONDS = 60.0, 200.0
 MAX_STREAMS_PER_NODE = 256
 MAX_WAITING = 32
 """Batches that are added together; more need more memory, and save no time."""
@@ -126,7 +127,7 @@ class ReadingsCollector:
         self, node_name: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
     ) -> Iterator[NodeEvent]:
         """Add a batch whose devices are known, at the latest with the next `flush`; yield its events."""
-        node, stream = self.devices.node(node_name), self._streams[node_name].get(batch.stream)
+        node, stream = self.devices.sender(node_name), self._streams[node_name].get(batch.stream)
         if stream is None or stream.schema != batch.schema:
             return
         if stream.is_waiting:
@@ -159,7 +160,7 @@ class ReadingsCollector:
         self, node_name: str, batch: Batch, find_schema: FindSchema
     ) -> Sequence[WireEntity]:
         """Add the devices that the schema of a batch states, and return its entities; none if it was known."""
-        node, streams = self.devices.node(node_name), self._streams[node_name]
+        node, streams = self.devices.sender(node_name), self._streams[node_name]
         stream = streams.get(batch.stream)
         if stream is None and len(streams) >= MAX_STREAMS_PER_NODE:
             node.has_ignored_devices = True
@@ -279,7 +280,8 @@ class _GroupReadings:
         counted_seconds = seconds[:, None]
         if delays_ns is not None:
             counted_seconds = counted_seconds + np.diff(delays_ns, axis=2) / SECOND_NS
-        valid &= (counted_seconds > 0) & (counted_seconds <= MAX_STEP_SECONDS)
+        longest = np.array([_max_step_seconds(each.node) for each in group])[:, None, None]
+        valid &= (counted_seconds > 0) & (counted_seconds <= longest)
         valid &= steps >= 0
         times_ns = np.array([new.times_ns for new in group], np.int64)
         last_delays_ns = None if delays_ns is None else delays_ns[:, :, -1]
@@ -337,6 +339,10 @@ class _GroupReadings:
             stream.present = None if codes is None else codes == PRESENT
             delays_ns = self.last_delays_ns
             stream.delays_ns = None if delays_ns is None else delays_ns[number].copy()
+
+
+def _max_step_seconds(name: str) -> float:
+    return MAX_SWITCH_STEP_SECONDS if name.startswith(SWITCH_PREFIX) else MAX_STEP_SECONDS
 
 
 def _by_slot(

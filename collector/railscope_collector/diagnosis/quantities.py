@@ -30,6 +30,10 @@ class DeviceKind(StrEnum):
     GPU = "gpu"
     NODE = "node"
     MOUNT = "mount"
+    PORT = "port"
+    """Port of a switch."""
+    QUEUE = "queue"
+    """Priority, queue and priority group of a switch port that have the same number."""
 
 
 class QuantityKind(StrEnum):
@@ -227,6 +231,57 @@ _QUANTITIES = (
             "write_seconds": "nfs_execution_seconds_total{WRITE}",
             "target_requests": "lustre_target_requests_total",
             "target_wait_seconds": "lustre_target_wait_seconds_total",
+        },
+    ),
+    *_declare(
+        DeviceKind.PORT,
+        QuantityKind.COUNTER,
+        {
+            "port_errors": "switch_port_receive_errors_total",
+            "port_fcs_errors": "switch_port_receive_fcs_errors_total",
+            "port_symbol_errors": "switch_port_receive_symbol_errors_total",
+            "port_uncorrectable_frames": "switch_port_receive_fec_uncorrectable_frames_total",
+            "port_uncorrectable_symbols": "switch_port_receive_uncorrected_symbol_errors_total",
+            "switch_pauses_received": "switch_port_receive_pfc_pause_frames_total",
+            "switch_pauses_sent": "switch_port_transmit_pfc_pause_frames_total",
+            "all_pauses_received": "switch_port_all_priorities_receive_pfc_pause_frames_total",
+            "all_pauses_sent": "switch_port_all_priorities_transmit_pfc_pause_frames_total",
+        },
+    ),
+    *_declare(
+        DeviceKind.PORT,
+        QuantityKind.LAST,
+        {
+            "switch_port_up": "switch_port_up",
+            "switch_port_enabled": "switch_port_enabled",
+            "switch_port_speed": "switch_port_speed_bytes_per_second",
+        },
+    ),
+    *_declare(
+        DeviceKind.QUEUE,
+        QuantityKind.COUNTER,
+        {
+            "queue_pauses_received": "switch_port_receive_pfc_pause_frames_total",
+            "queue_pauses_sent": "switch_port_transmit_pfc_pause_frames_total",
+            "queue_packets": "switch_queue_transmit_packets_total",
+            "queue_marks": "switch_queue_ecn_marked_packets_total",
+            "queue_drops": "switch_queue_dropped_packets_total",
+            "queue_wred_drops": "switch_queue_wred_dropped_packets_total",
+            "queue_buffer_drops": "switch_queue_no_buffer_dropped_packets_total",
+            "group_drops": "switch_priority_group_dropped_packets_total",
+            "watchdog_storms": "switch_queue_pfc_watchdog_detected_storms_total",
+            "watchdog_restored": "switch_queue_pfc_watchdog_restored_storms_total",
+        },
+    ),
+    *_declare(
+        DeviceKind.QUEUE,
+        QuantityKind.LAST,
+        {
+            "queue_occupancy": "switch_queue_occupancy_bytes",
+            "headroom_used": "switch_priority_group_headroom_watermark_bytes",
+            "headroom_size": "switch_priority_group_headroom_bytes",
+            "headroom_share": "switch_priority_group_headroom_used_ratio",
+            "headroom_peak": "switch_priority_group_headroom_peak_ratio",
         },
     ),
 )

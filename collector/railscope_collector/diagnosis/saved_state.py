@@ -23,7 +23,7 @@ from railscope_collector.diagnosis.incident_table import ChangeRecord
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.jobs import PeerGroups
 from railscope_collector.diagnosis.node_readings import NodeEvent
-from railscope_collector.diagnosis.switch_evidence import SwitchPort
+from railscope_collector.diagnosis.switch_fabric import SwitchPort
 from railscope_collector.workloads.job_roster import JobKey
 
 VERSION = 1
@@ -208,6 +208,6 @@ def resume(
         if history.wait.lasts(saved.slot) and slot - saved.slot <= MAX_WAIT_SLOTS:
             history.wait.last_slot = slot
     diagnosis.resume_jobs(saved.jobs, slot)
-    diagnosis.switch_links.far_switches.update(saved.switch_links)
+    diagnosis.fabric.far_switches.update(saved.switch_links)
     diagnosis.begin(slot)
     return diagnosis

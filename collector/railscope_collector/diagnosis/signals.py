@@ -244,6 +244,34 @@ _MOUNT = [
     ("writes", "per second", "Writes.", lambda w: w.rate("write_operations")),
 ]  # fmt: skip
 
+_PORT = [
+    ("port_errors", "per second", "Damaged packets that the switch port received.", lambda w: w.rate("port_errors")),
+    ("port_fcs_errors", "per second", "Packets with a wrong checksum that the switch port received.", lambda w: w.rate("port_fcs_errors")),
+    ("port_symbol_errors", "per second", "Symbols that the switch port could not read.", lambda w: w.rate("port_symbol_errors")),
+    ("port_uncorrectable_frames", "per second", "Frames that the switch port could not correct.", lambda w: w.rate("port_uncorrectable_frames")),
+    ("port_uncorrectable_symbols", "per second", "Symbols that the switch port could not correct.", lambda w: w.rate("port_uncorrectable_symbols")),
+    ("port_up", "1 or 0", "1 if the switch port is up.", lambda w: w.last("switch_port_up")),
+    ("switch_pauses_received", "frames", "Pause frames that the switch port received.", lambda w: _first_known(w.total("switch_pauses_received"), w.total("all_pauses_received"))),
+    ("switch_pauses_sent", "frames", "Pause frames that the switch port sent.", lambda w: _first_known(w.total("switch_pauses_sent"), w.total("all_pauses_sent"))),
+]  # fmt: skip
+
+_QUEUE = [
+    ("queue_marks", "per second", "Packets that the queue marks.", lambda w: w.rate("queue_marks")),
+    ("queue_drops", "per second", "Packets that the queue drops.", lambda w: w.rate("queue_drops")),
+    ("queue_wred_drops", "per second", "Packets that the queue drops early.", lambda w: w.rate("queue_wred_drops")),
+    ("queue_buffer_drops", "per second", "Packets dropped for want of buffer.", lambda w: w.rate("queue_buffer_drops")),
+    ("queue_pauses_received", "per second", "Pause frames that stop the queue.", lambda w: w.rate("queue_pauses_received")),
+    ("switch_pause_rate", "per second", "Pause frames that the switch port sends.", lambda w: w.rate("queue_pauses_sent")),
+    ("queue_packets", "per second", "Packets that the queue sends.", lambda w: w.rate("queue_packets")),
+    ("queue_marked_share", "ratio", "Packets that the queue marks, relative to those it sends.", lambda w: divide(w.total("queue_marks"), w.total("queue_packets"))),
+    ("queue_occupancy", "bytes", "Highest fill of the queue.", lambda w: w.current("queue_occupancy")),
+    ("watchdog_storms", "events", "Pause storms that the PFC watchdog of the switch detected, or ended where it counts the ends only.", lambda w: _first_known(w.total("watchdog_storms"), w.total("watchdog_restored"))),
+    ("headroom_used", "bytes", "Headroom in use.", lambda w: w.last("headroom_used")),
+    ("headroom_share", "ratio", "Share of the headroom in use.", lambda w: w.last("headroom_share")),
+    ("headroom_peak", "ratio", "Highest share of the headroom in use.", lambda w: w.last("headroom_peak")),
+    ("headroom_drops", "packets", "Packets dropped for want of headroom.", lambda w: w.total("group_drops")),
+]  # fmt: skip
+
 
 def _limited_value(limit: Limit) -> Callable[[WindowSums], Floats]:
     """Return the formula of a quantity with a limit: the increase of a counter, the mean, or the last value."""
@@ -272,6 +300,8 @@ SIGNALS: dict[DeviceKind, dict[str, Signal]] = {
         (DeviceKind.GPU, _GPU),
         (DeviceKind.NODE, _NODE),
         (DeviceKind.MOUNT, _MOUNT),
+        (DeviceKind.PORT, _PORT),
+        (DeviceKind.QUEUE, _QUEUE),
     )
 }
 """All signals by kind of device and name."""

@@ -16,7 +16,12 @@ import numpy as np
 from railscope.catalog import METRICS
 from railscope.shapes import RESERVED
 from railscope.wire import WireGroup, WireSchema, part_of_key
-from railscope_collector.diagnosis.devices import NO_POSITION, ClusterDevices, ClusterNode
+from railscope_collector.diagnosis.devices import (
+    NO_POSITION,
+    ClusterDevices,
+    ClusterNode,
+    ClusterSwitch,
+)
 from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind, Quantity, QuantityKind
 from railscope_collector.diagnosis.slot_sums import Floats, Positions
 
@@ -72,7 +77,7 @@ class StreamTemplate:
     """Relative positions of the devices of segments, for each part of the pattern."""
 
     def first_devices(
-        self, devices: ClusterDevices, node: ClusterNode, schema: WireSchema
+        self, devices: ClusterDevices, node: ClusterNode | ClusterSwitch, schema: WireSchema
     ) -> dict[DeviceKind, int] | None:
         """Return the first device of each kind, or None if a schema needs another template."""
         entities = schema.entities
@@ -105,7 +110,7 @@ class StreamTemplates:
         )
 
     def find(
-        self, devices: ClusterDevices, node: ClusterNode, schema: WireSchema
+        self, devices: ClusterDevices, node: ClusterNode | ClusterSwitch, schema: WireSchema
     ) -> tuple[StreamTemplate, tuple[int, ...]]:
         """Return the template of a schema, and the first device of each part of its pattern."""
         key = schema.stream, len(schema.entities)
@@ -117,7 +122,7 @@ class StreamTemplates:
         return template, tuple(firsts[part.device] for part in template.pattern.parts)
 
     def _make(
-        self, devices: ClusterDevices, node: ClusterNode, schema: WireSchema
+        self, devices: ClusterDevices, node: ClusterNode | ClusterSwitch, schema: WireSchema
     ) -> tuple[StreamTemplate, dict[DeviceKind, int]]:
         columns = _QuantityColumns(devices, node, schema)
         found = sorted(columns.find(), key=lambda rows: rows[1] is not QuantityKind.COUNTER)
@@ -174,7 +179,9 @@ def _relative(
 class _QuantityColumns:
     """The columns of a schema that quantities use."""
 
-    def __init__(self, devices: ClusterDevices, node: ClusterNode, schema: WireSchema) -> None:
+    def __init__(
+        self, devices: ClusterDevices, node: ClusterNode | ClusterSwitch, schema: WireSchema
+    ) -> None:
         self._devices, self._node, self._schema = devices, node, schema
         self.labels: dict[int, Sequence[str]] = {}
         self.positions: dict[_DeviceEntity, int] = {}

@@ -46,7 +46,7 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.diagnosis.incidents import Incident, IncidentChange
 from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups
 from railscope_collector.diagnosis.rank_events import RANK_EVENTS
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -266,7 +266,7 @@ class DiagnosisEngine:
             acknowledged=self.acknowledged,
             rank_events=diagnosis.ranks.all(),
             jobs=list(diagnosis.job_histories.items()),
-            switch_links=list(diagnosis.switch_links.far_switches.items()),
+            switch_links=list(diagnosis.fabric.far_switches.items()),
         )
 
     def save_all(self) -> None:
@@ -309,7 +309,7 @@ class DiagnosisEngine:
             diagnosis = self._set_back(diagnosis, now_ns)
         last_slot = diagnosis.readings.slot_of(now_ns - GRACE_NS) - 1
         diagnosis.begin(diagnosis.readings.slot_of(now_ns) + 1)
-        diagnosis.switches.set_links(links, now_ns)
+        diagnosis.fabric.set_links(links, now_ns)
         for item in items:
             self._add(diagnosis, item, has_jobs=jobs is not None)
         diagnosis.readings.sample_slots.clear()
@@ -359,9 +359,9 @@ class DiagnosisEngine:
             return min(wall_ns - offset_ns, received_ns)
 
         if item.node.startswith(SWITCH_PREFIX):
-            name, run = item.node.removeprefix(SWITCH_PREFIX), f"{item.run} {item.boot_id}"
-            add = diagnosis.switches.readings.add
-            self.attempt(item.node, lambda: add(name, run, item.batches, self.find_schema, clock))
+            run = f"{item.run} {item.boot_id}"
+            add = partial(diagnosis.add_switch, item.node, run, item.batches, self.find_schema)
+            self.attempt(item.node, lambda: add(clock))
             return
         diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
         oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from railscope_collector.detector_thresholds import DetectorThresholds
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.live_diagnosis import DiagnosisExchangeError
 from railscope_collector.workloads.job_roster import JobKey
 

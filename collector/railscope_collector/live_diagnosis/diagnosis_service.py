@@ -38,7 +38,7 @@ from railscope_collector.diagnosis.incident_table import (
     IncidentTable,
     ReportedIncident,
 )
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.ledger.record_draft import RecordDraft

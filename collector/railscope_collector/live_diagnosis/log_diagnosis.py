@@ -23,7 +23,7 @@ from railscope_collector.diagnosis.incident_table import (
     DiagnosisState,
     ReportedIncident,
 )
-from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.framelog.log_follower import LOG_START, LogFollower, LogPosition
 from railscope_collector.framelog.received_frames import ReceivedFrames, count_new
 from railscope_collector.framelog.segment_files import FrameRecord, segment_numbers
