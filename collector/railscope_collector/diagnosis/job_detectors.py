@@ -241,8 +241,8 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
 
     Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
-    hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown. Tasks that
-    wait for processors, or take them, explain a gap, also a small one, and one that the job has time for.
+    hardly differed before. Tasks that wait for processors, or take them, explain a gap, also a small one, and one that
+    the job has time for.
     """
     pressed, past = _is_pressed(view), job_steps.low_use(view)
     slots, early = (
@@ -254,8 +254,6 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         speed = view.states[job.key].speed
         has_steps = not speed < MIN_LATE_SPEED
         if len(job.nodes) < 2 or not has_steps:  # noqa: PLR2004 - other nodes to compare with
-            continue
-        if not job_steps.is_steady_for_half(view, job, "utilization"):
             continue
         nodes, before = job_steps.node_means(view, job, past)
         used, usual = job_steps.uses_of_nodes(view, job, slots)
@@ -275,9 +273,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             is_alone = findings.above(past_of_others, MIN_OTHERS_USE)
             is_alone &= ~(speed > 1 + MIN_GAP_LOSS * gaps.mean)
             is_alone &= _stand_out(lasting)
-            is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(
-                view, job
-            )
+            is_alone &= _shows_late_nodes(view, job)
             hit &= has_reason | is_alone
             yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
         hit = ~hit & has_reason

@@ -70,13 +70,6 @@ def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: 
 
 _MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES = (LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0)
 """Quantiles of the past: of most minutes, of half of them and the highest, of the lowest and the highest."""
-STEADY = 0.8
-"""Low utilization relative to high utilization of GPUs from which on a job is steady."""
-
-
-def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
-    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job."""
-    return steadiness(view, job, signal) >= STEADY
 
 
 def steadiness(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
@@ -89,12 +82,6 @@ def steadiness(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> flo
         for quantiles in (_MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES)
     )
     return next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
-
-
-def is_steady_for_half(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
-    """True if a signal hardly varied in half of the minutes, or more: frequent checkpoints are in the others."""
-    ratio = _steadiness(view, job, signal, _HALF_QUANTILES)
-    return ratio >= STEADY or is_steady(view, job, signal)
 
 
 def _steadiness(

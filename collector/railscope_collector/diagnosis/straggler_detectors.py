@@ -16,7 +16,6 @@ from railscope_collector.diagnosis.baselines import GAP_MINUTES
 from railscope_collector.diagnosis.gpu_detectors import MIN_LIMITED, UNEXPLAINED_CLOCK
 from railscope_collector.diagnosis.job_steps import (
     has_common_steps,
-    is_steady_for_half,
     medians_of_others,
 )
 from railscope_collector.diagnosis.jobs import MAD_SCALE, MIN_PEERS, ActiveJob
@@ -59,9 +58,8 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             changes = slots[signal][::-1, job.gpus] / base
             if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
-            if is_steady_for_half(view, job, signal):
-                found = list(_outliers(view, job, changes, signal))
-                yield from found or _slow_node(view, job, changes, signal)
+            found = list(_outliers(view, job, changes, signal))
+            yield from found or _slow_node(view, job, changes, signal)
             break
 
 
