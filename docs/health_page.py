@@ -10,11 +10,11 @@ from railscope.catalog import gpu_health as h
 from railscope_agent.commands.read_once import MAX_READS
 from railscope_agent.health import RULES
 from railscope_agent.health.counter_window import WINDOW_NS
+from railscope_agent.health.fact_collector import NIC_RULES
 from railscope_agent.health.gpu_facts import SOURCES
 from railscope_agent.health.gpu_lifetime import SETTLED_NS
 from railscope_agent.health.health_facts import SHORTEST_RATE_NS
 from railscope_agent.health.nic_signals import MIN_PEERS
-from railscope_agent.health.node_facts import NIC_RULES
 from railscope_agent.health.rule import ACTIONS_BY_SEVERITY, HealthRule, RequiredActions
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 

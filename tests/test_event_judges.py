@@ -9,7 +9,7 @@ from support.each import of_each
 
 from railscope.catalog import EVENTS
 from railscope_agent.health import RULES
-from railscope_agent.health.node_facts import NIC_RULES
+from railscope_agent.health.fact_collector import NIC_RULES
 from railscope_collector.diagnosis.incident_classes import CLASSES
 
 ALERTS = {

@@ -16,8 +16,8 @@ from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
 from railscope_agent.commands import agent
 from railscope_agent.health import judge
+from railscope_agent.health.fact_collector import NIC_RULES, FactCollector
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports
-from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.rule import HEALTHY, UNKNOWN
 from railscope_agent.sampling.probe_result import ProbeVerdict
 
@@ -63,23 +63,25 @@ def test_a_source_that_was_denied_for_a_nic_is_unknown_for_it_alone() -> None:
         Entity(entities.NIC, (name,), {"role": "compute", "rdma_device": name})
         for name in ("a", "b")
     ]
-    facts = NodeHealthFacts()
+    facts = FactCollector()
     for stream, metric, shown in (("link", host.LINK_UP, nics), ("nic", n.RECEIVED, nics[:1])):
         columns = tuple((metric, nic) for nic in shown)
         values = array("q", [1] * len(columns))
         facts.add(Frame(ORIGIN, Schema(stream, columns), 1, NodeTimestamp(0, 1), values))
 
-    def states(absent: AbsentSources) -> list[int]:
-        return [judge(of, NIC_RULES).state for of in facts.nics(absent).values()]
+    def states() -> list[int]:
+        return [judge(of, NIC_RULES).state for of in facts.nics().values()]
 
-    assert states(AbsentSources()) == [HEALTHY, HEALTHY]
-    assert states(AbsentSources(partial={"nic": Absent.DENIED})) == [HEALTHY, UNKNOWN]
-    assert states(AbsentSources(whole={"link": Absent.TIMEOUT})) == [UNKNOWN, UNKNOWN]
+    assert states() == [HEALTHY, HEALTHY]
+    facts.partial = {"nic": Absent.DENIED}
+    assert states() == [HEALTHY, UNKNOWN]
+    facts.absent = {"link": Absent.TIMEOUT}
+    assert states() == [UNKNOWN, UNKNOWN]
 
 
 def test_an_rdma_device_that_another_one_of_its_function_replaces_is_no_nic() -> None:
     """A bond is dissolved: the driver makes an RDMA device for each port again."""
-    facts = NodeHealthFacts()
+    facts = FactCollector()
     for second, devices in enumerate((("bond_0", "bond_0"), ("mlx5_0", "mlx5_1"))):
         places = [{"pci_address": f"0000:3b:00.{port}"} for port in range(2)]
         ports = {
@@ -92,7 +94,7 @@ def test_an_rdma_device_that_another_one_of_its_function_replaces_is_no_nic() ->
         ]
         schema = Schema("rdma", (), (*nics, *ports.values()))
         facts.add(Frame(ORIGIN, schema, 1, NodeTimestamp(0, second), array("q")))
-    assert set(facts.nics(AbsentSources())) == {"eth0", "eth1"}
+    assert set(facts.nics()) == {"eth0", "eth1"}
 
 
 # Simulated nodes -----------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from support.stories import Story
 from railscope.catalog import METRICS
 from railscope.reading import Absent
 from railscope_agent.health import format_verdict, judge
+from railscope_agent.health.fact_collector import NIC_RULES
 from railscope_agent.health.health_facts import HealthFacts
-from railscope_agent.health.node_facts import NIC_RULES
 from railscope_agent.health.rule import HEALTHY
 
 REASONS = {reason.label: reason for reason in Absent}

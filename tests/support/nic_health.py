@@ -16,8 +16,8 @@ from railscope.reading import Reading
 from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.health import judge, nic_signals as s
+from railscope_agent.health.fact_collector import NIC_RULES, SOURCES, FactCollector
 from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
-from railscope_agent.health.node_facts import NIC_RULES, SOURCES, AbsentSources, NodeHealthFacts
 from railscope_agent.service import Agent
 
 Change: TypeAlias = Callable[[HealthFacts], HealthFacts]
@@ -127,10 +127,8 @@ def alone() -> HealthFacts:
 
 def reasons_of_nics(capture: Capture) -> Mapping[str, list[str]]:
     """Return the reasons against each NIC of a capture, as `agent check` finds them."""
-    walk, facts = CaptureWalk(capture), NodeHealthFacts()
+    walk, facts = CaptureWalk(capture), FactCollector()
     agent = Agent(AgentSettings(), walk.host, walk.host.node, on_frame=facts.add)
     read_sources(walk, agent, SOURCES)
-    verdicts = {
-        nic: judge(of_nic, NIC_RULES) for nic, of_nic in facts.nics(AbsentSources()).items()
-    }
+    verdicts = {nic: judge(of_nic, NIC_RULES) for nic, of_nic in facts.nics().items()}
     return {nic: sorted(each.reasons) for nic, each in verdicts.items() if each.reasons}

@@ -19,9 +19,9 @@ from railscope.untrusted_text import printable
 from railscope.wire import SentAt, envelope, pack
 from railscope_agent.commands.running_agent import check_running_agent
 from railscope_agent.health import health_findings
+from railscope_agent.health.fact_collector import NIC_RULES, FactCollector
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.nic_signals import MIN_PEERS
-from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 from railscope_agent.sampling.probe_result import (
     ProbeFinding,
@@ -29,7 +29,7 @@ from railscope_agent.sampling.probe_result import (
     fold_findings,
     format_count,
 )
-from railscope_agent.sampling.status import UNSUPPORTED, SourceState
+from railscope_agent.sampling.status import SourceState
 from railscope_agent.service import Agent
 from railscope_agent.shipping import (
     collector_client,
@@ -71,18 +71,18 @@ async def check(
     counts as broken; for an unknown one the findings of its sources count.
     """
     write(printable(f"Railscope agent {__version__} on node {agent.node}"))
-    node_facts = NodeHealthFacts()
-    agent.on_frame = node_facts.add
+    collected = FactCollector()
+    agent.on_frame = collected.add
     await read(agent)
     statuses = agent.sampler.statuses.values()
     findings = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
-    findings += _node_health(agent, node_facts)
+    findings += _node_health(agent, collected)
     findings += _hangs(agent)
     if live:
         findings += await check_running_agent(agent.settings)
     findings += await _collectors(agent)
     entities = [entity for s in statuses if s.frame for _, entity in s.frame.schema.columns]
-    names = DeviceNames([*node_facts.devices.values(), *entities])
+    names = DeviceNames([*collected.devices.values(), *entities])
     for finding in sorted(
         fold_findings(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
@@ -122,24 +122,19 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
     return findings
 
 
-def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding]:
+def _node_health(agent: Agent, collected: FactCollector) -> list[ProbeFinding]:
     """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
-    statuses = agent.sampler.statuses
-    absent = AbsentSources.from_statuses(statuses, agent.host.clock.now().boot_ns)
-    # A source that is unsupported now may have been read before: its last readings describe other devices.
-    for name, status in statuses.items():
-        if status.state == UNSUPPORTED:
-            node_facts.drop_readings(name)
+    collected.update(agent.sampler.statuses, agent.host.clock.now().boot_ns)
     scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
     network = scanner.scan(agent.host)
-    node_facts.add_gpu_paths(network)
+    collected.add_gpu_paths(network)
     elsewhere = _addresses_elsewhere(network)
     nics = {
         name: facts
-        for name, facts in node_facts.nics(absent).items()
+        for name, facts in collected.nics().items()
         if facts.labels.get("pci_address") not in elsewhere
     }
-    gpus = node_facts.gpus(absent)
+    gpus = collected.gpus()
     findings = []
     if nics:
         findings += health_findings("health of NICs", "NIC", nics, NIC_RULES)

@@ -1,7 +1,7 @@
 """Verdict on the health of a device, a pure function of the facts, and its text for people.
 
 A table of rules by subject: fault, severity, action. `RULES` is that of GPUs, which a running agent evaluates; those
-of NICs and settings are in `railscope_agent.health.node_facts`. A fact that proves a failure takes precedence. Without
+of NICs and settings are in `railscope_agent.health.fact_collector`. A fact that proves a failure takes precedence. Without
 one, a device is unknown while a required fact is unavailable; unknown never counts as healthy.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from railscope.catalog import declare, gpu_health as h
+from railscope.catalog import gpu_health as h
 from railscope.reading import Absent, Reading
 from railscope_agent.health import driver_rules, hardware_rules, link_rules
 from railscope_agent.health.health_facts import HealthFacts
@@ -64,56 +64,9 @@ class HealthVerdict:
         return next(iter(self.missing.values()), Absent.UNSUPPORTED)
 
 
-class RuleResults:
-    """Results of the rules about one device, evaluated again only if the facts that they use are others.
-
-    Most sources are read less often than GPUs are judged. The collector of facts returns the same objects
-    until the next frame of their source, and beyond it for facts that have not changed.
-    """
-
-    def __init__(self) -> None:
-        self._last = HealthFacts()
-        self._results: dict[str, RuleResult] = {}
-        self.verdict: HealthVerdict | None = None
-        """Last verdict, if it follows from the results alone."""
-
-    def evaluate(self, rules: Sequence[HealthRule], facts: HealthFacts) -> Mapping[str, RuleResult]:
-        """Return the result of each rule by its reason."""
-        last, results, due = self._last, self._results, rules
-        if facts.has_same_state(last):
-            changed_metrics = _replaced(last.readings, facts.readings)
-            changed_metrics |= _replaced(last.changes, facts.changes)
-            due = [
-                rule
-                for rule in rules
-                if not rule.metrics
-                or rule.reason not in results
-                or not changed_metrics.isdisjoint(rule.metrics)
-            ]
-        self._last = facts
-        changed = {rule.reason: rule.evaluate(facts) for rule in due}
-        if not changed.items() <= results.items():
-            self._results, self.verdict = {**results, **changed}, None
-        return self._results
-
-
-def _replaced(
-    before: Mapping[declare.Metric, object], now: Mapping[declare.Metric, object]
-) -> set[declare.Metric]:
-    """Return the metrics whose facts are other objects than before."""
-    # Compared by identity, which costs nothing: the collector returns the same objects while nothing changes.
-    replaced = {metric for metric, facts in now.items() if before.get(metric) is not facts}
-    return replaced | (before.keys() - now.keys())
-
-
-def judge(
-    facts: HealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
-) -> HealthVerdict:
-    """Return the verdict on one device; `results` are those of earlier facts about it."""
-    earlier = results or RuleResults()
-    answers = earlier.evaluate(rules, facts)
-    if earlier.verdict:
-        return earlier.verdict
+def judge(facts: HealthFacts, rules: Sequence[HealthRule] = RULES) -> HealthVerdict:
+    """Return the verdict on one device."""
+    answers = {rule.reason: rule.evaluate(facts) for rule in rules}
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
         rule.reason: answer
@@ -127,7 +80,7 @@ def judge(
     )
     actions = [rule.required_actions(facts) for rule in active]
     required = {action for each in actions for action in each.actions}
-    verdict = HealthVerdict(
+    return HealthVerdict(
         _state({rule.state for rule in active}, has_state=has_result and not missing),
         answers,
         tuple(rule.reason for rule in active),
@@ -135,11 +88,6 @@ def judge(
         tuple(dict.fromkeys(nvidia_action for each in actions for nvidia_action in each.nvidia)),
         missing,
     )
-    # Actions of active rules depend on the facts themselves, and an answer that is not due changes with time
-    # alone.
-    if not active and Absent.NOT_DUE not in answers.values():
-        earlier.verdict = verdict
-    return verdict
 
 
 def _state(states: set[int], *, has_state: bool) -> int:

@@ -112,28 +112,13 @@ class CounterWindow(Generic[CounterKeyT]):
     def change(self, key: CounterKeyT) -> CounterIncrease | None:
         """Return the increase of a counter; None if it has been read at most once."""
         place = self._places.get(key)
-        return None if place is None else self.change_of_place(place)
-
-    def change_of_place(self, place: int) -> CounterIncrease | None:
-        """Return the increase of the counter at a position of the keys."""
-        if self._recent is None or self._seen_ns[place] <= self._since_ns[place]:
+        if place is None or self._recent is None or self._seen_ns[place] <= self._since_ns[place]:
             return None
         return CounterIncrease(
             *self._growth(place, self._marks[0]),
             *self._growth(place, self._recent),
             *self._growth(place, self._hour_marks[0]),
         )
-
-    def stand_still(self, places: slice) -> bool:
-        """True if none of these counters has increased, and all are followed for the same time."""
-        totals, since_ns, seen_ns = (
-            self._totals[places],
-            self._since_ns[places],
-            self._seen_ns[places],
-        )
-        return totals == self._hour_marks[0].totals[places] and since_ns.count(
-            since_ns[0]
-        ) == seen_ns.count(seen_ns[0]) == len(totals)
 
     def _growth(self, place: int, mark: _WindowMark) -> tuple[int, int]:
         """Return the increase since a mark, and the nanoseconds that it covers."""

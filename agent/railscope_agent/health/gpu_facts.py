@@ -17,13 +17,14 @@ from railscope.reading import Absent, Reading
 from railscope_agent.health import (
     RULES,
     driver_rules,
+    fact_collector,
     health_facts,
     link_rules,
     rule,
-    source_readings,
 )
 from railscope_agent.health.gpu_lifetime import GpuLifetime
 from railscope_agent.host import MAX_GPUS
+from railscope_agent.sampling import status
 from railscope_agent.streams.xid_matcher import EVERY_GPU, UNNAMED_GPU, ActionableXid, XidMatcher
 from railscope_agent.topology.pci import NVSWITCH
 
@@ -33,19 +34,21 @@ DEVICE_SOURCE = "gpu_device"
 """Source of the state of GPUs on the PCI bus."""
 BUS_SOURCE = "pcie"
 """Source of the devices on the PCI bus; without it, NVSwitches are not known."""
-READING_SOURCES = (
+DRIVER_FAMILY = "nvml"
+"""Family of the sources that call NVML."""
+SOURCES = (
     rule.LOAD,
     rule.HEALTH,
     rule.NVLINK,
     rule.NVLINK_SIGNAL,
     rule.SETTINGS,
     rule.PATHS,
+    DEVICE_SOURCE,
+    rule.KERNEL_LOG,
 )
-SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rule.KERNEL_LOG)
 """All sources of facts that a verdict needs."""
 _SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
-_METRICS = source_readings.metrics_of_rules(RULES, c.GPU_ENERGY)
 _, *_TAKEN_AWAY, _ = h.GPU_DEVICE_STATE.states
 _VIRTUAL_MACHINE = next(
     code for code, name in h.GPU_DEVICE_STATE.states.items() if name == "virtual_machine"
@@ -54,9 +57,6 @@ _VIRTUAL_MACHINE = next(
 _UNBOUND = next(code for code, name in h.GPU_DEVICE_STATE.states.items() if name == "unbound")
 _UNNAMED = x.Judgement(x.UNKNOWN, (rule.INSPECT,), "")
 """Judgement of a line that may be about this GPU, or about another one of the node."""
-
-LatestFrames = Mapping[str, Frame | Absent]
-"""Latest frame of each source that is not stale, or an absence reason."""
 
 
 @dataclass(slots=True)
@@ -83,22 +83,20 @@ def _gpus_to_reset(driver_frames: Iterable[Frame]) -> frozenset[str]:
     )
 
 
-def _key(gpu: str) -> source_readings.DeviceName:
+def _key(gpu: str) -> fact_collector.DeviceName:
     return entities.GPU.name, gpu
 
 
-class FactCollector:
+class GpuFacts:
     """Facts about every GPU seen so far, as of the last poll."""
 
     def __init__(self, xids: XidMatcher) -> None:
         self.earlier_lifetimes: Mapping[str, GpuLifetime] = {}
         """State of GPUs from before a restart of the agent."""
         self._xids = xids
-        self._readings = {
-            name: source_readings.SourceReadings(_METRICS) for name in READING_SOURCES
-        }
+        self._facts = fact_collector.FactCollector(RULES, (*SOURCES, BUS_SOURCE), c.GPU_ENERGY)
+        self._readings = self._facts.sources
         self._gpus: dict[str, _ObservedGpu] = {}
-        self._absent: dict[str, Absent] = {}
         self._devices: Mapping[str, Reading] = {}
         self._needs_reset: frozenset[str] = frozenset()
         self._link_schema: Schema | None = None
@@ -116,25 +114,21 @@ class FactCollector:
         """Time up to which the Xids of each GPU are cleared, with the evidence for it."""
         return {name: gpu.lifetime for name, gpu in self._gpus.items()}
 
-    def update(
-        self, latest: LatestFrames, now_ns: int, driver_frames: Iterable[Frame] = ()
-    ) -> None:
+    def update(self, statuses: Mapping[str, status.SourceState], now_ns: int) -> None:
         """Process the current frames of the sources of facts, and of all sources that call NVML."""
-        self._needs_reset = _gpus_to_reset(driver_frames)
-        frames = {name: frame for name, frame in latest.items() if isinstance(frame, Frame)}
-        self._absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
-        for name, readings in self._readings.items():
-            readings.add(frames.get(name))
+        self._facts.update(statuses, now_ns)
+        of_driver = [each for each in statuses.values() if each.source.family == DRIVER_FAMILY]
+        driver_frames = (each.fresh_frame(now_ns) for each in of_driver)
+        self._needs_reset = _gpus_to_reset(filter(None, driver_frames))
         self._find_gpus_at_switches()
-        devices = frames.get(DEVICE_SOURCE)
+        devices = self._readings[DEVICE_SOURCE].frame
         self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
-        if rule.KERNEL_LOG in frames:
-            self._check_kernel_log(frames[rule.KERNEL_LOG])
-        self._find_switches(frames.get(BUS_SOURCE))
+        self._check_kernel_log()
+        self._find_switches(self._readings[BUS_SOURCE].frame)
         self._update_gpus(devices)
         for name, gpu in self._gpus.items():
-            energy, _ = self._readings[rule.LOAD].reading_of_device(_key(name), c.GPU_ENERGY)
-            recovery, reported_ns = self._readings[rule.HEALTH].reading_of_device(
+            energy, _ = self._readings[rule.LOAD].reading(_key(name), c.GPU_ENERGY)
+            recovery, reported_ns = self._readings[rule.HEALTH].reading(
                 _key(name), h.GPU_RECOVERY_ACTION
             )
             gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
@@ -147,24 +141,22 @@ class FactCollector:
         """Return the facts about a GPU."""
         (name,) = gpu.key
         observed = self._gpus[name]
-        readings, changes = source_readings.merge_source_facts(
-            source.facts_of_device(_key(name)) for source in self._readings.values()
-        )
         gpu_xids = (*self._xids.actionable_xids(observed.address), *self._shared_xids())
         unlisted = {
             s: Absent.GONE
             for s in _SOURCES_OF_EVERY_GPU
             if _key(name) not in self._readings[s].columns
         }
-        return health_facts.HealthFacts(
-            readings,
-            changes,
-            tuple(xid for xid in gpu_xids if not observed.lifetime.has_cleared(xid)),
-            unlisted | self._absent,
-            name in self._needs_reset or observed.address in self._xids.gpus_to_reset,
-            self._init_failure(observed.address, observed.lifetime),
-            *self._peer_facts(name),
-            self._device_state(observed),
+        peer_links, has_fabric_peer = self._peer_facts(name)
+        return replace(
+            self._facts.facts([_key(name)]),
+            xids=tuple(xid for xid in gpu_xids if not observed.lifetime.has_cleared(xid)),
+            absent_sources=unlisted | self._facts.absent,
+            needs_reset=name in self._needs_reset or observed.address in self._xids.gpus_to_reset,
+            init_failure=self._init_failure(observed.address, observed.lifetime),
+            peer_links=peer_links,
+            has_fabric_peer=has_fabric_peer,
+            device_state=self._device_state(observed),
             has_switches=self._has_switches and _VIRTUAL_MACHINE not in self._devices.values(),
         )
 
@@ -175,10 +167,8 @@ class FactCollector:
         for peer, gpu in self._gpus.items():
             if peer == name or not model or gpu.entity.facts.get("model") != model:
                 continue
-            fabric, _ = self._readings[rule.HEALTH].reading_of_device(
-                _key(peer), h.GPU_FABRIC_STATE
-            )
-            active, _ = self._readings[rule.NVLINK].reading_of_device(_key(peer), n.NVLINK_ACTIVE)
+            fabric, _ = self._readings[rule.HEALTH].reading(_key(peer), h.GPU_FABRIC_STATE)
+            active, _ = self._readings[rule.NVLINK].reading(_key(peer), n.NVLINK_ACTIVE)
             is_joined |= fabric == link_rules.COMPLETED
             if isinstance(active, int) and peer in self._at_switches:
                 links = max(links, active)
@@ -221,24 +211,25 @@ class FactCollector:
     def _answered_ns(self, name: str) -> int:
         """Return the time of the latest reading that only a GPU has that the driver has started; -1 without one."""
         readings = (
-            self._readings[source].reading_of_device(_key(name), metric)
+            self._readings[source].reading(_key(name), metric)
             for source, metrics in driver_rules.PRESENCE_METRICS.items()
             for metric in metrics
         )
         return max((ns for reading, ns in readings if not isinstance(reading, Absent)), default=-1)
 
-    def _check_kernel_log(self, log: Frame) -> None:
+    def _check_kernel_log(self) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""
-        for metric, _, reading in log.readings():
+        log = self._readings[rule.KERNEL_LOG].frame
+        for metric, _, reading in log.readings() if log else ():
             if metric is kernel.LOG_RECORDS and isinstance(reading, Absent):
-                self._absent[rule.KERNEL_LOG] = reading
+                self._facts.absent[rule.KERNEL_LOG] = reading
 
     def _update_gpus(self, devices: Frame | None) -> None:
         for source in _SOURCES_OF_EVERY_GPU:
-            if self._readings[source].frame:
-                for entity in self._readings[source].devices:
-                    if entity.kind is entities.GPU:
-                        self._add_gpu(entity)
+            frame = self._readings[source].frame
+            for entity in frame.schema.entities if frame else ():
+                if entity.kind is entities.GPU:
+                    self._add_gpu(entity)
         # After the listed ones, whose addresses show which GPUs are known already.
         self._add_missing_gpus(devices)
         listed = {
@@ -295,4 +286,4 @@ class FactCollector:
             )
 
     def _device_state(self, gpu: _ObservedGpu) -> Reading:
-        return self._absent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)
+        return self._facts.absent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)

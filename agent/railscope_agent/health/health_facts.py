@@ -70,12 +70,6 @@ class CounterIncrease:
         return Fraction(self.recent * per_ns, self.recent_ns)
 
 
-_STATE = (
-    "xids", "absent_sources", "needs_reset", "init_failure", "peer_links", "has_fabric_peer", "has_switches", "device_state",
-)  # fmt: skip
-"""Facts about a GPU other than its own readings and increases."""
-
-
 @dataclass(frozen=True, slots=True)
 class HealthFacts:
     """All facts for the verdict on one GPU or NIC."""
@@ -107,10 +101,6 @@ class HealthFacts:
     """Settings of the device that are not numbers."""
     peers: tuple[HealthFacts, ...] = ()
     """Facts about the devices of the node that it is compared with; they have no peers."""
-
-    def has_same_state(self, other: HealthFacts) -> bool:
-        """True if all facts except readings and increases are equal, for a device without peers."""
-        return all(getattr(self, name) == getattr(other, name) for name in _STATE)
 
     def reading(self, metric: declare.Metric, *part: str) -> Reading:
         """Return a reading; without a column it is unsupported."""

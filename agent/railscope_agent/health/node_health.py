@@ -15,7 +15,8 @@ from railscope.catalog.event_titles import in_words
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_agent.health import RULES, judge, node_facts, rule
+from railscope_agent.health import RULES, judge, rule
+from railscope_agent.health.fact_collector import FactCollector
 from railscope_agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from railscope_agent.sampling.status import SourceState, latest_frame
 
@@ -39,17 +40,15 @@ class NodeHealth:
     ) -> None:
         self._statuses = statuses
         self._take_frames = take_frames
-        self._facts = node_facts.NodeHealthFacts(NIC_RULES)
-        self._added: dict[str, Frame] = {}
+        self._facts = FactCollector(NIC_RULES)
 
     def observe(self, frame: Frame) -> None:
         """Process a frame, unless one of its source with the same columns is recent."""
-        stream, before = frame.schema.stream, self._added.get(frame.schema.stream)
+        source = self._facts.sources.get(frame.schema.stream)
+        before = source.frame if source else None
         age_ns = frame.timestamp.boot_ns - before.timestamp.boot_ns if before else 0
         # A frame with other columns is processed at once: it has other devices.
-        is_recent = before and before.schema is frame.schema and 0 <= age_ns < ADD_PERIOD_NS
-        if stream in node_facts.SOURCES and not is_recent:
-            self._added[stream] = frame
+        if not (before and before.schema is frame.schema and 0 <= age_ns < ADD_PERIOD_NS):
             self._facts.add(frame)
 
     def judge(self, now_ns: int, gpus: Collection[str] | None, job: str) -> verdicts.NodeVerdict:
@@ -76,17 +75,9 @@ class NodeHealth:
         return verdicts.node_verdict(found, rule.ACTIONS_BY_SEVERITY, job)
 
     def _judge_nics(self, now_ns: int) -> list[verdicts.DeviceVerdict]:
-        statuses = self._statuses()
-        for source in node_facts.SOURCES:
-            frame = latest_frame(statuses.get(source), now_ns)
-            if isinstance(frame, Frame):
-                self._facts.add(frame)
-            else:
-                # Devices and counters are kept for the frame that follows.
-                self._facts.drop_readings(source)
-        absent = node_facts.AbsentSources.from_statuses(statuses, now_ns)
+        self._facts.update(self._statuses(), now_ns)
         found = []
-        for name, facts in self._facts.nics(absent).items():
+        for name, facts in self._facts.nics().items():
             verdict = judge(facts, NIC_RULES)
             state = _state_name(verdict.state)
             absences = (f"{reason} ({why.label})" for reason, why in verdict.missing.items())

@@ -8,8 +8,8 @@ from dataclasses import replace
 from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent
-from railscope_agent.health import RULES, HealthVerdict, RuleResults, health_findings, judge
-from railscope_agent.health.gpu_facts import BUS_SOURCE, SOURCES, FactCollector
+from railscope_agent.health import RULES, HealthVerdict, health_findings, judge
+from railscope_agent.health.gpu_facts import GpuFacts
 from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
@@ -23,7 +23,6 @@ from railscope_agent.sampling import (
 from railscope_agent.streams.xid_matcher import XidMatcher
 
 SAVE_EVERY_NS = 600_000_000_000
-DRIVER_FAMILY = "nvml"
 _ReportedVerdict = tuple[int, tuple[str, ...]]
 
 
@@ -40,13 +39,12 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self, statuses: Callable[[], Mapping[str, states.SourceState]], xids: XidMatcher
     ) -> None:
         self._statuses = statuses
-        self._facts = FactCollector(xids)
+        self._facts = GpuFacts(xids)
         self._memory: GpuLifetimeFile | None = None
         self._saved_resets: dict[str, int] = {}
         self._saved_ns = 0
         self._gpus: list[Entity] = []
         self._reported: dict[str, _ReportedVerdict] = {}
-        self._results: dict[str, RuleResults] = {}
         self._verdicts: dict[str, HealthVerdict] = {}
         """Verdict on each GPU at the last poll."""
 
@@ -66,12 +64,10 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Columns for every GPU seen so far, including lost ones."""
-        self._collect_facts(host.clock.now().boot_ns)
+        self._facts.update(self._statuses(), host.clock.now().boot_ns)
         self._gpus = self._facts.gpus
         uuids = {gpu.key[0] for gpu in self._gpus}
         self._reported = {name: v for name, v in self._reported.items() if name in uuids}
-        # Kept over probes: rules remember the time since which a condition holds.
-        self._results = {name: self._results.get(name) or RuleResults() for name in uuids}
         self._verdicts = {name: v for name, v in self._verdicts.items() if name in uuids}
         columns = probe_result.ColumnBuilder()
         for gpu in self._gpus:
@@ -83,7 +79,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Judge every GPU."""
         now = host.clock.now()
-        self._collect_facts(now.boot_ns)
+        self._facts.update(self._statuses(), now.boot_ns)
         self._save_lifetimes(now.boot_ns)
         gpus = self._facts.gpus
         into.needs_probe = gpus != self._gpus or (
@@ -109,24 +105,13 @@ class GpuVerdictSource(base.SourceWithoutResources):
         NVML_ERROR_UNKNOWN, the driver's answer if it has no better one, may be returned once.
         """
         (name,) = gpu.key
-        verdict = judge(self._facts.facts(gpu), results=self._results[name])
+        verdict = judge(self._facts.facts(gpu))
         before = self._verdicts.get(name, verdict)
         self._verdicts[name] = verdict
         has_errors_only = set(verdict.missing.values()) == {Absent.ERROR}
         if verdict.state == UNKNOWN and has_errors_only:
             return replace(before, results=verdict.results)
         return verdict
-
-    def _collect_facts(self, now_ns: int) -> None:
-        statuses = self._statuses()
-        latest = {
-            name: states.latest_frame(statuses.get(name), now_ns) for name in (*SOURCES, BUS_SOURCE)
-        }
-        driver_states = [
-            state for state in statuses.values() if state.source.family == DRIVER_FAMILY
-        ]
-        driver_frames = [state.fresh_frame(now_ns) for state in driver_states]
-        self._facts.update(latest, now_ns, filter(None, driver_frames))
 
     def _load_state(self) -> int:
         status = self._statuses().get(LOAD)
