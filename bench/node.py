@@ -20,7 +20,7 @@ import msgspec
 
 from railscope import capture, log_output
 from railscope_agent import config
-from railscope_agent.host import Json, live_host, recorded_calls
+from railscope_agent.host import Json, live_host, recorded_host
 from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.service import Agent
 
@@ -65,11 +65,11 @@ class BenchHost(live_host.LiveHost):
         self, host_interface: str, function: str, arguments: tuple[int | str, ...]
     ) -> Iterator[Json] | None:
         """Return the repeating answers to a call; those of a batch are assembled once."""
-        if function not in recorded_calls.BATCH_FUNCTIONS:
-            return self._answers.get(recorded_calls.call_key(host_interface, function, arguments))
+        if function not in recorded_host.BATCH_FUNCTIONS:
+            return self._answers.get(recorded_host.call_key(host_interface, function, arguments))
         device, *entries = arguments
         keys = [
-            recorded_calls.call_key(host_interface, function, (device, entry)) for entry in entries
+            recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
         ]
         pairs = [[moment.get(key, _NOT_RECORDED) for key in keys] for moment in self._moments]
         answers = [[[v for _, v in batch], [code for code, _ in batch]] for batch in pairs]

@@ -34,7 +34,7 @@ from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, source_reader
-from railscope_agent.sampling.meter import ProcessMeter, create_meter
+from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.sampling.source import Source
 from railscope_agent.shipping import EventNumbering, collector_link
 from railscope_agent.shipping.shipper import Shipper
@@ -101,8 +101,7 @@ class Agent:
     """Called with each frame."""
     stats: shipping_stats.ShippingStats = field(default_factory=shipping_stats.ShippingStats)
     own_events: list[Event] = field(default_factory=list)
-    meter: ProcessMeter | None = None
-    """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
+    meter: ProcessMeter = field(default_factory=ProcessMeter)
     reprobe_ns: int = source_reader.REPROBE_NS
     """Interval at which sources search for devices again."""
     version: str = __version__
@@ -113,14 +112,13 @@ class Agent:
         listen_address.split_address(self.settings.listen)
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = FrameOrigin(self.node, secrets.token_hex(8), self.host.boot_id)
-        meter = self.meter or create_meter(self.host)
         self._numbering = EventNumbering()
         self._fresh: deque[Frame] = deque()
         """Frames of the lanes until the event loop takes them, at most `MAX_FRESH_FRAMES`."""
         self._fresh_dropped = 0
         sources = self._sources()
         self.keeper = budget_keeper.BudgetKeeper(
-            self.settings.budget, sources, meter, self._drop_caches
+            self.settings.budget, sources, self.meter, self._drop_caches
         )
         self.sampler = sampler.Sampler(
             self.host,

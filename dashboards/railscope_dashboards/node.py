@@ -158,13 +158,7 @@ def _machine() -> Iterator[panels.Panel]:
         f"max by (resource, severity) ({stalled})", query.SHARE, "{{resource}}, {{severity}}"
     )
     used = f"rate(railscope_agent_cpu_seconds_total{HERE}[$__rate_interval])"
-    simulated = self_monitoring.SIMULATED
-    costs = (
-        query.build_query(f"{used} unless {simulated}", query.SHARE).with_name("agent"),
-        query.build_query(f"{used} and {simulated}", query.SHARE).with_name(
-            "simulated: costs not comparable"
-        ),
-    )
+    cost = query.build_query(used, query.SHARE).with_name("agent")
     size, available = (
         query.build_query(f"railscope_{name}{HERE}").with_name(title)
         for name, title in (("memory_size_bytes", "size"), ("memory_available_bytes", "available"))
@@ -175,7 +169,7 @@ def _machine() -> Iterator[panels.Panel]:
         panels.lines(402, "Pressure", "Share of time in which tasks waited for a resource.", waited),
         panels.lines(403, "Memory", "Size and available memory of the node.", size, available),
         panels.rows(404, "Sources with failures", "Their readings are absent, not zero.", {"source": "Source"}, failures, span=12),
-        panels.lines(405, "Cost of the agent", "Share of one CPU.", *costs, span=12),
+        panels.lines(405, "Cost of the agent", "Share of one CPU.", cost, span=12),
     )  # fmt: skip
 
 

@@ -47,18 +47,14 @@ def _of_nodes(aggregation: str, name: str) -> query.Query:
     return query.build_query(f"{aggregation}(railscope_{name}{query.NODES})")
 
 
-SIMULATED = "on (node) railscope_agent_replay_resident_memory_bytes"
-"""Agents of captures and simulated nodes, whose costs are not comparable with those of other agents."""
-
-
 def _cpu_of_agents(aggregation: str, parameter: str = "") -> query.Query:
     used = f"rate(railscope_agent_cpu_seconds_total{query.NODES}[$__rate_interval])"
-    return query.build_query(f"{aggregation}({parameter}{used} unless {SIMULATED})", query.SHARE)
+    return query.build_query(f"{aggregation}({parameter}{used})", query.SHARE)
 
 
 def _memory_of_agents() -> query.Query:
     used = f"railscope_agent_resident_memory_bytes{query.NODES}"
-    return query.build_query(f"max({used} unless {SIMULATED})")
+    return query.build_query(f"max({used})")
 
 
 def _rate(counter: str, by: str = "") -> query.Query:
@@ -77,8 +73,8 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(101, "Agents with failed scrapes", "Failed scrapes.", query.build_query(f"count({up}) - sum({up})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", query.build_query(f"count({reporting}) - sum({reporting})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(103, "Oldest frame", "Of the node with the oldest newest frame.", query.build_query(f"max({FRAME_AGE})"), panels.OLD),
-        panels.number(104, "Most expensive agent", "Share of one CPU; without simulated agents.", _cpu_of_agents("max"), expensive),
-        panels.number(105, "Largest agent", "Resident memory; without simulated agents.", _memory_of_agents()),
+        panels.number(104, "Most expensive agent", "Share of one CPU.", _cpu_of_agents("max"), expensive),
+        panels.number(105, "Largest agent", "Resident memory.", _memory_of_agents()),
         panels.number(106, "Governors at limit", "Agents with the longest permitted periods.", limit, panels.NONE_IS_GOOD),
         panels.number(107, "Frames missing", "In the sequences of running agents.", query.build_query("sum(railscope_collector_missing_frames)"), panels.NONE_IS_GOOD),
         panels.number(108, "Sources failed", "Their readings are absent.", failed, panels.NONE_IS_GOOD),
@@ -87,14 +83,14 @@ def _summary() -> Iterator[panels.Panel]:
 
 def _cost() -> Iterator[panels.Panel]:
     used = f"rate(railscope_source_cpu_seconds_total{query.NODES}[$__rate_interval])"
-    cpu = f"avg by (source) ({used} unless {SIMULATED})"
+    cpu = f"avg by (source) ({used})"
     reads = f"max by (source) (railscope_source_read_duration_seconds{query.NODES})"
     governors = f"sum by (resource, state) (railscope_governor_state{query.NODES})"
     stretched = f"topk(10, max by (node) (railscope_agent_stretched_sources{query.NODES}) > 0)"
     yield from (
-        panels.lines(201, "CPU of agents", "Share of one CPU: the most expensive agent and the median, without simulated agents.",
+        panels.lines(201, "CPU of agents", "Share of one CPU: the most expensive agent and the median.",
                      _cpu_of_agents("max").with_name("highest"), _cpu_of_agents("quantile", "0.5, ").with_name("median")),
-        panels.lines(202, "Memory of agents", "The largest without simulated agents, and the smallest budget.",
+        panels.lines(202, "Memory of agents", "The largest, and the smallest budget.",
                      _memory_of_agents().with_name("highest"), _of_nodes("min", "agent_memory_budget_bytes").with_name("budget")),
         panels.layers(203, "CPU by source", "Mean of all agents without simulated ones; the ten most expensive.", query.build_query(f"topk(10, {cpu})", query.SHARE, "{{source}}")),
         panels.lines(204, "Longest reads", "The ten slowest sources, on the slowest node.", query.build_query(f"topk(10, {reads})", legend="{{source}}")),

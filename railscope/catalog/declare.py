@@ -201,8 +201,6 @@ class Metric:
     detail: MetricDetail = STANDARD
     sparse: bool = False
     total: str = ""
-    not_rolled_up_with: str = ""
-    """Metric whose readings a node reports if its readings of this one are not comparable with those of other nodes."""
     valid: tuple[int, int] | None = None
     valid_steps: range = field(init=False)
     """Stored values that the quantity can have."""
@@ -359,7 +357,6 @@ class MetricColumns(TypedDict, total=False):
     bounds: tuple[Fraction, ...]
     detail: MetricDetail
     total: Metric
-    not_rolled_up_with: Metric
     valid: tuple[int, int] | None
     dcgm: str
     node_exporter: str
@@ -426,7 +423,6 @@ class MetricTable:
             "node_exporter": columns.get("node_exporter", ""),
         }
         total = columns["total"].name if "total" in columns else ""
-        excluding = columns["not_rolled_up_with"].name if "not_rolled_up_with" in columns else ""
         is_gauge = kind is MetricKind.GAUGE
         appears = "Absent at zero" if is_gauge else "A series appears with its first non-zero value"
         return Metric(
@@ -447,7 +443,6 @@ class MetricTable:
             detail=columns.get("detail", self.detail),
             sparse=bool(total),
             total=total,
-            not_rolled_up_with=excluding,
             valid=columns.get("valid"),
             other_names={tool: names for tool, names in other_names.items() if names},
         )

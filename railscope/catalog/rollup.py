@@ -138,12 +138,7 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         scale=Fraction(1) if is_count else source.scale,
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}."
         + ("" if is_count else _window_text(source))
-        + (" Absent at zero." if source.sparse else "")
-        + (
-            f" Nodes with {source.not_rolled_up_with} are left out."
-            if source.not_rolled_up_with
-            else ""
-        ),
+        + (" Absent at zero." if source.sparse else ""),
         origin=f"collector, {source.name}",
         detail=BASIC,
         sparse=source.sparse,

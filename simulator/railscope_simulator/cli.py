@@ -24,10 +24,14 @@ from railscope.capture import Capture, write_capture
 from railscope.durable_files import write_atomically
 from railscope_agent.commands import config_option, load_settings
 from railscope_agent.commands.replay import GC_ALLOCATIONS
-from railscope_agent.commands.run import collector_flags, run_agent, settings_flags
+from railscope_agent.commands.run import (
+    REPLAY_DEFAULTS,
+    collector_flags,
+    run_agent,
+    settings_flags,
+)
 from railscope_agent.config import PREFIX, AgentSettings
 from railscope_agent.host import Clock, Host, live_clock, recorded_host
-from railscope_agent.sampling.meter import measure_memory
 from railscope_agent.sampling.probe_result import format_count
 from railscope_agent.shipping.collector_link import CollectorLinkError
 from railscope_simulator import (
@@ -320,9 +324,7 @@ class SimulatedHost(recorded_host.RecordedHost):
 
 
 SIMULATED_DEFAULTS = {
-    # Simulating a node costs more than reading one.
-    "budget.cpu_ratio": 0,
-    "budget.memory_bytes": 0,
+    **REPLAY_DEFAULTS,
     # On a busy machine the simulation may answer late; that must not count as an unresponsive GPU.
     "read_timeout_seconds": 30,
 }
@@ -358,5 +360,5 @@ def simulate_agent(config: Path | None, file: Path | None, **flags: Any) -> None
 
 def _host(read_node: Callable[[], LiveNode]) -> tuple[Host, str]:
     with convert_errors(LiveNodeFileError, click.ClickException):
-        host = measure_memory(lambda: SimulatedHost(read_node(), live_clock.LiveClock()))
+        host = SimulatedHost(read_node(), live_clock.LiveClock())
     return host, host.node

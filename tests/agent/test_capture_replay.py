@@ -28,7 +28,7 @@ from railscope_agent.commands import agent
 from railscope_agent.commands.read_once import CaptureWalk
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings, BurstSettings
-from railscope_agent.host.recorded_calls import call_key
+from railscope_agent.host.recorded_host import call_key
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
 

@@ -10,15 +10,17 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 from support.clock import ManualClock
 from support.metering import MIB
 from support.sampling import families
 
+from railscope.capture import Capture
 from railscope_agent.config import AgentSettings
-from railscope_agent.host.recorded_host import RecordedHost, ReplayCost
+from railscope_agent.host import Clock, Json
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
 
@@ -27,26 +29,37 @@ SECONDS = 80
 ANSWER_NS = 20_000
 MAX_ANSWERS_PER_SECOND = 1_300
 
-Answer = TypeVar("Answer")
 
+class CountingHost(RecordedHost):
+    """A recorded node that counts the answers that each thread received; a batch is one."""
 
-class AnswerCounter(ReplayCost):
-    """Counter of the answers that each thread received."""
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, capture: Capture, clock: Clock, offset_ns: Callable[[], int]) -> None:
+        super().__init__(capture, clock, offset_ns)
         self.answers: Counter[int] = Counter()
 
-    def charge(self, answer: Callable[[], Answer]) -> Answer:
+    def read(self, path: str) -> bytes:
         self.answers[threading.get_ident()] += 1
-        return answer()
+        return super().read(path)
+
+    def names(self, path: str) -> list[str]:
+        self.answers[threading.get_ident()] += 1
+        return super().names(path)
+
+    def resolve(self, path: str) -> str:
+        self.answers[threading.get_ident()] += 1
+        return super().resolve(path)
+
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        self.answers[threading.get_ident()] += 1
+        return super().call(host_interface, function, *arguments)
 
 
-class AnswerMeter:
+class AnswerMeter(ProcessMeter):
     """Processor time of the agent, as a price for each answer."""
 
-    def __init__(self, counter: AnswerCounter) -> None:
-        self._answers = counter.answers
+    def __init__(self, answers: Counter[int]) -> None:
+        super().__init__()
+        self._answers = answers
 
     def thread_cpu_ns(self) -> int:
         return self._answers[threading.get_ident()] * ANSWER_NS
@@ -63,15 +76,10 @@ class AnswerMeter:
 
 @pytest.mark.thorough
 async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:
-    capture, clock, counter = (
-        simulate(NodeSpec("n1"), SECONDS + 1, 1.0),
-        ManualClock(),
-        AnswerCounter(),
-    )
+    capture, clock = simulate(NodeSpec("n1"), SECONDS + 1, 1.0), ManualClock()
     began_ns = clock.now().boot_ns
-    host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - began_ns)
-    host.cost = counter
-    agent = Agent(AgentSettings(), host, "n1", meter=AnswerMeter(counter))
+    host = CountingHost(capture, clock, lambda: clock.now().boot_ns - began_ns)
+    agent = Agent(AgentSettings(), host, "n1", meter=AnswerMeter(host.answers))
     statuses = agent.sampler.statuses
     task = asyncio.create_task(agent.sampler.run())
     try:
@@ -84,4 +92,4 @@ async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:
         task.cancel()
         await asyncio.wait({task})
     assert statuses["gpu"].reads >= SECONDS / statuses["gpu"].source.period_seconds
-    assert 0 < sum(counter.answers.values()) <= MAX_ANSWERS_PER_SECOND * SECONDS
+    assert 0 < sum(host.answers.values()) <= MAX_ANSWERS_PER_SECOND * SECONDS

@@ -13,7 +13,7 @@ from railscope.exposition import TextFormat
 from railscope_agent.commands import agent
 from railscope_agent.commands.read_once import MAX_READS, CaptureWalk, find_read_offsets
 from railscope_agent.config import AgentSettings
-from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedClock
 from railscope_agent.service import Agent
 
 NS = 10**9

@@ -59,12 +59,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
         assert reduced
         made.add(reduced)
     cells = [cell for cell in made.cells(scope) if cell]
-    # The node has every metric, so it has none that is comparable only without another one.
-    wanted = {
-        name
-        for name, derived in rollups().items()
-        if derived.scope == scope and not derived.source.not_rolled_up_with
-    }
+    wanted = {name for name, derived in rollups().items() if derived.scope == scope}
     assert {cell.metric.name for cell in cells} == wanted
     if scope == "rail":
         assert {cell.labels[0] for cell in cells} == {str(rail) for rail in range(RAILS)}

@@ -12,8 +12,7 @@ from support.simulated import ALL_WAYS
 from railscope.frame import Frame, FrameOrigin
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import Json
-from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS, call_key
-from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recorded_host import BATCH_FUNCTIONS, RecordedHost, call_key
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.sampling.source import Source

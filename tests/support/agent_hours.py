@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Collection
-from typing import TypeVar
+from collections.abc import AsyncIterator, Collection
 
 import msgspec
 from support.clock import NS, ManualClock
@@ -17,7 +16,7 @@ from support.sampling import families
 from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
 from railscope_agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
-from railscope_agent.host.recorded_host import RecordedHost, ReplayCost
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
 
@@ -30,14 +29,6 @@ RARELY_NS = 600 * NS
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?")
 
 Samples = list[str | None]
-Answer = TypeVar("Answer")
-
-
-class UnmeteredReplay(ReplayCost):
-    """Costs of a replay that nothing reads: measuring the time of each answer takes longer than most."""
-
-    def charge(self, answer: Callable[[], Answer]) -> Answer:
-        return answer()
 
 
 def node_of_1970(node: str, scenario: str = "training", **more: object) -> NodeSpec:
@@ -80,7 +71,6 @@ async def pages(
         return 0 if over.is_set() else clock.now().boot_ns - spec.started_boot_ns
 
     host = RecordedHost(capture, clock, offset_ns)
-    host.cost = UnmeteredReplay()
     agent = Agent(_settings(), host, spec.node, reprobe_ns=reprobe_ns)
     task = asyncio.create_task(agent.sampler.run())
     try:

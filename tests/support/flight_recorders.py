@@ -12,7 +12,7 @@ from railscope.capture import CaptureMoment, Json
 from railscope.timestamps import SECOND_NS
 from railscope_agent.collectives.flight_recorder import parse_dump
 from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedDump, RankProcess
-from railscope_agent.host.recorded_calls import call_key
+from railscope_agent.host.recorded_host import call_key
 
 DIRECTORY = "/run/railscope/flight-recorder"
 STEP_NS = SECOND_NS // 10

@@ -14,7 +14,7 @@ from support.standin_table import SRAM
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import Json
 from railscope_agent.host.file_groups import PlainFiles
-from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS, call_key
+from railscope_agent.host.recorded_host import BATCH_FUNCTIONS, call_key
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import SourceReader

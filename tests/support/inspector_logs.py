@@ -26,7 +26,7 @@ from railscope_agent.host.job_files import (
     RankProcess,
 )
 from railscope_agent.host.live_host import LiveHost
-from railscope_agent.host.recorded_calls import call_key
+from railscope_agent.host.recorded_host import call_key
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources import nccl_inspector, source_bases
 from railscope_agent.sources.rank_places import RankPlaces, SeenProcess

@@ -11,7 +11,7 @@ from support.clock import ManualClock
 
 from railscope_agent.host import Json, NvmlError
 from railscope_agent.host.file_groups import PlainFiles
-from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS, assemble_batch, call_key
+from railscope_agent.host.recorded_host import BATCH_FUNCTIONS, assemble_batch, call_key
 
 DENIED = PermissionError(errno.EACCES, "Permission denied")
 NO_DEVICE = OSError(errno.ENODEV, "No such device")

@@ -34,7 +34,7 @@ from railscope_agent.commands import (
     replay_option,
     root_option,
 )
-from railscope_agent.host import Host, live_host, recorded_clock, recorded_host
+from railscope_agent.host import Host, live_host, recorded_host
 from railscope_agent.service import Agent
 from railscope_agent.topology import topology_report
 
@@ -146,7 +146,7 @@ class CaptureWalk:
     """A recorded node that is read several times, the last time at the end of the capture."""
 
     def __init__(self, capture: Capture) -> None:
-        self._clock = recorded_clock.RecordedClock(capture.about)
+        self._clock = recorded_host.RecordedClock(capture.about)
         self._offsets = find_read_offsets(capture)
         self.host = recorded_host.RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
 

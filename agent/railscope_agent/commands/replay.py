@@ -12,7 +12,7 @@ import re
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,16 +20,22 @@ import click
 import msgspec
 
 from railscope import __version__, batch_encoding, capture, log_output, settings, wire
-from railscope.capture import DAMAGED_STATUS, CaptureError, CaptureMetadata, CaptureMoment, Json
+from railscope.capture import (
+    DAMAGED_STATUS,
+    Capture,
+    CaptureError,
+    CaptureMetadata,
+    CaptureMoment,
+    Json,
+)
 from railscope.catalog import METRICS
-from railscope.frame import Frame, FrameOrigin
-from railscope.reading import Absent
+from railscope.frame import Frame, FrameOrigin, NodeTimestamp
 from railscope.settings import SettingsError
 from railscope.shapes import schema_parts
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_agent.config import PREFIX, AgentSettings, BurstSettings
-from railscope_agent.host import stepped_host
+from railscope_agent.host.recorded_host import MomentAnswers, RecordedClock, RecordedHost
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.sampling import guard as guards
 from railscope_agent.sampling.source import PeriodicSource, Source
@@ -49,15 +55,8 @@ EVERY_SAMPLE_NS = 5 * SECOND_NS
 """Sources with at most this period are read at every sample."""
 STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
 """Sources of states that no other source reads between two of their own reads: they keep their period."""
-STATIC_SOURCES = {
-    "pcie", "gpu_pcie", "gpu_device", "gpu_settings", "gpu_health", "nvlink_signal", "neighbour",
-    "nic_settings", "optics",
-}  # fmt: skip
-"""Sources whose readings depend on the present answers only, and not on the time: most of these never change."""
 REPROBE_SAME_NS = 900 * SECOND_NS
 """Time after which a source searches for devices although none seems to have come or gone."""
-_VARYING = {r.value for r in Absent} - {Absent.UNSUPPORTED.value, Absent.DENIED.value}
-"""Reasons of readings that may change with time."""
 SAMPLES_OF_AN_ENVELOPE = 64
 GC_ALLOCATIONS = 100_000
 """Each moment replaces thousands of answers, without reference cycles: searches for cycles can be rare."""
@@ -75,32 +74,18 @@ class _ReplayedSource:
     status: SourceState
     reader: SourceReader
     due_ns: int = 0
-    used: set[str] = field(default_factory=set)
-    """Keys of the queries of the last probe and of the reads since."""
-    is_outdated: bool = True
-    """True if the answer to one of these queries may have changed."""
     has_new_devices: bool = False
     """True if devices may have come or gone since the last probe."""
     _probed_ns: int = 0
 
-    def read(self, host: stepped_host.SteppedHost, grader: SourceGrader) -> Frame | None:
-        """Return the next frame; the last one with a new time if all answers are the same."""
-        now, before = host.clock.now(), self.status.frame
-        # Its answers are the same, so are its readings: the read is left out.
-        if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
-            self.status.frame = self.reader.repeat(before)
-            return self.status.frame
+    def read(self, now: NodeTimestamp, grader: SourceGrader) -> Frame | None:
+        """Return the next frame."""
         if self.has_new_devices and now.boot_ns - self._probed_ns >= REPROBE_NS:
             self.reader.forget_plan()
-        host.used.clear()
         outcome = self.reader.run()
         grader.record_return(self.status, outcome, now)
         if outcome.cost.probe:
-            self.used, self.has_new_devices, self._probed_ns = set(), False, now.boot_ns
-        if self.status.source.name in STATIC_SOURCES:
-            self.used |= host.used
-            # A reading that is absent for a time may be present at the next read, with the same answers.
-            self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
+            self.has_new_devices, self._probed_ns = False, now.boot_ns
         return outcome.frame
 
     def plan(self, now_ns: int) -> None:
@@ -124,7 +109,11 @@ class ReplayedNode:
     ) -> None:
         """Raises SettingsError for an unknown source or metric."""
         self.origin = _origin(about)
-        self.host = stepped_host.SteppedHost(about)
+        self.clock = RecordedClock(about)
+        self._answers = MomentAnswers()
+        self.host = RecordedHost(
+            Capture(about, ()), self.clock, lambda: self.clock.offset_ns, self._answers, pause=None
+        )
         self._hung = guards.HungCalls()
         self._pending: dict[str, str] = {}
         """Device of each call without a result, by the key of the call."""
@@ -153,20 +142,18 @@ class ReplayedNode:
 
     def advance(self, moment: CaptureMoment) -> None:
         """Apply the differences of a moment."""
-        changed = self.host.changed_keys(moment)
-        has_new_devices = self.host.advance(moment)
+        self.clock.go_to(moment.offset_ns)
+        has_new_devices = self._answers.advance(moment)
         is_other_hung = self._update_hung_calls(moment)
         is_begin = moment.offset_ns < BEGIN_NS
         for source in self._sources:
             source.has_new_devices |= has_new_devices
-            source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
             # An agent has found all devices when it begins to ship. A source without devices does not wait
             # for its next probe.
             if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
                 source.reader.forget_plan()
                 source.due_ns = 0
             if is_other_hung:
-                source.is_outdated = True
                 source.reader.forget_plan()
 
     def _update_hung_calls(self, moment: CaptureMoment) -> bool:
@@ -181,7 +168,7 @@ class ReplayedNode:
                 self._pending |= {key: _device(section, key) for key in keys}
         if self._pending == before:
             return False
-        hung, now_ns = self._hung.by_device, self.host.clock.now().boot_ns
+        hung, now_ns = self._hung.by_device, self.clock.now().boot_ns
         calls = {
             device: guards.HungCall(device, key, now_ns) for key, device in self._pending.items()
         }
@@ -191,12 +178,12 @@ class ReplayedNode:
 
     def read_sources(self) -> list[Frame]:
         """Return the frames of the sources that are due at this moment."""
-        now = self.host.clock.now()
+        now = self.clock.now()
         frames = []
         for source in self._sources:
             if source.due_ns > now.boot_ns:
                 continue
-            frame = source.read(self.host, self._grader)
+            frame = source.read(now, self._grader)
             source.plan(now.boot_ns)
             if frame:
                 frames.append(self._numbering.number_events(frame))

@@ -14,9 +14,14 @@ from railscope import __version__, convert_errors, log_output, service, timestam
 from railscope.capture import CaptureError, read_capture
 from railscope_agent.commands import config_option, load_settings, replay_option, root_option
 from railscope_agent.host import Host, live_clock, live_host, recorded_host
-from railscope_agent.sampling.meter import measure_memory
 from railscope_agent.service import Agent
 
+REPLAY_DEFAULTS = {
+    # Answering from a capture, or simulating a node, costs more than reading one.
+    "budget.cpu_ratio": 0,
+    "budget.memory_bytes": 0,
+}
+"""Settings of an agent that reads no live node that differ from those of other agents by default."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -52,7 +57,8 @@ def collector_flags(urls: Sequence[str]) -> dict[str, Any]:
 @settings_flags
 def run(config: Path | None, root: Path, replay: Path | None, **flags: Any) -> None:
     """Sample, serve /metrics and ship frames until stopped."""
-    run_agent(lambda: running_host(root, replay), config, flags)
+    defaults = REPLAY_DEFAULTS if replay else None
+    run_agent(lambda: running_host(root, replay), config, flags, defaults=defaults)
 
 
 def run_agent(
@@ -94,19 +100,13 @@ def running_host(root: Path, replay: Path | None) -> tuple[Host, str]:
     """Return the host to read continuously, and its name if a capture contains it."""
     if replay is None:
         return live_host.LiveHost(root), ""
+    with convert_errors(CaptureError, click.ClickException):
+        capture = read_capture(replay)
     clock = live_clock.LiveClock()
-    started_ns = clock.now().boot_ns
+    started_ns, length_ns = clock.now().boot_ns, max(capture.about.duration_ns, 1)
 
-    def recorded() -> recorded_host.RecordedHost:
-        with convert_errors(CaptureError, click.ClickException):
-            capture = read_capture(replay)
-        length_ns = max(capture.about.duration_ns, 1)
+    def offset_ns() -> int:
+        # The last moment is at the end of the capture, and lasts as long as the others.
+        return (clock.now().boot_ns - started_ns) % (length_ns + timestamps.SECOND_NS)
 
-        def offset_ns() -> int:
-            # The last moment is at the end of the capture, and lasts as long as the others.
-            return (clock.now().boot_ns - started_ns) % (length_ns + timestamps.SECOND_NS)
-
-        return recorded_host.RecordedHost(capture, clock, offset_ns)
-
-    host = measure_memory(recorded)
-    return host, host.node
+    return recorded_host.RecordedHost(capture, clock, offset_ns), capture.about.node

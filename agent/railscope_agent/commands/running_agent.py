@@ -89,8 +89,6 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
         detail = f"{url} is not the metrics endpoint of an agent"
         return [_running_finding(ProbeVerdict.BROKEN, detail)]
     parts = ["not measured yet" if use is None else f"uses {figures.percent(use)} of a core"]
-    if catalog.REPLAY_MEMORY.name in of_agent:
-        parts.append("simulated: costs not comparable")
     if budget:
         parts.append(f"budget {figures.percent(budget)}")
     parts += [

@@ -19,7 +19,7 @@ from railscope_agent.host import (
     Json,
     KernelLog,
     file_groups,
-    recorded_calls,
+    recorded_host,
 )
 from railscope_agent.host.redactor import Redactor
 
@@ -125,9 +125,9 @@ class RecordingHost(HostWrapper):
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Call a function of a host interface, and record its answer."""
-        if function in recorded_calls.BATCH_FUNCTIONS:
+        if function in recorded_host.BATCH_FUNCTIONS:
             return self._batch(host_interface, function, arguments)
-        key = recorded_calls.call_key(host_interface, function, arguments)
+        key = recorded_host.call_key(host_interface, function, arguments)
 
         def call() -> Json:
             answer = self._host.call(host_interface, function, *arguments)
@@ -146,7 +146,7 @@ class RecordingHost(HostWrapper):
         """Record the answer to each entry of a batch, or one failure for all of them."""
         device, *entries = arguments
         keys = [
-            recorded_calls.call_key(host_interface, function, (device, entry)) for entry in entries
+            recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
         ]
         with self._query_lock("calls", keys):
             answer = self._host.call(host_interface, function, *arguments)
@@ -159,9 +159,9 @@ class RecordingHost(HostWrapper):
         try:
             log = self._host.kernel_log()
         except OSError as error:
-            self._store("calls", recorded_calls.KERNEL_LOG, failure(error))
+            self._store("calls", recorded_host.KERNEL_LOG, failure(error))
             raise
-        self._store("calls", recorded_calls.KERNEL_LOG, "")
+        self._store("calls", recorded_host.KERNEL_LOG, "")
         return _RecordingKernelLog(self, log)
 
     def _recorded_answer(self, section: str, key: str, call: Callable[[], Answer]) -> Answer:

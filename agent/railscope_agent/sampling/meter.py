@@ -2,11 +2,6 @@
 
 These belong to this process, not to the host that it reads, so they are not part of the host and
 not recorded. Components receive a meter as an argument.
-
-The cost of a replay is excluded for an agent that reads a capture or a simulated node. A replay
-holds its capture in memory and decodes answers that a node would have available. Neither is a cost
-of the agent: budgets exclude them, and they have their own metrics. The cost of the answers on a
-node (system calls, the driver) is not part of a replay.
 """
 
 from __future__ import annotations
@@ -15,13 +10,10 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
 
-from railscope_agent.host import Clock, Host
-from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host import Clock
 
 _RESIDENT_FIELD = 1
 _STATM_BYTES = 256
@@ -101,44 +93,3 @@ class Stopwatch:
         before = self.boot_ns, self._cpu_ns
         self.boot_ns, self._cpu_ns = self._clock.now().boot_ns, self._meter.thread_cpu_ns()
         return ThreadCost(self._cpu_ns - before[1], self.boot_ns - before[0])
-
-
-ReplayHost = TypeVar("ReplayHost", bound=RecordedHost)
-
-
-class ReplayMeter(ProcessMeter):
-    """Measures this process without the cost of its recorded host."""
-
-    def __init__(self, host: RecordedHost) -> None:
-        super().__init__()
-        self.host = host
-
-    def thread_cpu_ns(self) -> int:
-        """Return the processor time of the calling thread, without decoding."""
-        return super().thread_cpu_ns() - self.host.cost.thread_cpu_ns()
-
-    def process_cpu_ns(self) -> int:
-        """Return the processor time of all threads, without decoding."""
-        return super().process_cpu_ns() - self.host.cost.cpu_ns()
-
-    def resident_bytes(self) -> int:
-        """Return the resident memory, without the capture."""
-        return max(super().resident_bytes() - self.host.cost.resident_bytes, 0)
-
-
-def create_meter(host: Host) -> ProcessMeter:
-    """Return the meter for a host."""
-    return ReplayMeter(host) if isinstance(host, RecordedHost) else ProcessMeter()
-
-
-def measure_memory(make: Callable[[], ReplayHost]) -> ReplayHost:
-    """Create a recorded host, and record the memory that its capture takes."""
-    meter = ProcessMeter()
-    meter.release_memory()
-    before = meter.resident_bytes()
-    host = make()
-    # Parsing leaves free memory behind, which is not part of the capture.
-    meter.release_memory()
-    # Pages can be returned to the system meanwhile, so the difference may be negative.
-    host.cost.resident_bytes = max(meter.resident_bytes() - before, 0)
-    return host

@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import gt, lt
 
@@ -135,12 +135,6 @@ class SourceReader:
     @property
     def _inventory_findings(self) -> tuple[probe_result.ProbeFinding, ...]:
         return self._inventory.findings if self._inventory else ()
-
-    def repeat(self, frame: Frame) -> Frame:
-        """Return the frame of a read whose answers are all those of an earlier one."""
-        self._sequence += 1
-        now = self._host.clock.now()
-        return replace(frame, sequence=self._sequence, timestamp=now, events=())
 
     def forget_plan(self) -> None:
         """Make the next run probe: a probe or a read was interrupted."""

@@ -18,7 +18,7 @@ from railscope_agent.sampling import (
     source as base,
     status as states,
 )
-from railscope_agent.sampling.meter import ProcessMeter, ReplayMeter
+from railscope_agent.sampling.meter import ProcessMeter
 
 _MILLIONTHS = 1_000_000
 _NONE_ABSENT = (0,) * len(REASONS)
@@ -76,7 +76,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
         for metric, about, _ in _collector_readings(self._shipping):
             columns.add(metric, about)
         columns.add_each(_witness_readings(self._shipping), node)
-        columns.add_each(_replay_readings(self._keeper()), node)
         self._devices = tuple(self._hung())
         for device in self._devices:
             columns.add(c.HUNG_TIME, Entity(entities.HUNG_DEVICE, (device,)))
@@ -127,7 +126,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
             *(reading for _, _, reading in _budget_readings(keeper)),
             *(reading for _, _, reading in _collector_readings(shipping)),
             *_witness_readings(shipping).values(),
-            *_replay_readings(keeper).values(),
             *self._hung_times(now_ns, into),
         ]
         into.put_readings(0, readings)
@@ -157,14 +155,6 @@ class SelfMetricsSource(base.SourceWithoutResources):
             max(now_ns - hung[device].since_ns, 0) if device in hung else Absent.GONE
             for device in self._devices
         ]
-
-
-def _replay_readings(keeper: budget_keeper.BudgetKeeper | None) -> dict[declare.Metric, Reading]:
-    """Cost of a replay; empty on a live node."""
-    if keeper is None or not isinstance(keeper.meter, ReplayMeter):
-        return {}
-    cost = keeper.meter.host.cost
-    return {c.REPLAY_CPU: cost.cpu_ns(), c.REPLAY_MEMORY: cost.resident_bytes}
 
 
 def _witness_readings(shipping: shipping_stats.ShippingStats) -> dict[declare.Metric, Reading]:

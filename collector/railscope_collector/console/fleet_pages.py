@@ -9,10 +9,8 @@ import msgspec
 
 from railscope import api as resources
 from railscope.catalog import collector as catalog
-from railscope.catalog.agent import GOVERNOR_EVENT, REPLAY_MEMORY
-from railscope.catalog.declare import Rollup
+from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.catalog.incidents import EVALUATION_TIME
-from railscope.catalog.rollup import derived_name
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector import view_refresh
@@ -34,7 +32,6 @@ _PAUSES = tuple(
     for direction in ("receive", "transmit")
     for kind in ("pfc", "global")
 )
-_SIMULATED_AGENTS = derived_name(REPLAY_MEMORY, "cluster", Rollup.COUNT)
 
 
 class ApiRoute(msgspec.Struct, frozen=True):
@@ -150,12 +147,10 @@ class FleetPages:
             "read_only": self.api.read_only,
             "refresh_seconds": views.duration_ns / SECOND_NS,
             "evaluation_seconds": plain.get(EVALUATION_TIME.name),
-            # Of agents of simulated nodes and of captures, costs are not comparable: these are of the others.
             "max_agent_cpu_ratio": plain.get("railscope_cluster_max_agent_cpu_use_ratio"),
             "max_agent_memory_bytes": plain.get(
                 "railscope_cluster_max_agent_resident_memory_bytes"
             ),
-            "simulated_agents": int(plain.get(_SIMULATED_AGENTS) or 0),
             "log_bytes": plain.get(catalog.LOG_SIZE.name),
             "missing_frames": missing.total(),
             "missing": missing.most_common(MAX_NAMED),

@@ -87,13 +87,12 @@ class SchemaLayout:
 def make_layout(digest: bytes, shape: Shape) -> SchemaLayout:
     """Return the layout of a shape.
 
-    Metrics that are not in the catalog, and those that are not comparable on this node, are stored but not rolled up.
+    Metrics that are not in the catalog are stored but not rolled up.
     """
     cells: list[tuple[int, KeyPart, int, int]] = []
     metrics: list[Metric] = []
     counters, narrow, max_rates = [], [], []
     viewed: set[int] = set()
-    reported = {group.metric for group in shape.groups}
     column = -1
     for group in shape.groups:
         metric, scale = catalog.METRICS.get(group.metric), group.scale[0] / group.scale[1]
@@ -107,8 +106,7 @@ def make_layout(digest: bytes, shape: Shape) -> SchemaLayout:
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
                 max_rates.append(metric.max_per_second / scale)
             # The verdict has no roll-up, but the list of GPUs reads it by rail as metrics that have one.
-            is_rolled_up = metric and metric.rollups and metric.not_rolled_up_with not in reported
-            is_by_rail = is_rolled_up or metric is GPU_HEALTH
+            is_by_rail = (metric and metric.rollups) or metric is GPU_HEALTH
             if metric and is_by_rail and slot.kind == metric.about.name:
                 rail = shape_columns.rail_of(shape, slot)
                 cells.append((len(metrics), slot.part, rail, column))

@@ -17,7 +17,7 @@ import msgspec
 from railscope.capture import CaptureMoment
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.collectives import flight_recorder, inspector, ras_answers
-from railscope_agent.host import JOB_FILES, job_files, nccl_ras, recorded_calls
+from railscope_agent.host import JOB_FILES, job_files, nccl_ras, recorded_host
 from railscope_simulator import gpu_tenants, node_model, owners
 from railscope_simulator.cluster.collectives import JobCollectives, TimedCall
 
@@ -292,12 +292,12 @@ class NodeCollectives:
             ("events", nccl_ras.RasAnswer(nccl_ras.ANSWERED, min(pids))),
             ("query", nccl_ras.RasAnswer(nccl_ras.ANSWERED, min(pids), report)),
         ):
-            calls[recorded_calls.call_key("nccl_ras", function, arguments)] = answer
+            calls[recorded_host.call_key("nccl_ras", function, arguments)] = answer
         return calls
 
 
 def _key(function: str, *arguments: int | str) -> str:
-    return recorded_calls.call_key(JOB_FILES, function, arguments)
+    return recorded_host.call_key(JOB_FILES, function, arguments)
 
 
 def _listing(function: str, directory: str, files: list[job_files.JobFile]) -> _Calls:

@@ -161,7 +161,7 @@ class ShippedNode:
     def read(self, moment: CaptureMoment | None, seconds: float) -> None:
         """Read a sample of the node at an offset. Blocking."""
         deviation_ns = seconds_to_ns(self._path.clock_deviation_seconds(seconds))
-        self._clock.deviation_ns = self._replayed.host.clock.deviation_ns = deviation_ns
+        self._clock.deviation_ns = self._replayed.clock.deviation_ns = deviation_ns
         if moment is not None:
             self._replayed.advance(moment)
             self._held_frames.extend(self._replayed.read_sources())

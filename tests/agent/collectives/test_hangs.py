@@ -48,7 +48,7 @@ from railscope_agent.config import AgentSettings
 from railscope_agent.host import Json
 from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedDump
 from railscope_agent.host.nccl_ras import NcclProcess, RasAnswer
-from railscope_agent.host.recorded_calls import call_key
+from railscope_agent.host.recorded_host import call_key
 from railscope_agent.service import Agent, is_shipped
 
 HANG = capture_of("nccl-hang")

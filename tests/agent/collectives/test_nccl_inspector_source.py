@@ -22,12 +22,12 @@ from support.inspector_logs import (
 )
 from support.reading import ORIGIN
 
-from railscope.capture import CaptureMetadata
+from railscope.capture import Capture, CaptureMetadata
 from railscope.catalog import collectives as c
 from railscope_agent.collectives.inspector import MAX_PART_BYTES
+from railscope_agent.host.recorded_host import MomentAnswers, RecordedClock, RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
-from railscope_agent.host.stepped_host import SteppedHost
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources import nccl_inspector
 
@@ -112,11 +112,13 @@ def test_a_replay_has_the_totals_of_the_node(redactor: Redactor | None, tmp_path
         node.read()
     node.close()
     about = CaptureMetadata("n", "b", START.wall_ns, START.boot_ns, 0, "test")
-    replay = SteppedHost(about)
+    clock, answers = RecordedClock(about), MomentAnswers()
+    replay = RecordedHost(Capture(about, ()), clock, lambda: clock.offset_ns, answers)
     again = InspectorDirectory(tmp_path / "run/railscope/nccl-inspector", root=tmp_path)
     again.reader = SourceReader(again.source, replay, ORIGIN)
     for moment in recording.moments:
-        assert not replay.advance(moment), "a part of a log is no new device"
+        clock.go_to(moment.offset_ns)
+        assert not answers.advance(moment), "a part of a log is no new device"
         if moment.calls:
             again.read()
     again.close()
