@@ -21,6 +21,7 @@ Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
   share           of a claim that is not exclusive, the fraction `n/d` of the device that it holds
   count           of a claim without a device or a GPU in its key: number of GPUs of the node
                   that it holds, or multiple of its `share` of one
+  assumed         `true` if the provider reported a number of GPUs, and the agent chose the device
   system          `true` for health checks and the administrator's own use
   allocated_twice `true` if another claim was given the same device, or one of the two only monitors
                   it: a collector puts both under review
@@ -46,7 +47,7 @@ GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Proce
 _CLAIM_FACTS = (
     "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",
     "end_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
-    "allocated_twice", "device", "profile", "pids",
+    "assumed", "allocated_twice", "device", "profile", "pids",
 )
 _CLAIM_END_FACTS = (
     "source", "level", "workload", "owner", "tenant", "end_ns", "end_boot_ns", "uncertainty_ns",

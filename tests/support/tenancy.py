@@ -181,6 +181,7 @@ def event_line(event: Event, shown: Sequence[str] = ()) -> str:
     if sign.endswith("+"):
         words += [facts.get("owner") or facts.get("tenant") or "-"]
         words += ["shared"] * (facts["exclusive"] == "false") + [facts.get("share", "")]
+        words += ["assumed"] * (facts.get("assumed") == "true")
         words += ["twice"] * (facts.get("allocated_twice") == "true")
     given = {**facts, "gpu": event.entity.key[0]}
     for key in facts.keys() & {"start_ns", "end_ns"}:

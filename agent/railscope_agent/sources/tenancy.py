@@ -188,7 +188,7 @@ class ClaimSource(source.SourceWithoutResources):
         )
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
-        reports, unplaced = claim_placement.place_claims(
+        reports = claim_placement.place_claims(
             list(self._reports(host, tracker)), tracker.in_force, self.devices
         )
         # Before the unclaimed use, which is compared with the claims in force.
@@ -212,7 +212,7 @@ class ClaimSource(source.SourceWithoutResources):
             (report.report.absence for report in reports if report.report.absence), None
         )
         self._findings = tuple(f for report in reports for f in report.report.findings)
-        self._findings += (*claim_placement.unplaced_findings(unplaced), *self._report_processes())
+        self._findings += (*claim_placement.placement_findings(reports), *self._report_processes())
         if self._state_file:
             now = host.clock.now()
             self._state_file.save(

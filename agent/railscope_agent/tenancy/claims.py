@@ -43,6 +43,8 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`n/d` of the device, or of each of `count` GPUs; only for a claim that is not exclusive."""
     count: int = 0
     system: bool = False
+    assumed: bool = False
+    """True if the provider reported a number of GPUs, and the agent chose the device."""
     allocated_twice: bool = False
     """True if the scheduler gave the device to another claim as well, or one of the two has admin access."""
     profile: str = ""
@@ -131,6 +133,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "share": self.share,
             "count": str(self.count or ""),
             "system": str(self.system).lower(),
+            "assumed": "true" if self.assumed else "",
             "allocated_twice": "true" if self.allocated_twice else "",
             "device": self.part,
             "profile": self.profile,
