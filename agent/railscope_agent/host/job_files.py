@@ -25,7 +25,7 @@ from railscope_agent.collectives import CollectiveFormatError, flight_recorder, 
 from railscope_agent.host.files import RootedFiles
 
 MAX_ENTRIES = 16_384
-"""Maximum number of directory entries of one listing; users share what their jobs have, and the jobs of a user its share."""
+"""Maximum number of directory entries of one listing."""
 MAX_JOB_ENTRIES = 2048
 """Maximum number of entries of one job in it, so that a job cannot hide the files of others."""
 MAX_DUMP_BYTES = 8 << 20
@@ -165,26 +165,19 @@ class JobFileCalls:
             remaining = self._max_entries - len(entries)
             is_complete = remaining > 0
             found += _job_files("", entries, pattern)
-            users: dict[int, list[str]] = {}
+            # The newest first: where jobs have more entries than the bound, it is the old ones that are left out.
+            entries.sort(key=lambda entry: -entry[1].st_mtime_ns)
             for job, status in entries:
-                if stat.S_ISDIR(status.st_mode):
-                    users.setdefault(status.st_uid, []).append(job)
-            # Users with few jobs first: what they leave is for the others.
-            ordered = sorted(users.values(), key=len)
-            for users_left, jobs in zip(range(len(ordered), 0, -1), ordered, strict=True):
-                # The rest of a user is divided among the next ones.
-                of_user = remaining // users_left
-                remaining -= of_user
-                for jobs_left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
-                    limit = min(of_user // jobs_left, MAX_JOB_ENTRIES)
-                    try:
-                        inner = _directory_entries(top, job, limit)
-                    except OSError:
-                        continue  # removed, replaced by a link, or private
-                    is_complete &= len(inner) < limit
-                    of_user -= len(inner)
-                    found += _job_files(job, inner, pattern)
-                remaining += of_user
+                limit = min(remaining, MAX_JOB_ENTRIES)
+                if not stat.S_ISDIR(status.st_mode):
+                    continue
+                try:
+                    inner = _directory_entries(top, job, limit)
+                except OSError:
+                    continue  # removed, replaced by a link, or private
+                is_complete &= len(inner) < limit
+                remaining -= len(inner)
+                found += _job_files(job, inner, pattern)
         return JobFileListing(found, is_complete)
 
     def _flight_recorder(self, directory: str, job: str, name: str) -> OpenedDump:

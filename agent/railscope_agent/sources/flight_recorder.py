@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
@@ -33,7 +33,7 @@ from railscope_agent.host import JOB_FILES, Host
 from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedDump
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import source_bases
-from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
+from railscope_agent.sources.rank_places import JobKey, RankPlaces
 
 MAX_DUMPS = 1024
 """Maximum number of dumps that are kept and compared: eight jobs of 128 ranks on a node."""
@@ -69,26 +69,6 @@ class RankReport:
     record: RankRecord | None
 
 
-@dataclass(slots=True)
-class DumpMemory:
-    """Memory of the dumps of each user, within one limit for all."""
-
-    sizes: dict[int, list[tuple[DumpKey, int]]] = field(default_factory=dict)
-    """Key and bytes of the dumps of each user, in the order in which they were added."""
-    used_bytes: Counter[int] = field(default_factory=Counter)
-
-    def add(self, user: int, key: DumpKey, dump: recorder.FlightRecorderDump) -> Iterator[DumpKey]:
-        """Add a dump; yield those to drop: the last ones of the user with most bytes, until the others fit."""
-        self.sizes.setdefault(user, []).append((key, dump.memory_bytes))
-        self.used_bytes[user] += dump.memory_bytes
-        # The user with most bytes loses dumps: a user with few cannot be displaced by one with many.
-        while self.used_bytes.total() > MAX_KEPT_BYTES:
-            largest = self.used_bytes.most_common(1)[0][0]
-            dropped, size = self.sizes[largest].pop()
-            self.used_bytes[largest] -= size
-            yield dropped
-
-
 class FlightRecorderSource(source.SourceWithoutResources):
     """Dumps by state, ranks by state, and events about ranks."""
 
@@ -109,8 +89,6 @@ class FlightRecorderSource(source.SourceWithoutResources):
         self._reports: tuple[RankReport, ...] = ()
         self._dumps: dict[DumpKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
         """Each file as read, with its content or the reason why that is not usable."""
-        self._read_ns: dict[JobKey | int, int] = {}
-        """Time of the last read of a dump of each job and user on the boot clock."""
         self._reported: set[tuple[str, ...]] = set()
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
@@ -146,13 +124,12 @@ class FlightRecorderSource(source.SourceWithoutResources):
         into.events = self._new_events(host)
 
     def _read_dumps(self, host: Host, files: Iterable[JobFile]) -> Counter[str]:
-        """Read the files that are new or have changed; return the number of files by state."""
+        """Read the files that are new or have changed, the newest first; return the number of files by state."""
         now = host.clock.now()
         users, before, self._dumps = self._places.users, self._dumps, {}
         states: Counter[str] = Counter()
-        memory = DumpMemory()
-        remaining_bytes = MAX_READ_BYTES
-        for file in self._in_turns(files):
+        remaining_bytes, kept_bytes = MAX_READ_BYTES, 0
+        for file in sorted(files, key=lambda file: -file.modified_ns):
             key = file.job, file.name
             age_ns = now.wall_ns - file.modified_ns
             state = self._rejection(file, age_ns, users)
@@ -163,26 +140,16 @@ class FlightRecorderSource(source.SourceWithoutResources):
                 state = "waiting" if file.bytes <= MAX_READ_BYTES else "too_large"
             elif not state:
                 remaining_bytes -= file.bytes
-                self._read_ns[file.job, file.user] = self._read_ns[file.user] = now.boot_ns
                 self._dumps[key] = file, self._read_dump(host, file)
             if state:
                 states[state] += 1
             elif not isinstance(content := self._dumps[key][1], str):
-                for dropped in memory.add(file.user, key, content):
-                    self._dumps[dropped] = self._dumps[dropped][0], "excess"
+                kept_bytes += content.memory_bytes
+                if kept_bytes > MAX_KEPT_BYTES:
+                    self._dumps[key] = file, "excess"
         contents = (content for _, content in self._dumps.values())
         states.update(content if isinstance(content, str) else "read" for content in contents)
         return states
-
-    def _in_turns(self, files: Iterable[JobFile]) -> Iterator[JobFile]:
-        """Yield files in turns of users and jobs, the one that was read longest ago first; those of a job newest first."""
-        jobs: dict[JobKey, list[JobFile]] = {}
-        for file in sorted(files, key=lambda file: -file.modified_ns):
-            jobs.setdefault((file.job, file.user), []).append(file)
-        keys = {key for job in jobs for key in (job, job[1])}
-        self._read_ns = {key: read_ns for key, read_ns in self._read_ns.items() if key in keys}
-        order = sorted(jobs, key=lambda job: [self._read_ns.get(key, 0) for key in (job[1], job)])
-        return in_turns_of_jobs({job: jobs[job] for job in order})
 
     def _rejection(self, file: JobFile, age_ns: int, users: set[int]) -> str:
         """Return the state of a file that is not read."""
@@ -208,7 +175,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
         return opened.dump if opened.user == file.user else "owner"
 
     def _compare(self) -> Iterator[RankReport]:
-        """Yield the states of ranks in turns of users and jobs."""
+        """Yield the states of the ranks of each job."""
         jobs: dict[JobKey, dict[str, dict[int, RankRecord]]] = {}
         found = sorted(self._dumps.values(), key=lambda dump: dump[0].modified_ns)
         for file, dump in found:  # of several dumps of a rank, the newest counts
@@ -217,9 +184,8 @@ class FlightRecorderSource(source.SourceWithoutResources):
                 for group in dump.groups:
                     of_group = of_job.setdefault(group.name, {})
                     of_group[int(file.subject)] = RankRecord(group, file.modified_ns)
-        return in_turns_of_jobs(
-            {job: self._compare_job(job, groups) for job, groups in sorted(jobs.items())}
-        )
+        for job, groups in sorted(jobs.items()):
+            yield from self._compare_job(job, groups)
 
     def _compare_job(
         self, job: JobKey, groups: dict[str, dict[int, RankRecord]]

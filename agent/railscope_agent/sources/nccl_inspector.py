@@ -1,8 +1,7 @@
 """Logs of NCCL Inspector: calls of each communicator by kind and size, and the ranks of this node that arrive last.
 
 Each process of a job appends a line per call to a log of its own. The agent follows the logs: in each read it takes whole
-lines from where it stopped, in turns of all jobs, so that a job that writes much does not delay the others. It changes
-no log. A log counts if its number is that of a process on a GPU of this node, of the user and the job of the log: so a
+lines from where it stopped. It changes no log. A log counts if its number is that of a process on a GPU of this node, of the user and the job of the log: so a
 tenant can state something false about its own processes only.
 
 Communicators have columns of their own on the metrics endpoint only: every job would add a schema that all collectors have
@@ -29,16 +28,16 @@ from railscope_agent.host import JOB_FILES, Host
 from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import followed_communicators, source_bases
-from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
+from railscope_agent.sources.rank_places import JobKey, RankPlaces
 
 MAX_READ_BYTES, MAX_READ_LINES = 4 << 20, 10_000
 """Maximum of one read: 2,000 lines per second, some 1 % of a core."""
 MAX_BEHIND_BYTES = 4 << 20
 """Bytes of a log that may wait; older ones are skipped, so that all ranks of a job are read at the same place."""
 MAX_JOBS, MAX_LOGS = 32, 128
-"""Maximum numbers of jobs, which users share, and of logs of a job."""
+"""Maximum numbers of jobs, and of logs of a job."""
 MAX_JOB_ENTITIES, MAX_ENTITIES = 512, 2048
-"""Maximum numbers of kinds and ranks of all communicators, of a job and of the node; users and their jobs share those of the node."""
+"""Maximum numbers of kinds and ranks of all communicators, of a job and of the node."""
 OPEN_READS = 2
 """Number of reads for which a comparison waits for other ranks."""
 MAX_EVENTS = 64
@@ -146,10 +145,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         """Find the logs to read, and where their next lines begin."""
         before, self._logs = self._logs, {}
         logs_of_job: Counter[JobKey] = Counter()
-        of_jobs: dict[JobKey, list[JobFile]] = {}
         for file in sorted(files, key=lambda file: (file.job, file.name)):
-            of_jobs.setdefault((file.job, file.user), []).append(file)
-        for file in in_turns_of_jobs(of_jobs):
             job = file.job, file.user
             followed = before.get((file.job, file.name))
             facts = self._places.of_own_pid(job, int(file.subject))
@@ -179,15 +175,11 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._skipped_bytes += sum(gone.waiting_bytes for gone in before.values())
 
     def _read_new_lines(self, host: Host) -> None:
-        """Read the logs in turns of their jobs: one part of each, until all are read or the limits are reached."""
-        of_jobs: dict[JobKey, deque[FollowedLog]] = {}
-        for followed in self._logs.values():
-            if followed.waiting_bytes:
-                of_jobs.setdefault(followed.job, deque()).append(followed)
-        turns = deque(of_jobs.values())
+        """Read one part of each log, those with most waiting bytes first, until all are read or the limits are reached."""
+        waiting = (followed for followed in self._logs.values() if followed.waiting_bytes)
+        logs = deque(sorted(waiting, key=lambda followed: -followed.waiting_bytes))
         remaining_bytes, remaining_lines = MAX_READ_BYTES, MAX_READ_LINES
-        while turns and remaining_bytes > 0 and remaining_lines > 0:
-            logs = turns.popleft()
+        while logs and remaining_bytes > 0 and remaining_lines > 0:
             followed = logs.popleft()
             offset = followed.offset
             part = self._read_part(host, followed)
@@ -196,9 +188,6 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 remaining_lines -= sum(part.lines.values())
                 if followed.waiting_bytes:
                     logs.append(followed)
-            if logs:
-                # To the end: each job gets one part before any job gets a second.
-                turns.append(logs)
 
     def _read_part(self, host: Host, followed: FollowedLog) -> inspector.InspectorPart | None:
         file = followed.file
@@ -262,7 +251,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
             return "conflict"
         totals, rank, ranks = communicator.totals, header.rank, header.n_ranks
         if not totals.add(call, rank, self._reads, ranks=ranks, may_grow=False):
-            if self._is_full(followed.job):
+            if self._sizes[followed.job] >= MAX_JOB_ENTITIES or self._sizes.total() >= MAX_ENTITIES:
                 return "excess"
             before = totals.size
             totals.add(call, rank, self._reads, ranks=ranks)
@@ -270,36 +259,6 @@ class NcclInspectorSource(source.SourceWithoutResources):
             communicator.facts.setdefault(rank, followed.facts)
             of_job[header.id] = communicator
         return "read"
-
-    def _is_full(self, job: JobKey) -> bool:
-        """True if a job may have no more kinds and ranks: because of its limit, or as no other one has to make room for it."""
-        if self._sizes[job] >= MAX_JOB_ENTITIES:
-            return True
-        return self._sizes.total() >= MAX_ENTITIES and not self._make_room(job)
-
-    def _make_room(self, job: JobKey) -> bool:
-        """Drop the oldest communicator of the largest job of the user with most kinds and ranks; False if that has not more than its share.
-
-        Users have equal shares, and so have the jobs of a user.
-        """
-        users, sizes = Counter[int](), self._sizes
-        for (_, user), size in sizes.items():
-            users[user] += size
-        largest = max(sizes, key=lambda key: (users[key[1]], key[1] == job[1], sizes[key]))
-        is_own = largest[1] == job[1]
-        excess = sizes[largest] - sizes[job] if is_own else users[largest[1]] - users[job[1]]
-        if largest == job or excess <= 1:
-            return False
-        of_largest = self._jobs[largest]
-        oldest = min(of_largest, key=lambda name: of_largest[name].updated_ns)
-        size = of_largest[oldest].totals.size
-        # Dropping it would make the other one the larger, and the next call would drop in the other
-        # direction.
-        if excess < size:
-            return False
-        del of_largest[oldest]
-        self._sizes[largest] -= size
-        return True
 
     def _close_comparisons(self, now_ns: int) -> None:
         """Compare the ranks in older collectives, and forget the communicators of jobs that have ended."""

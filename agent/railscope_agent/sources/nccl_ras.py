@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 
 import msgspec
@@ -188,11 +188,11 @@ class NcclRasSource(source.SourceWithoutResources):
             states[job.state] += len(job.processes)
         ranks = Counter(r.verdict.state for job in self._jobs.values() for r in job.reports)
         ranks[NcclRankState.UNKNOWN] += sum(job.unknown for job in self._jobs.values())
-        taken = {key: job.take_events() for key, job in self._jobs.items()}
-        into.events = list(islice(rank_places.in_turns_of_jobs(taken), MAX_EVENTS))
-        shown = rank_places.in_turns_of_jobs(
-            {key: job.shown_reports() for key, job in self._jobs.items()}
+        jobs = self._jobs.values()
+        into.events = list(
+            islice(chain.from_iterable(job.take_events() for job in jobs), MAX_EVENTS)
         )
+        shown = chain.from_iterable(job.shown_reports() for job in jobs)
         by_job = sorted(islice(shown, MAX_REPORTED), key=lambda report: report.entity.key[:2])
         self._results.readings = {
             report.entity: _rank_readings(report.verdict) for report in by_job

@@ -7,11 +7,9 @@ belong to several holders is attributed to none.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -30,27 +28,6 @@ FindClaims = Callable[[int], tuple[NodeClaim, ...]]
 JobKey = tuple[str, int]
 """Directory of the files, and their owner."""
 Item = TypeVar("Item")
-
-
-def in_turns(parts: Iterable[Iterable[Item]]) -> Iterator[Item]:
-    """Yield the first item of each part, then the second one of each, and so on."""
-    waiting = deque(map(iter, parts))
-    while waiting:
-        part = waiting.popleft()
-        for item in islice(part, 1):
-            yield item
-            waiting.append(part)
-
-
-def in_turns_of_jobs(jobs: Mapping[Any, Iterable[Item]]) -> Iterator[Item]:
-    """Yield items in turns of the users, those of a user in turns of its jobs; keys are a name, the user and anything else.
-
-    With it, no user and no job takes more than its share of a limit while others need theirs.
-    """
-    users: dict[int, list[Iterable[Item]]] = {}
-    for key, items in jobs.items():
-        users.setdefault(key[1], []).append(items)
-    return in_turns(map(in_turns, users.values()))
 
 
 @dataclass(frozen=True, slots=True)
