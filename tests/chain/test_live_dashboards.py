@@ -59,14 +59,7 @@ TOO_SHORT = "Amounts are of readings half a minute apart, between which the hold
 BOTH_ENDS = "Both ends are read for less than its 15 minutes."
 TOO_COOL = "No GPU gets hot before its capture starts again."
 NO_LOSS = "No job is slower than before: captures are too short for its past."
-SIMULATED = "Costs of agents that replay captures are not comparable."
 QUIET: Mapping[tuple[str, str], str] = {
-    ("Node", "Cost of the agent"): SIMULATED,
-    ("Self-monitoring", "Most expensive agent"): SIMULATED,
-    ("Self-monitoring", "Largest agent"): SIMULATED,
-    ("Self-monitoring", "CPU of agents"): SIMULATED,
-    ("Self-monitoring", "Memory of agents"): SIMULATED,
-    ("Self-monitoring", "CPU by source"): SIMULATED,
     ("Cluster overview", "Collector: rejected envelopes"): "No envelope is invalid.",
     ("Self-monitoring", "Rejected envelopes"): "No envelope is invalid.",
     ("Faults and health matrix", "NVLink errors"): "No link has errors.",
