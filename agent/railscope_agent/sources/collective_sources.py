@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from railscope.catalog import collectives as c, entities
 from railscope.reading import Absent, reason_of
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.gpus import inventory, process_lists
 from railscope_agent.host import JOB_FILES, Host
 from railscope_agent.sampling import probe_result, row_builder
 from railscope_agent.sampling.source import PeriodicSource, Source
+from railscope_agent.sources.source_bases import ReportedReadings, ReportingSource
 from railscope_agent.sources.tenancy import ClaimSource
+
+_OF_RANKS = {
+    entities.COLLECTIVE_RANK: (c.RANK_STATE, c.RANK_WAIT, c.RANK_ENQUEUED, c.RANK_COMPLETED)
+}
+_OF_COMMUNICATORS = {
+    entities.COMMUNICATOR_CALL: (
+        c.COMMUNICATOR_CALLS,
+        c.COMMUNICATOR_BYTES,
+        c.COMMUNICATOR_SECONDS,
+        c.COMMUNICATOR_BUS_BYTES,
+    ),
+    entities.COMMUNICATOR_RANK: (c.RANK_COMPARED, c.RANK_LAST, c.RANK_SECONDS, c.RANK_LATE),
+}
+_OF_NCCL_RANKS = {entities.NCCL_RANK: (c.NCCL_STATE, c.NCCL_LAUNCHED, c.NCCL_LAG, c.NCCL_UNCHANGED)}
 
 
 @dataclass
@@ -23,28 +40,26 @@ class CollectiveSources:
     gpus: inventory.GpuInventory
     lists: process_lists.ProcessLists
     claims: ClaimSource
+    ranks: ReportedReadings = field(default_factory=ReportedReadings)
+    communicators: ReportedReadings = field(default_factory=ReportedReadings)
+    nccl_ranks: ReportedReadings = field(default_factory=ReportedReadings)
 
     @cached_property
     def by_name(self) -> Mapping[str, Source]:
-        """Sources by name; the first access loads their modules."""
+        """Sources that compute, by name; the first access loads their modules."""
         from railscope_agent.sources import (  # noqa: PLC0415 - their memory
             flight_recorder,
             nccl_inspector,
             nccl_ras,
             rank_places,
-            source_bases,
         )
 
         # One for all: they share a lane.
         places = rank_places.RankPlaces(self.gpus, self.lists, self.claims.claims_of_process)
-        ranks, communicators, nccl_ranks = (source_bases.ReportedReadings() for _ in range(3))
         sources: tuple[Source, ...] = (
-            flight_recorder.FlightRecorderSource(self.settings, places, ranks),
-            flight_recorder.CollectiveRankSource(ranks),
-            nccl_inspector.NcclInspectorSource(self.settings, places, communicators),
-            nccl_inspector.CommunicatorSource(communicators),
-            nccl_ras.NcclRasSource(self.settings, places, nccl_ranks),
-            nccl_ras.NcclRankSource(nccl_ranks),
+            flight_recorder.FlightRecorderSource(self.settings, places, self.ranks),
+            nccl_inspector.NcclInspectorSource(self.settings, places, self.communicators),
+            nccl_ras.NcclRasSource(self.settings, places, self.nccl_ranks),
         )
         return {source.name: source for source in sources}
 
@@ -61,39 +76,38 @@ class CollectiveSources:
         )
         return [
             _FileSource(self, "flight_recorder", "flight recorder", "list", recorder),
-            _OnDemandSource(self, "collective_rank"),
+            ReportingSource("collective_rank", self.ranks, _OF_RANKS),
             _FileSource(self, "nccl_inspector", "NCCL Inspector", "list_inspector", inspector),
-            _OnDemandSource(self, "communicator"),
+            ReportingSource("communicator", self.communicators, _OF_COMMUNICATORS),
             _RasSource(self, "nccl_ras"),
-            _OnDemandSource(self, "nccl_rank"),
+            ReportingSource("nccl_rank", self.nccl_ranks, _OF_NCCL_RANKS),
         ]
 
 
-class _OnDemandSource(PeriodicSource):
-    """A source with the results of another one."""
+class _OnDemandSource(PeriodicSource, ABC):
+    """A source that is loaded when a job uses it."""
 
     family = "collectives"
-    stage = 2
+    stage = 1
+    """It is read after the sources of processes and claims."""
 
     def __init__(self, sources: CollectiveSources, name: str) -> None:
         self.name = name
         self._sources = sources
 
-    def _finding(self, host: Host) -> probe_result.ProbeFinding | None:  # noqa: ARG002 - of the others
+    @abstractmethod
+    def _finding(self, host: Host) -> probe_result.ProbeFinding | None:
         """Return the finding about a source that is not used."""
-        return None
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Load the source if it is used."""
         if finding := self._finding(host):
             return probe_result.ProbeResult(findings=(finding,))
-        if self.stage > 1 and not self._sources.is_loaded:
-            return probe_result.ProbeResult(())
         return self._sources.by_name[self.name].probe(host)
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the source, unless it is not used."""
-        if self._sources.is_loaded and (into.reasons or self.stage > 1):
+        if self._sources.is_loaded and into.reasons:
             self._sources.by_name[self.name].read(host, into)
 
     def close(self) -> None:
@@ -104,9 +118,6 @@ class _OnDemandSource(PeriodicSource):
 
 class _FileSource(_OnDemandSource):
     """A source of files of jobs: used while their directory exists."""
-
-    stage = 1
-    """It is read after the sources of processes and claims."""
 
     def __init__(
         self, sources: CollectiveSources, name: str, subject: str, listing: str, directory: str
@@ -129,8 +140,6 @@ class _FileSource(_OnDemandSource):
 
 class _RasSource(_OnDemandSource):
     """NCCL's RAS subsystem: used if it is switched on."""
-
-    stage = 1
 
     def _finding(self, host: Host) -> probe_result.ProbeFinding | None:  # noqa: ARG002 - it connects to nothing
         if self._sources.settings.ras == "off":

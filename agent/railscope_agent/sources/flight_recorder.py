@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
 
 import msgspec
 
@@ -297,15 +296,6 @@ def format_ranks(ranks: list[int]) -> str:
         else:
             runs.append([rank])
     return " ".join("-".join(map(str, run)) for run in runs)
-
-
-class CollectiveRankSource(source_bases.ReportingSource):
-    """State of each rank that has a dump or a process on this node."""
-
-    name = "collective_rank"
-    metrics = MappingProxyType(
-        {entities.COLLECTIVE_RANK: (c.RANK_STATE, c.RANK_WAIT, c.RANK_ENQUEUED, c.RANK_COMPLETED)}
-    )
 
 
 def _rank_readings(report: RankReport) -> tuple[reading.Reading, ...]:

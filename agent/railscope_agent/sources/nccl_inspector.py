@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
 
 import msgspec
 
@@ -302,20 +301,3 @@ class NcclInspectorSource(source.SourceWithoutResources):
                             arrivals.late_ns,
                         ),
                     )
-
-
-class CommunicatorSource(source_bases.ReportingSource):
-    """Totals of each communicator."""
-
-    name = "communicator"
-    metrics = MappingProxyType(
-        {
-            entities.COMMUNICATOR_CALL: (
-                c.COMMUNICATOR_CALLS,
-                c.COMMUNICATOR_BYTES,
-                c.COMMUNICATOR_SECONDS,
-                c.COMMUNICATOR_BUS_BYTES,
-            ),
-            entities.COMMUNICATOR_RANK: (c.RANK_COMPARED, c.RANK_LAST, c.RANK_SECONDS, c.RANK_LATE),
-        }
-    )

@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from types import MappingProxyType
 
 import msgspec
 
@@ -418,15 +417,6 @@ def _waits_in(job: RasJob, late: NcclRankReport) -> str:
         and rank.pid >= 0
         and (other.verdict.rank.host, other.verdict.rank.pid) == (rank.host, rank.pid)
         and other.entity.key[2] != late.entity.key[2]
-    )
-
-
-class NcclRankSource(source_bases.ReportingSource):
-    """State of the ranks of the last answers."""
-
-    name = "nccl_rank"
-    metrics = MappingProxyType(
-        {entities.NCCL_RANK: (c.NCCL_STATE, c.NCCL_LAUNCHED, c.NCCL_LAG, c.NCCL_UNCHANGED)}
     )
 
 

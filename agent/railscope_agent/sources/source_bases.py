@@ -185,14 +185,18 @@ class ReportedReadings:
 
 
 class ReportingSource(base.SourceWithoutResources):
-    """Base class of sources with the readings that another source has computed, each kind of entity with its metrics."""
+    """The readings that another source has computed, each kind of entity with its metrics."""
 
     family = "collectives"
     stage = 2
-    metrics: Mapping[EntityKind, tuple[Metric, ...]]
 
-    def __init__(self, results: ReportedReadings) -> None:
-        self._results = results
+    def __init__(
+        self,
+        name: str,
+        results: ReportedReadings,
+        metrics: Mapping[EntityKind, tuple[Metric, ...]],
+    ) -> None:
+        self.name, self.metrics, self._results = name, metrics, results
         self._entities: tuple[Entity, ...] = ()
 
     def probe(self, host: Host) -> probe_result.ProbeResult:  # noqa: ARG002 - it reads the result of another source
