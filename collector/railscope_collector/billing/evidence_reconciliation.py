@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 
+import numpy as np
+
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, format_timestamp
 from railscope_collector.billing import period_completeness, period_rating
@@ -13,7 +15,7 @@ from railscope_collector.billing.reconciliation_check import ReconciliationCheck
 from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.day_documents import GpuDay
-from railscope_collector.metering.counter_increments import CountedQuantity
+from railscope_collector.metering.counter_increments import CountedQuantity, CounterIncrements
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.units import Period, Units, exact
 
@@ -25,13 +27,13 @@ def evidence_checks(
     capacity: list[tuple[str, Units, Units]] = []
     counted: dict[CountedQuantity, list[tuple[str, int, int]]] = defaultdict(list)
     same: list[tuple[str, int, int]] = []
-    for written, again in _compared_days(ledger, evidence, period):
+    for written, again, increments in _compared_days(ledger, evidence, period):
         name = f"{again.gpu} on {format_timestamp(again.day * DAY_NS)[:10]}"
         present_ns = sum(piece.end_ns - piece.start_ns for piece in again.pieces)
         capacity.append((name, _quantity(written), GPU_CAPACITY * present_ns))
-        found, expected = _counted_amounts(written), _counted_amounts(again)
-        for measure in {*found, *expected}:
-            counted[measure].append((name, found[measure], expected[measure]))
+        found = _shared_amounts(written)
+        for measure in {*found, *increments}:
+            counted[measure].append((name, found[measure], increments.get(measure, 0)))
         if written or again.pieces:
             same.append((name, int(written == again), 1))
     yield worst_check("R1", "states = capacity x time, per GPU and day", capacity)
@@ -47,8 +49,8 @@ def evidence_checks(
 
 def _compared_days(
     ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence, period: Period
-) -> Iterator[tuple[MeteredDay | None, MeteredDay]]:
-    """Yield each GPU-day as in the ledger, None if it is missing, and as computed again."""
+) -> Iterator[tuple[MeteredDay | None, MeteredDay, dict[CountedQuantity, int]]]:
+    """Yield each GPU-day as in the ledger, None if it is missing, as computed again, and the increments of its counters."""
     days = period_rating.period_days(period)
     by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
     for key, number in ledger.newest(days.start, days.stop).items():
@@ -58,10 +60,12 @@ def _compared_days(
     only_written = sorted(gpu for gpu in by_gpu.keys() - set(gpus) if not is_listed_gpu(gpu))
     # In the order of the evidence, which reads a node once; then GPUs that only the ledger has.
     for gpu in [*gpus, *only_written]:
-        metered = evidence.evidence(gpu, period.start_ns, period.end_ns).meter()
+        inputs = evidence.evidence(gpu, period.start_ns, period.end_ns)
+        metered = inputs.meter()
         written = {revision.day.day: revision.day for revision in ledger.revisions(by_gpu[gpu])}
         for day in days:
-            yield written.get(day), metered.day(day)
+            increments = {measure: _increment(of, day) for measure, of in inputs.counted.items()}
+            yield written.get(day), metered.day(day), increments
 
 
 def _quantity(day: MeteredDay | None) -> Units:
@@ -73,7 +77,13 @@ def _quantity(day: MeteredDay | None) -> Units:
     return total
 
 
-def _counted_amounts(day: MeteredDay | None) -> Counter[CountedQuantity]:
+def _increment(counted: CounterIncrements, day: int) -> int:
+    first, last = np.searchsorted(counted.ends_ns, [day * DAY_NS, (day + 1) * DAY_NS], "right")
+    # With Python's integers: the sum of a day may exceed 64 bits.
+    return sum(counted.amounts[first:last].tolist())
+
+
+def _shared_amounts(day: MeteredDay | None) -> Counter[CountedQuantity]:
     """Amounts of a day by measure, of all holders and of none."""
     amounts: Counter[CountedQuantity] = Counter()
     for each in day.amounts if day else ():
