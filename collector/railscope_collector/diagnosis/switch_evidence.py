@@ -1,4 +1,4 @@
-"""What switches add to findings of hosts: the counts of the other end of a link, and the queue that causes what hosts see.
+"""Findings of hosts with the facts of switches: the counts of the other end of a link, and the queue that is the cause.
 
 It changes no class. A queue stands out if a quantity exceeds that of the ports with the same role, and its own past: a port has the
 role "host" if a NIC is linked to it, and "uplink" if it received LLDP from a device without an agent.
@@ -263,13 +263,15 @@ class _Queues:
             return
         queues = self.switches.queues
         now, past = self._values(measure, first)
-        reports = {queues[at].switch for at in np.flatnonzero(~np.isnan(now + past))}
-        if not reports.issuperset(leaves):
+        layout = self.switches.layout
+        known = layout.switch[layout.port_of_queue[~np.isnan(now + past)]]
+        if not {self.switches.names[at] for at in np.unique(known)}.issuperset(leaves):
             return  # a quantity counts if all of the leaf switches report it
         by_number: dict[str, list[int]] = defaultdict(list)
-        for at, queue in enumerate(queues):
-            if queue[:2] in places and or_zero(now[at]) > 0:
-                by_number[queue.queue].append(at)
+        allowed = set(places)
+        for at in np.flatnonzero(or_zero(now) > 0).tolist():
+            if queues[at][:2] in allowed:
+                by_number[queues[at].queue].append(at)
         for same in by_number.values():
             amounts = np.zeros(max(len(places), len(same)))
             amounts[: len(same)] = now[same]

@@ -294,7 +294,7 @@ class ComparedPauses(NamedTuple):
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What the switch and the NIC count, in words."""
+        """Direction of the pauses at the switch and at the NIC, in words."""
         return ("received", "sent") if self.is_from_nic else ("sent", "received")
 
     @property

@@ -169,8 +169,10 @@ def _outages(switches: SwitchView) -> Iterator[Finding]:
             continue
         links[port[0]].add((port, other))
         links[other].add((port, other))
+        if state(up, port) != 0:
+            continue
         facing = [p for p, near in far.items() if p[0] == other and near == port[0]]
-        if state(up, port) == 0 and all(state(enabled, each) != 0 for each in (port, *facing)):
+        if all(state(enabled, each) != 0 for each in (port, *facing)):
             down.add((port, other))
     lost = {name: each for name, each in links.items() if len(each) > 1 and each <= down}
     for name, found in sorted(lost.items(), key=lambda each: (-len(each[1]), each[0])):
@@ -243,10 +245,7 @@ MAX_STORMS = 1000
 
 def _storms(switches: SwitchView) -> Iterator[Finding]:
     """Yield a storm of the NIC at the port, if it counts pauses as well; of the port, if the NIC is unknown."""
-    # Of several minutes, whether storms are counted: the ends of a storm count only where its begins do not.
-    counted = ~np.isnan(switches.signal(QUEUE, "watchdog_storms", KEPT_SLOTS))
     storms = switches.signal(QUEUE, "watchdog_storms", 5)
-    storms = np.where(counted, storms, np.nan)
     hit = (or_zero(storms) > 0) & ~(storms > MAX_STORMS) & switches.is_fresh[switches.port_of_queue]
     pausing = switches.view.signals.table(NIC, SLOTS_PER_MINUTE)["pausing_share"]
     unknown: dict[int, list[int]] = defaultdict(list)
