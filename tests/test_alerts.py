@@ -218,7 +218,6 @@ WITHOUT_PLACE = {
     "RailscopeDeadMansSwitch",
     "RailscopeIncident",  # its title has the place
     "RailscopeIncidentReach",  # no receiver gets it
-    "RailscopeNoFinalizer",
 }
 
 

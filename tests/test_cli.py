@@ -39,7 +39,7 @@ def walk(arguments: tuple[str, ...], command: click.Command) -> Iterator[tuple[s
 
 COMMANDS = list(walk((), railscope))
 INSTALLED = ("agent once", "agent check", "agent run", "claim list", "collector check", "collector run",
-             "collector accept-clock --yes", "bill list", "bill review", "bill reconcile")  # fmt: skip
+             "collector accept-clock --yes", "bill list", "bill reconcile")  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", INSTALLED)

@@ -13,7 +13,7 @@ import structlog
 
 from railscope.settings import SettingsError
 from railscope_collector.config import CollectorSettings
-from railscope_collector.evidence import evidence_tables, gpu_evidence, review_rules
+from railscope_collector.evidence import file_versions
 from railscope_collector.files import (
     calendar_file,
     claims_file,
@@ -37,21 +37,19 @@ class AdministratorFiles:
     quotas: watched_file.WatchedFile[quotas_file.Quotas]
     retired: watched_file.WatchedFile[retirements_file.RetiredGpus]
     inventory: watched_file.WatchedFile[inventory_file.DeviceInventory]
-    decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
-    """Decisions of people about evidence under review, from the database."""
     _contents: tuple[Any, ...] = ()
-    _last: gpu_evidence.AdministratorInputs = field(
-        default_factory=gpu_evidence.AdministratorInputs
+    _last: file_versions.AdministratorInputs = field(
+        default_factory=file_versions.AdministratorInputs
     )
 
     @classmethod
     def from_settings(cls, settings: CollectorSettings) -> AdministratorFiles:
         """Return the files that the settings name."""
-        empty = gpu_evidence.AdministratorInputs()
+        empty = file_versions.AdministratorInputs()
 
         def watched(kind: str, path: str) -> watched_file.WatchedFile[Any]:
             return watched_file.WatchedFile(
-                kind, _path(path), evidence_tables.PARSERS[kind], getattr(empty, kind)
+                kind, _path(path), file_versions.PARSERS[kind], getattr(empty, kind)
             )
 
         return cls(
@@ -74,13 +72,13 @@ class AdministratorFiles:
         return self.claims, self.tenants, self.calendar, self.retired
 
     @property
-    def evidence(self) -> gpu_evidence.AdministratorInputs:
+    def evidence(self) -> file_versions.AdministratorInputs:
         """File contents for metering; the same object until one changes."""
         files = *self._metering, self.inventory
-        parts = (*(file.content for file in files), self.decisions)
+        parts = tuple(file.content for file in files)
         # By identity: comparing thousands of rows at each call would take long.
         if len(self._contents) != len(parts) or any(map(is_not, self._contents, parts)):
-            self._contents, self._last = parts, gpu_evidence.AdministratorInputs(*parts)
+            self._contents, self._last = parts, file_versions.AdministratorInputs(*parts)
         return self._last
 
     @property
@@ -99,11 +97,6 @@ class AdministratorFiles:
             return None
         recorded_files = (*self._metering, self.inventory)
         return {f.kind: f.text for f in recorded_files if f.path and f.is_known}
-
-    def set_decisions(self, decisions: review_rules.ReviewDecisions) -> None:
-        """Set the decisions; equal ones change nothing, so that `evidence` remains the same object."""
-        if decisions != self.decisions:
-            self.decisions = decisions
 
     def find_tenant(self, source: str, owner: str, timestamp_ns: int) -> str:
         """Return the tenant of an owner, by the present content of the tenants file."""

@@ -39,9 +39,15 @@ from railscope_collector.console.console_server import Console
 from railscope_collector.console.page_shell import PageShell
 from railscope_collector.console.page_table import CLUSTER_ROUTES
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.evidence import evidence_records, evidence_store, waiting_evidence
+from railscope_collector.evidence import (
+    evidence_records,
+    fact_store,
+    file_versions,
+    former_facts,
+    waiting_evidence,
+)
 from railscope_collector.files.seller_file import find_seller
-from railscope_collector.finalization import day_finalizer, day_writes, evidence_retention
+from railscope_collector.finalization import day_finalizer, day_retention
 from railscope_collector.fleet import schemas
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.framelog import framelog, state_files
@@ -89,13 +95,17 @@ class StorageLayer:
     quarantine: evidence_records.EvidenceQuarantine
     probes: list[write_probes.WriteProbe]
 
-    def open_stores(self) -> day_writes.MeteringStores:
-        """Return the ledger and the evidence in its database. Blocking; raises UnusableLedgerError."""
+    def open_stores(self) -> day_finalizer.MeteringStores:
+        """Return the ledger, and facts and files in its database. Blocking; raises UnusableLedgerError."""
         database = self.database.open()
         self.core.receipts.open(database)
-        return day_writes.MeteringStores(
+        today = self.clock.now_ns() // DAY_NS
+        days = range(today - self.settings.metering.max_revision_age_days, today)
+        former_facts.copy_once(database, self.quarantine, days)
+        return day_finalizer.MeteringStores(
             ledger_store.Ledger(database),
-            evidence_store.EvidenceStore(database, self.quarantine, self.role.check_term),
+            fact_store.FactStore(database, self.quarantine, self.role.check_term),
+            file_versions.FileStore(database),
         )
 
     def cells(self) -> Iterator[ViewCell]:
@@ -200,7 +210,7 @@ class MeteringLayer:
 
     live: LiveAccount
     finalizer: day_finalizer.DayFinalizer
-    retention: evidence_retention.EvidenceRetention
+    retention: day_retention.DayRetention
 
 
 def build_metering(access: AccessLayer) -> MeteringLayer:
@@ -210,7 +220,6 @@ def build_metering(access: AccessLayer) -> MeteringLayer:
     live = LiveAccount(
         core.evidence,
         lambda: files.evidence,
-        is_ready=False,
         pod_job_pattern=pod_jobs.compile_pattern(settings.pod_job_pattern),
     )
     finalizer = day_finalizer.DayFinalizer(
@@ -219,15 +228,17 @@ def build_metering(access: AccessLayer) -> MeteringLayer:
         storage.open_stores,
         files.texts,
         settings.metering,
-        storage.directory / "evidence.seen",
         clock.now_ns,
         lambda: clock.hold_reason,
         check,
-        files.set_decisions,
         storage.reader.waiting,
     )
-    open_database = storage.database.open
-    retention = evidence_retention.EvidenceRetention(settings, open_database, clock, check)
+    retention = day_retention.DayRetention(
+        settings,
+        lambda: fact_store.FactStore(storage.database.open(), storage.quarantine),
+        clock,
+        check,
+    )
     return MeteringLayer(live, finalizer, retention)
 
 
@@ -312,7 +323,7 @@ def build_views(
         storage.directory / "diagnosis",
         access.audit.trail,
         storage.clock.now_ns,
-        lambda: live.roster.jobs() if live.is_ready else (),
+        live.roster.jobs,
         settings.diagnosis.thresholds,
         polling.cabling,
     )

@@ -14,7 +14,7 @@ import structlog
 from railscope import __version__, service, systemd
 from railscope_collector import clock, composition, config
 from railscope_collector.billing import billing_reader
-from railscope_collector.evidence import evidence_store
+from railscope_collector.evidence import file_versions
 from railscope_collector.framelog import state_files
 from railscope_collector.http import web_server
 from railscope_collector.http.write_probes import RETRY_SECONDS, SpaceWatch, find_write_problem
@@ -205,9 +205,7 @@ class Collector:
         if self.trial:
             self.trial.open()
         try:
-            self.files.start(
-                lambda kind: evidence_store.EvidenceStore(self.database.open()).file(kind)
-            )
+            self.files.start(lambda kind: file_versions.FileStore(self.database.open()).read(kind))
         except UnusableLedgerError as error:
             log.error("earlier_versions_read_failed", problem=str(error), files=self.files.unknown)
 
@@ -225,9 +223,6 @@ class Collector:
         files, damage = self.state_files, self.state_files.damage
         state = None if clock.FILE in damage else clock.read_state(self.directory)
         corrections = {s.since_ns: s.delta_ns for s in state.corrections} if state else {}
-        if not self.database.is_embedded:
-            # The former reports of a node may be those of another collector, and are not merged yet.
-            self.core.evidence.await_reports()
         self.reader.corrections = corrections
         newest_ns = self.reader.restore(is_shared=not self.database.is_embedded)
         self.log.continue_at(self.reader.snapshots.position.segment)

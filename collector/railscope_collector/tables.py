@@ -9,9 +9,11 @@ from __future__ import annotations
 from railscope_collector.audit import tables as audit
 from railscope_collector.billing import tables as billing
 from railscope_collector.evidence import (
-    evidence_contents,
-    evidence_tables as evidence,
+    day_archive,
+    fact_store,
+    file_versions,
     first_receipts,
+    former_facts,
 )
 from railscope_collector.jobs import imported_lists as jobs
 from railscope_collector.ledger import active_files, audit_outbox, head_chain, leases
@@ -23,9 +25,11 @@ __all__ = [
     "audit",
     "audit_outbox",
     "billing",
-    "evidence",
-    "evidence_contents",
+    "day_archive",
+    "fact_store",
+    "file_versions",
     "first_receipts",
+    "former_facts",
     "head_chain",
     "jobs",
     "leases",

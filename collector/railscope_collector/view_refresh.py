@@ -122,16 +122,18 @@ class ViewRefresher:
         fresh_from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         names: list[str] = []
         turns = TimeSlices()
-        ready = is_known and self.live.is_ready  # not while the ledger cannot be read
-        account = await self.live.refresh(now_ns, turns.yield_if_due) if ready else None
-        held_units = self.live.held_units() if account else {}
+        if is_known:
+            await self.live.refresh(now_ns, turns.yield_if_due)
+        # None while the ledger cannot be read.
+        account = self.live.account if is_known else None
+        held_units = self.live.held_units() if is_known else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held_units else None, names)
-        if account:
+        if is_known:
             await self.positions.refresh(turns.yield_if_due)
         gathered, gpus = GatheredReadings(), ListedReadings(dict(self.core.gpus_by_node))
         failed: dict[str, dict[str, str]] = {}
         for block in self.core.fleet.blocks():
-            table = self.positions.find(block) if account else None
+            table = self.positions.find(block) if is_known else None
             fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
@@ -155,7 +157,7 @@ class ViewRefresher:
         if self.watch:
             found = await self.watch.compare(now_ns, fresh_from_ns, turns.yield_if_due)
         against = await _yield_slices(inventory_cells(found))
-        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
+        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if is_known else RunningJobs()
         cluster = (
             *tables["cluster"],
             *self._cluster(fresh_nodes, fresh_from_ns, gpus.unclaimed),
@@ -251,8 +253,9 @@ class ViewRefresher:
         self, account: account_sums.GpuTimeAccount | None, held_units: Mapping[str, Units]
     ) -> Iterator[view_cells.ViewCell]:
         if account:
-            amounts: account_sums.AmountTotals = self.live.amounts.totals()
-            yield from account_cells.tenant_cells(account, amounts, held_units, self.quotas())
+            yield from account_cells.tenant_cells(
+                account, self.live.amounts, held_units, self.quotas()
+            )
 
     def _cluster(
         self,

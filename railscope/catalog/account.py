@@ -20,7 +20,7 @@ _JOB = declare.MetricTable(entities.JOB, detail=declare.BASIC)
 
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 STATES = (
-    "observed (held and sampled), inferred (held, not sampled), review (held by evidence under review), idle (free and sampled), reserved, stranded (a "
+    "observed (held and sampled), inferred (held, not sampled), review (of days of release 0.3.0: held by evidence under review), idle (free and sampled), reserved, stranded (a "
     "rest that MIG cannot use), system, maintenance, down, unclaimed (used without a claim), unknown"
 )
 COUNTED = "Counts from the first evidence; a few minutes behind, and late evidence corrects it."

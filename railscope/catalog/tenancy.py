@@ -24,7 +24,7 @@ Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
   assumed         `true` if the provider reported a number of GPUs, and the agent chose the device
   system          `true` for health checks and the administrator's own use
   allocated_twice `true` if another claim was given the same device, or one of the two only monitors
-                  it: a collector puts both under review
+                  it: both hold equal shares
   device          part of the GPU: the GPU's UUID, that of a MIG device, the id of a share
   profile         of a MIG device
   pids            processes, if the source reports them

@@ -19,9 +19,10 @@ from support import postgresql
 from support.waiting import wait_until
 
 from railscope.service import run_in_thread
+from railscope.timestamps import DAY_NS
 from railscope.wire import SentAt
 from railscope_collector.access.credentials import digest_token
-from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.ledger.database import Database
 from railscope_collector.tables import metadata
 
@@ -181,10 +182,16 @@ class RestorableSite:
         """
         database = Database(self.database or f"sqlite:///{self.state / 'ledger.sqlite'}", metadata)
         try:
-            found = EvidenceStore(database).load([GPU], {GPU: {"n1"}}, 0, 2 * START_WALL_NS)
+            found = FactStore(database)
+            with database.transaction() as connection:
+                quarters = [
+                    each
+                    for day in range(START_WALL_NS // DAY_NS, START_WALL_NS // DAY_NS + 2)
+                    for each in found.read_day(connection, [GPU], day).quarters.get("n1", ())
+                ]
         finally:
             database.close()
-        spans = [span for each in found.intervals.get("n1", ()) for span in each.gpus[GPU].spans]
+        spans = [span for each in quarters for span in each.gpus[GPU].spans]
         first_ns = START_WALL_NS + self.first * SECOND
         middles = {n: first_ns + (2 * n + 1) * FRAMES * SECOND // 2 for n in ALL}
         return {n for n, at in middles.items() if any(s.first_ns <= at <= s.last_ns for s in spans)}

@@ -69,9 +69,10 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
 
     async with run_collector(settings, ready) as running:
         assert not running.collector.clock.hold_reason
-        receipts = running.collector.core.evidence.receipts
+        quarters = running.collector.core.evidence.quarters.by_key.values()
         received = {
-            node: {c.received_ns for c in found.gpus.values()} for node, found in receipts.items()
+            one.interval.node: {gpu.received_ns for gpu in one.interval.gpus.values()}
+            for one in quarters
         }
         assert received == {
             "n1": {first.received_wall_ns},

@@ -57,11 +57,11 @@ async def test_documents_that_have_not_changed_are_not_sent_again(tmp_path: Path
                 found |= {name} if status == 200 else set()
             return found
 
-        async def has_jobs() -> int:
+        async def has_account() -> bool:
             await running.collector.refresher.refresh()
-            return running.collector.refresher.views.jobs.timestamp_ns
+            return running.collector.refresher.views.account is not None
 
-        await wait_until(has_jobs, "the ledger is read")
+        await wait_until(has_account, "the ledger is read")
         running.collector.diagnosis.table = IncidentTable(time.time_ns())
         assert await changed() == NAMES
         assert await changed() == set()

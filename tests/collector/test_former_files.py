@@ -11,12 +11,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.checkpoints import checkpoint_of, facts_of, state_reader
-from support.story import NodeReporter, accept, core_in, gpus_of
+from support.checkpoints import checkpoint_of, facts_of, resume_from, state_reader
+from support.story import NodeReporter, accept, at, core_in, gpus_of
 
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
 from railscope.wire import SentAt
+from railscope_collector.evidence.claim_events import ReportedClaim, ReportedEnd
 from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval
+from railscope_collector.evidence.open_quarters import GpuPlace
 from railscope_collector.framelog.log_follower import LOG_START, LogPosition
 from railscope_collector.framelog.segment_files import FrameRecord, encode_record
 from railscope_collector.framelog.state_files import StateFiles, open_store
@@ -100,3 +103,22 @@ def test_a_damaged_checkpoint_is_stated_and_the_segments_are_read(tmp_path: Path
     reader.snapshots.restore()
     assert reader.snapshots.position == LOG_START
     store.close()
+
+
+def test_claims_and_places_of_release_0_3_0_are_those_of_its_last_boot(tmp_path: Path):
+    def claim(name: str, boot: str, second: int) -> ReportedClaim:
+        return ReportedClaim(at(second), "GPU-0", "n1", name, ClaimAuthority.SCHEDULER, boot=boot, reported_ns=at(second))  # fmt: skip
+
+    claims = [claim("a", "boot-1", 5), claim("b", "boot-2", 105), claim("c", "boot-2", 105)]
+    memory = {
+        "presences": {
+            f"n1 {boot}": ("n1", boot, at(second), [(at(second), at(second + 60))], 0)
+            for boot, second in (("boot-2", 100), ("boot-1", 0))
+        },
+        "told": claims,
+        "ended": [ReportedEnd(at(120), "GPU-0", "n1", "c")],
+    }
+    core = core_in(tmp_path)
+    resume_from(core, [msgspec.msgpack.encode(["GpuPart", "GPU-0", memory])])
+    assert [each.id for each in core.evidence.claims.on_gpu("n1", "GPU-0")] == ["b"]
+    assert core.evidence.places == {"GPU-0": GpuPlace("n1", at(160))}

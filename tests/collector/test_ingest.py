@@ -63,7 +63,7 @@ async def test_records_beyond_the_queue_are_read_from_the_log(tmp_path: Path):
     async with run_collector(settings_in(tmp_path)) as running:
         collector = running.collector
         collector.reader.max_queued_bytes = 0
-        unstored = collector.core.evidence.intervals.unstored
+        unstored = collector.core.evidence.quarters.unstored
         unstored.log, unstored.position = "a shared database", 1
         answers = [await running.post(bodies[0])]
         answers += await asyncio.gather(*map(running.post, bodies[1:]))
@@ -71,9 +71,8 @@ async def test_records_beyond_the_queue_are_read_from_the_log(tmp_path: Path):
         assert collector.core.counts.frames == 30
         assert {reply["stored"] for _, reply in answers} == {0}
         assert unstored.acknowledge("n1")["stored"] == 0
-        for interval in list(collector.core.evidence.intervals.by_key):
+        for interval in list(collector.core.evidence.quarters.by_key):
             unstored.begin_write("n1", interval)
-        unstored.begin_contacts()
         unstored.end_write(is_stored=True)
         assert unstored.acknowledge("n1")["stored"] == 12
 
@@ -136,7 +135,7 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         )
         assert running.collector.core.counts.rejected == {"evidence": 1}
     async with run_collector(settings_in(tmp_path, limits=limits, metering=at_once)) as running:
-        intervals = running.collector.core.evidence.intervals
+        intervals = running.collector.core.evidence.quarters
         await wait_until(lambda: not intervals.by_key, "the evidence is in the database")
         assert (await running.post(quarters[3], at=5000))[0] == 200
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from console_site import TOKENS, browser, console
 from running_collector import RunningCollector
-from support.books import PRICES, books_with, claim, evidence_of, gpu, meter
+from support.books import PRICES, SimulatedEvidence, books_with, claim, evidence_of, gpu, meter
 from support.demo_months import copy_demo_months
 
 from railscope.audit.log_checkpoint import read_checkpoint
@@ -163,7 +163,7 @@ BUDGETS = (
 )
 
 
-def held(hours_of_vision: float) -> billing_demo.SimulatedEvidence:
+def held(hours_of_vision: float) -> SimulatedEvidence:
     """A GPU of this tenant and one of another."""
     claims = claim("vision", 5, hours_of_vision), claim("speech", 12)
     return evidence_of(*(gpu(f"GPU-{number}", each) for number, each in enumerate(claims)))

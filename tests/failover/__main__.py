@@ -29,8 +29,7 @@ from railscope import child_process, durable_files, http_responses, settings
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
 from railscope_agent.witness.witness_store import WitnessStore
-from railscope_collector.evidence.evidence_tables import review_decisions
-from railscope_collector.ledger import leases, ledger_store
+from railscope_collector.ledger import ledger_store
 from railscope_collector.tables import metadata
 from railscope_simulator.demo import process
 from railscope_simulator.spec import SimulatorError
@@ -47,8 +46,6 @@ _MIN_START_SECONDS, _START_FACTOR, _MAX_LATE_SECONDS = 10.0, 3.0, 10.0
 """Time until the nodes start: at least this, and this multiple of the time that the database servers took to start."""
 _EARLY_SHARE = 0.25
 """Share of the time of the nodes by which they may start earlier."""
-_ROUND_QUERY = f"%{review_decisions.name}.recorded_ns >%"
-"""Query between the renewal of the lease and the writes of a round."""
 _LIMIT_SECONDS = 120.0
 """Maximum wait after the end of a step for what must follow from it."""
 _MAX_RESPONSE_BYTES = 16 << 20
@@ -128,7 +125,6 @@ class FailoverRun:
                     group.create_task(self._fail(failure, pair))
             await self._programs["nodes"].wait_for_end()
             print_step("the nodes have shipped their last frames")
-            await self._suspend_holder(pair)
             found = await self._finalized(pair)
             statements = await self._close("a", found)
             differences = await self._compare_logs(pair)
@@ -196,36 +192,6 @@ class FailoverRun:
         copy = self._copy_of(f"{name}-lost-{number}")
         await run_in_thread(comparisons.copy_frames, state, copy)
         await run_in_thread(shutil.rmtree, state)
-
-    async def _suspend_holder(self, pair: DatabasePair) -> None:
-        """Suspend the holder of the lease after its renewal, before its write, until another one has the lease.
-
-        It continues before it can find its lease lost: the database must reject its write.
-        """
-        due_ns = (self.day + 1) * DAY_NS + self.files.delay_seconds * SECOND_NS - self.shift_ns
-        await asyncio.sleep((due_ns - time.time_ns()) / SECOND_NS)
-        pid, epoch = await self._wait_for_holder(pair)
-        name = next(name for name, each in self._programs.items() if each.pid == pid)
-        slow = failures.Failure(FailureKind.SLOW_DATABASE, name, 1.0, 1.0)
-        self._disturb(slow)
-        query = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND query LIKE %s"
-        await self._wait_for_rows(pair, query, name, _ROUND_QUERY)
-        self._programs[name].signal(signal.SIGSTOP)
-        print_step(f"collector {name}, the holder of the lease, is suspended before it writes")
-        await self._wait_for_holder(pair, epoch + 1)
-        self._programs[name].signal(signal.SIGCONT)
-        self._disturb(slow, ends=True)
-        await self._programs[name].find_logged("late_write_rejected ")
-        click.echo(f"lease: the late write of collector {name}, with epoch {epoch}, was rejected")
-
-    async def _wait_for_holder(self, pair: DatabasePair, epoch: int = 0) -> tuple[int, int]:
-        """Return process and epoch of the holder of the lease, of this epoch at least."""
-        query = (
-            "SELECT holder, epoch FROM collector_lease"
-            " WHERE expires_at > clock_timestamp() AND name = %s AND epoch >= %s"
-        )
-        holder, held_epoch = await self._wait_for_rows(pair, query, leases.FINALIZATION, epoch)
-        return int(holder.split(":")[1]), held_epoch
 
     async def _wait_for_rows(
         self, pair: DatabasePair, query: str, *parameters: str | int

@@ -13,7 +13,7 @@ from railscope_collector.billing.charges import PriceUnit
 from railscope_collector.billing.price_book import Price, PriceBook, Tariff
 from railscope_collector.billing.usage import Usage
 from railscope_collector.metering.evidence import NodeEvidence
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.metering.units import Period
 
 TENANTS = ("team-a", "team-b")

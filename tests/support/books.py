@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import msgspec
 import numpy as np
 from sqlalchemy import select
+from support.gpu_evidence import ClaimRelease, Evidence, NodeSighting, NodeStay, timeline_of
 
 from railscope.audit.record import RecordActor
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, format_timestamp
 from railscope_collector.billing import administration
-from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.charges import PriceUnit
 from railscope_collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.price_book import Price, PriceBook
-from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.database import Database
-from railscope_collector.ledger.day_metering import MeteredGpu
+from railscope_collector.ledger.day_documents import GpuDay
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
+    CounterIncrements,
     CounterReadings,
     compute_increments,
 )
-from railscope_collector.metering.evidence import (
-    ClaimRelease,
-    Evidence,
-    MeteredClaim,
-    NodeEvidence,
-    NodeSighting,
-    NodeStay,
-)
+from railscope_collector.metering.evidence import MeteredClaim, NodeEvidence
+from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import Period
 
@@ -76,6 +71,57 @@ nano_per_kilowatt_hour = 310_000_000
 from = 2024-01-01T00:00:00Z
 version = 1
 """
+
+
+@dataclass
+class AssembledGpu:
+    """Everything about a GPU: evidence, counted increments, models."""
+
+    evidence: Evidence
+    counted: dict[CountedQuantity, CounterIncrements]
+    skus: list[tuple[int, str]] = field(default_factory=list)
+
+    def day(self, day: int) -> MeteredDay:
+        return timeline_of(self.evidence, self.counted, self.skus).meter(day)
+
+    def increments(self, day: int) -> dict[CountedQuantity, int]:
+        return {
+            measure: sum(
+                amount
+                for end_ns, amount in zip(of.ends_ns.tolist(), of.amounts.tolist(), strict=True)
+                if day * DAY_NS < end_ns <= (day + 1) * DAY_NS
+            )
+            for measure, of in self.counted.items()
+        }
+
+
+@dataclass
+class SimulatedEvidence:
+    """Evidence of all GPUs in memory, in place of the facts in a database."""
+
+    assembled: dict[str, AssembledGpu] = field(default_factory=dict)
+
+    def gpu_days(self, days: range) -> set[GpuDay]:
+        return {
+            GpuDay(gpu, day)
+            for gpu, one in self.assembled.items()
+            for day in days
+            for stay in one.evidence.stays
+            if stay.start_ns < (day + 1) * DAY_NS and day * DAY_NS < stay.end_ns
+        }
+
+    def first_day(self) -> int:
+        return 0
+
+    def unfinished(self, days: range) -> set[GpuDay]:  # noqa: ARG002 - nothing changes it
+        return set()
+
+    def meter(self, day: int) -> Iterator[MeteredDay]:
+        for one in self.assembled.values():
+            yield one.day(day)
+
+    def increments(self, day: int) -> dict[str, dict[CountedQuantity, int]]:
+        return {gpu: one.increments(day) for gpu, one in self.assembled.items()}
 
 
 def manager_after(period: Period) -> TimedActor:
@@ -128,10 +174,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     """Write all days up to the end of the one after a period."""
     last_day = until.end_ns // DAY_NS
     days = range(FIRST_DAY, last_day + 1)
-    gpus = [
-        MeteredGpu.compute(one.evidence, one.counted, one.skus, one.profiles)
-        for one in known.assembled.values()
-    ]
+    gpus = known.assembled.values()
     ledger.write_days([each.day(day) for each in gpus for day in days], (last_day + 1) * DAY_NS)
 
 

@@ -33,7 +33,7 @@ def resume_from(core: CollectorState, parts: list[bytes]) -> None:
 def facts_of(core: CollectorState) -> tuple[Any, ...]:
     """Return all evidence in memory."""
     book = core.evidence
-    return book.gpus, book.intervals.by_key, book.unwritten
+    return book.claims.nodes, book.quarters.by_key, book.unwritten
 
 
 def state_reader(core: CollectorState, store: StateStore) -> StateReader:

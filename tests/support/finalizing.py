@@ -15,9 +15,8 @@ from support.story import at, core_in, no_turns
 from railscope_collector.account.account_sums import GpuTimeAccount
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.config import IngestLimits, MeteringSettings
-from railscope_collector.evidence.evidence_store import EvidenceStore
-from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.evidence.review_rules import ReviewDecisions
+from railscope_collector.evidence.fact_store import FactStore
+from railscope_collector.evidence.file_versions import AdministratorInputs, FileStore
 from railscope_collector.evidence.waiting_evidence import WaitingEvidence
 from railscope_collector.files import (
     calendar_file,
@@ -27,9 +26,7 @@ from railscope_collector.files import (
     tenants_file,
 )
 from railscope_collector.files.inventory_file import DeviceInventory
-from railscope_collector.finalization.day_finalizer import DayFinalizer
-from railscope_collector.finalization.day_writes import MeteringStores
-from railscope_collector.ledger import leases
+from railscope_collector.finalization.day_finalizer import DayFinalizer, MeteringStores
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.metered_day import MeteredDay
@@ -38,8 +35,6 @@ from railscope_collector.state_store import StateStore
 from railscope_collector.tables import metadata
 
 SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
-LEASE_SECONDS = 600.0
-"""Longer than any round: no task renews the lease during one."""
 
 
 class FinalizingCollector:
@@ -51,7 +46,6 @@ class FinalizingCollector:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.url, self.settings = directory, url, settings
         self.texts: dict[str, str] = {}
-        self.decisions = ReviewDecisions()
         self.now = 0.0
         # Open as long as its core, and not on a disk that a test fills or unmounts.
         self.schemas = Path(tempfile.mkdtemp())
@@ -62,32 +56,24 @@ class FinalizingCollector:
     def _begin(self, core: CollectorState) -> None:
         self.core = core
         self._last_inputs: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
-        self.live = LiveAccount(core.evidence, self.files, is_ready=False)
+        self.live = LiveAccount(core.evidence, self.files)
         self.store.close()
         self.store.open()
         self.waiting = WaitingEvidence(self.store, self.limits)
-        core.evidence.intervals.on_disk = self.waiting.open()
+        core.evidence.quarters.on_disk = self.waiting.open()
         self.finalizer = DayFinalizer(
             core.evidence,
             self.live,
             self._open,
             lambda: dict(self.texts),
             self.settings,
-            self.directory / "seen",
             wall_ns=lambda: at(self.now),
-            decided=self._decided,
             waiting=self.waiting,
-            lease=leases.Lease(leases.FINALIZATION, seconds=LEASE_SECONDS),
         )
-
-    def _decided(self, decisions: ReviewDecisions) -> None:
-        if decisions != self.decisions:
-            self.decisions = decisions
-            self._last_inputs = ({"": ""}, AdministratorInputs())
 
     def _open(self) -> MeteringStores:
         database = Database(self.url, metadata)
-        return MeteringStores(Ledger(database), EvidenceStore(database))
+        return MeteringStores(Ledger(database), FactStore(database), FileStore(database))
 
     def files(self) -> AdministratorInputs:
         """Return the administrators' files of this collector."""
@@ -104,7 +90,6 @@ class FinalizingCollector:
                 inventory_file.parse_inventory(self.texts["inventory"])
                 if "inventory" in self.texts
                 else DeviceInventory(),
-                self.decisions,
             )
             self._last_inputs = dict(self.texts), found
         return self._last_inputs[1]
@@ -123,7 +108,9 @@ class FinalizingCollector:
     async def account(self, now: float) -> GpuTimeAccount:
         """Return the account at a second."""
         self.now = now
-        return await self.live.refresh(at(now), no_turns)
+        await self.live.refresh(at(now), no_turns)
+        assert self.live.account
+        return self.live.account
 
     def restart(self, checkpoint: list[bytes] | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""

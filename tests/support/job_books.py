@@ -12,9 +12,8 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_import import list_source
-from railscope_collector.jobs.job_metering import job_evidence, timeline_pieces
+from railscope_collector.jobs.job_metering import job_timelines
 from railscope_collector.jobs.job_reconciliation import DifferenceKind, LedgerTime
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.metering.metered_day import MeteredDay
 
 S = 1_000_000_000
@@ -24,19 +23,18 @@ START = 1_767_225_600
 
 def job_days(jobs: Iterable[ListedJob], sku: str = "") -> Iterator[MeteredDay]:
     """Yield the days of every GPU that the jobs name, by GPU and day."""
-    for known in job_evidence(jobs).values():
-        (stay,) = known.stays
-        metered = MeteredGpu.compute(known, {}, [(0, sku)], source=list_source())
+    for known in job_timelines(jobs).values():
+        (stay,) = known.service
         for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
-            yield metered.day(day)
+            yield msgspec.structs.replace(known.meter(day, list_source()), sku=sku)
 
 
 def ledger(jobs: Sequence[ListedJob]) -> list[LedgerTime]:
     """Return the times of claims that metering makes of jobs."""
     return [
         LedgerTime(known.gpu, piece.start_ns, piece.end_ns, part)
-        for known in job_evidence(jobs).values()
-        for piece in timeline_pieces(known)
+        for known in job_timelines(jobs).values()
+        for piece in known.pieces(known.service[0].start_ns, known.service[0].end_ns)
         for part in piece.parts
         if part.claim
     ]

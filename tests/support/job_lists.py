@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 
 S = 1_000_000_000
 HOUR = 3600 * S

@@ -8,15 +8,8 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope_collector.ledger.audit_outbox import placed_rows
 from railscope_collector.ledger.day_documents import GpuDay, Revision, WrittenRevision
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.evidence import Evidence
 from railscope_collector.metering.metered_day import MeteredDay
-from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
 from railscope_collector.metering.units import CapacityRange, Units
-
-
-def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
-    """Return all entries of one window."""
-    return GpuTimeline.compute(evidence).entries(start_ns, end_ns)
 
 
 def replica(index: int, of: int) -> CapacityRange:

@@ -20,12 +20,6 @@ from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Sc
 from railscope.wire import Envelope, SentAt, envelope, pack
 from railscope_agent.gpus.mig_slots import ReportedMigDevice, find_mig_slots
 from railscope_collector.account.account_sums import GpuTimeAccount
-from railscope_collector.evidence.gpu_evidence import (
-    AdministratorInputs,
-    AssembledGpu,
-    assemble_gpu,
-    collect_facts,
-)
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.state.collector_state import CollectorState
 
@@ -212,18 +206,6 @@ def accept(core: CollectorState, envelopes: Iterable[tuple[FrameRecord, Envelope
         store_parts(core.schemas, found)
         core.accept(record, found)
     assert not core.counts.rejected
-
-
-def known_of(
-    core: CollectorState, name: str, files: AdministratorInputs | None = None
-) -> AssembledGpu:
-    """Return the evidence in memory about a GPU."""
-    book = core.evidence
-    intervals = [kept.interval for kept in book.intervals.by_key.values()]
-    memory = book.gpus[name]
-    contacts = book.facts(name).contacts
-    facts = collect_facts(name, intervals, memory.claims, memory.ended, contacts)
-    return assemble_gpu(facts, intervals, files or AdministratorInputs())
 
 
 async def no_turns() -> None:

@@ -239,7 +239,7 @@ class KubernetesProvider:
     ) -> tuple[NodeClaim, ...]:
         """Return the claims, with those of pods with shares as requested instead of as listed.
 
-        A pod with an exclusive device, or one under review, keeps it: an annotation, which a user may write, does not reduce it.
+        A pod with an exclusive device, or one allocated twice, keeps it: an annotation, which a user may write, does not reduce it.
         """
         exclusive_pods = {
             _pod_of(claim) for claim in node_claims if claim.exclusive or claim.allocated_twice
@@ -610,7 +610,7 @@ def _double_findings(doubles: _DoubleAllocations) -> Iterator[ProbeFinding]:
         )
         detail = (
             f"{format_count(len(doubles), 'device')} allocated twice without a share: {examples}; "
-            "the claims are under review"
+            "the claims share it equally"
         )
         remedy = (
             "add the namespace of the claim with admin access to tenancy.system_owners, or, if none has it, "

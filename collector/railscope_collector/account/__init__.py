@@ -1,8 +1,7 @@
 """Account of GPU time: finalized days from the ledger, and the open days.
 
 account_sums    GPU time by day, state and tenant; amounts of counters
-gpu_account     the open days of one GPU
-finalized_sums  the ledger's sums of GPUs in the account
-live_account    all GPUs, refreshed in slices
+held_now        what holds a GPU at a time
+live_account    the account, and the holders of all GPUs
 account_cells   cells of views, JSON, and quotas of tenants with their use
 """

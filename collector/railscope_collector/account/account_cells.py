@@ -14,7 +14,7 @@ from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.account import account_sums
 from railscope_collector.files.quotas_file import Quotas
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.metering import amount_shares, counter_increments, tiling
+from railscope_collector.metering import counter_increments, slot_state
 from railscope_collector.metering.units import Units
 
 
@@ -61,7 +61,7 @@ def tenant_cells(
             catalog.TENANT_GPUS, (tenant,), float(held_units.get(tenant, 0) / GPU_CAPACITY)
         )
     for key, amount in sorted(amounts.items()):
-        if key.use is amount_shares.AmountAttribution.ATTRIBUTED and key.tenant:
+        if not key.reason and key.tenant:
             metric = _AMOUNTS[key.measure]
             value = amount * metric.scale.numerator / metric.scale.denominator
             yield ViewCell(metric, (key.tenant,), value)
@@ -110,16 +110,16 @@ def account_document(
         document,
         gpus=account.gpus,
         capacity_ns=str(account.capacity // GPU_CAPACITY),
-        held_ns=str(sum(states[state] for state in tiling.HELD_STATES)),
-        idle_ns=str(states[tiling.SlotState.IDLE]),
-        unknown_ns=str(states[tiling.SlotState.UNKNOWN]),
+        held_ns=str(sum(states[state] for state in slot_state.HELD_STATES)),
+        idle_ns=str(states[slot_state.SlotState.IDLE]),
+        unknown_ns=str(states[slot_state.SlotState.UNKNOWN]),
         states={state.value: str(ns) for state, ns in states.items()},
         balances=account.balances,
     )
 
 
-def _tenant_account(states: Mapping[tiling.SlotState, int]) -> api.TenantAccount:
-    observed, inferred = (states.get(state, 0) for state in tiling.HELD_STATES)
+def _tenant_account(states: Mapping[slot_state.SlotState, int]) -> api.TenantAccount:
+    observed, inferred = (states.get(state, 0) for state in slot_state.HELD_STATES)
     return api.TenantAccount(
         held_ns=str(observed + inferred),
         held_observed_ns=str(observed),

@@ -27,7 +27,14 @@ from railscope_collector.ledger.database import UnusableLedgerError
 
 _BUNDLES = 16
 """Bundles of 256 records that are read in one transaction."""
-_FORMER_TABLES = {"audit_taken", "collector_member"}
+_FORMER_TABLES = {
+    "audit_taken",
+    "collector_member",
+    "evidence_archived_fact",
+    "evidence_contact",
+    "evidence_decision",
+    "evidence_gpu",
+}
 """Tables of earlier releases, which this one does not read."""
 
 

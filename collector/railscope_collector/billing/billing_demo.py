@@ -7,10 +7,10 @@ and late evidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,15 +25,17 @@ from railscope_collector.billing import (
     reconciliation,
     reconciliation_check,
 )
-from railscope_collector.evidence.gpu_evidence import AssembledGpu
-from railscope_collector.files import seller_file
-from railscope_collector.ledger import ledger_store, record_draft
-from railscope_collector.metering import (
-    counter_increments,
-    evidence as usage_evidence,
-    observation,
-    units,
+from railscope_collector.evidence import (
+    claim_events,
+    fact_store,
+    file_versions,
+    node_intervals,
 )
+from railscope_collector.evidence.usage_facts import UsageFacts
+from railscope_collector.files import seller_file
+from railscope_collector.fleet.shape_columns import CounterSubject
+from railscope_collector.ledger import ledger_store, record_draft
+from railscope_collector.metering import counter_increments, units
 
 NODE = "gpu-node-1"
 GPUS = 8
@@ -56,7 +58,9 @@ AGENT_AWAY = (
 )
 FAULTY_GPU = 3
 DOWN = units.Period(_timestamp_ns(9, 20, 8), _timestamp_ns(9, 20, 10))
-LATE_RELEASE = usage_evidence.ClaimRelease("vision-4", _timestamp_ns(9, 29, 12))
+LATE_RELEASE = claim_events.ReportedEnd(
+    _timestamp_ns(9, 29, 12), f"GPU-{FAULTY_GPU + 1}", NODE, "vision-4"
+)
 LAST_CLAIM_ENDS_NS = _timestamp_ns(10, 3, 18)
 _PRICE_ROWS = (
     ("allocated", "nano_per_gpu_hour = 2_490_000_000", "2026-01-01", "to = 2026-09-16T00:00:00Z\n"),
@@ -72,133 +76,116 @@ PRICES = 'version = 1\npublished = 2026-08-20T09:00:00Z\ncurrency = "EUR"\n' + "
 )
 
 
-@dataclass(slots=True)
-class SimulatedEvidence:
-    """Evidence of all GPUs, in memory."""
+CALENDAR = f"""[[outage]]
+holds = "GPU-{FAULTY_GPU}"
+from = 2026-09-20T08:00:00Z
+to = 2026-09-20T10:00:00Z
 
-    assembled: dict[str, AssembledGpu] = field(default_factory=dict)
-
-    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-        """GPUs that were in a node in [start, end)."""
-        return sorted(
-            gpu
-            for gpu, assembled in self.assembled.items()
-            if any(s.start_ns < end_ns and s.end_ns > start_ns for s in assembled.evidence.stays)
-        )
-
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:  # noqa: ARG002 - all of it
-        """Evidence of a GPU."""
-        return self.assembled[gpu]
+[[reservation]]
+name = "vision-6"
+tenant = "vision"
+holds = "GPU-{GPUS - 2}"
+from = 2026-09-07T00:00:00Z
+to = 2026-09-21T00:00:00Z
+"""
+_BOOT = "boot-1"
+_READING_NS = 10 * 60 * SECOND_NS
+_MILLIJOULES = 1_000
+"""Of a watt in a second."""
 
 
-def simulate_evidence() -> SimulatedEvidence:
-    """Evidence at the first closing, and all that follows except the late release."""
-    gpus = [_evidence(index) for index in range(GPUS)]
-    energy = counter_increments.CountedQuantity.ENERGY
-    return SimulatedEvidence(
-        {gpu.gpu: AssembledGpu(gpu, {energy: _simulate_counter(gpu)}, [(0, SKU)]) for gpu in gpus}
+def write_facts(facts: UsageFacts, days: range) -> None:
+    """Write what the node's agent reported on some days, and the administrators' file."""
+    facts.files.write("calendar", CALENDAR, lambda: MONTH.start_ns, range(0))
+    claims = [claim for index in range(GPUS) for claim in _claims(index)]
+    facts.facts.write([_quarter(day) for day in days], claims, range(days.stop))
+
+
+def write_late_release(facts: UsageFacts) -> None:
+    """Write that a claim ended before the month did, as the scheduler reported later."""
+    facts.facts.write((), [LATE_RELEASE], range(NEXT_MONTH.end_ns // DAY_NS))
+
+
+def _quarter(day: int) -> node_intervals.EvidenceInterval:
+    """What the node's frames of a day show."""
+    start_ns, end_ns = day * DAY_NS, min((day + 1) * DAY_NS, CLOSED_AGAIN_NS)
+    quarter = node_intervals.EvidenceInterval(NODE, _BOOT, day, start_ns, end_ns - SAMPLE_NS)
+    for index in range(GPUS):
+        spans = list(_sampled(index, start_ns, end_ns))
+        quarter.gpus[f"GPU-{index}"] = node_intervals.ReportedGpu(MONTH.start_ns, 0, SKU, spans)
+    counters = tuple(
+        CounterSubject(counter_increments.CountedQuantity.ENERGY, f"GPU-{index}")
+        for index in range(GPUS)
     )
+    cells = {}
+    for at_ns in range(start_ns, end_ns, _READING_NS):
+        values = np.array([_read_energy(index, at_ns) for index in range(GPUS)], "<i8")
+        boot_ns = at_ns - MONTH.start_ns
+        reading = node_intervals.CounterReading(boot_ns, at_ns, values.tobytes())
+        cells[boot_ns // node_intervals.GRID_NS] = reading
+    quarter.series["energy"] = node_intervals.CounterSeries("run-1", counters, cells)
+    return quarter
 
 
-def with_late_release(simulated: SimulatedEvidence) -> SimulatedEvidence:
-    """The same evidence, after the scheduler reported that a claim ended before the month did."""
-    gpus = dict(simulated.assembled)
-    for name, gpu in simulated.assembled.items():
-        if any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims):
-            evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
-            gpus[name] = msgspec.structs.replace(gpu, evidence=evidence)
-    return SimulatedEvidence(gpus)
+def _sampled(index: int, start_ns: int, end_ns: int) -> Iterator[node_intervals.SampleSpan]:
+    """Yield the spans of a day in which a GPU had samples."""
+    away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
+    now_ns = start_ns
+    for span in sorted(away):
+        if start_ns < span.end_ns and span.start_ns < end_ns:
+            yield node_intervals.SampleSpan(now_ns, span.start_ns)
+            now_ns = span.end_ns
+    yield node_intervals.SampleSpan(now_ns, end_ns - SAMPLE_NS)
 
 
-def _evidence(index: int) -> usage_evidence.Evidence:
-    """Evidence of one GPU."""
-    boots = _simulate_boots(index)
-    return usage_evidence.Evidence(
-        gpu=f"GPU-{index}",
-        stays=(usage_evidence.NodeStay(MONTH.start_ns, NODE),),
-        claims=_claims(index),
-        sample_spans=tuple(
-            part
-            for boot, timestamps_ns in boots
-            for part in observation.join_samples(boot, timestamps_ns)
-        ),
-        outages=(
-            usage_evidence.GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),
-        )
-        if index == FAULTY_GPU
-        else (),
-        reservations=(
-            usage_evidence.SlotReservation(
-                _timestamp_ns(9, 7), "vision-6", "vision", _timestamp_ns(9, 21)
-            ),
-        )
-        if index == GPUS - 2
-        else (),
-        sightings=(
-            usage_evidence.NodeSighting(
-                usage_evidence.NodeEvidence.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS
-            ),
-        ),
+def _read_energy(index: int, at_ns: int) -> int:
+    """Return the energy counter of a GPU in millijoules; -1 while there are no samples."""
+    away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
+    if any(span.start_ns < at_ns < span.end_ns for span in away):
+        return -1
+    # The counter of the faulty GPU begins again at zero.
+    is_reset = index == FAULTY_GPU and at_ns >= DOWN.end_ns
+    since_ns = DOWN.end_ns if is_reset else MONTH.start_ns
+    held_ns = sum(
+        max(0, min(at_ns, claim.end_ns or LAST_CLAIM_ENDS_NS) - max(since_ns, claim.start_ns))
+        for claim in _claims(index)[:1]
     )
+    nanojoules = IDLE_WATTS * (at_ns - since_ns) + (HELD_WATTS - IDLE_WATTS) * held_ns
+    return nanojoules // (SECOND_NS // _MILLIJOULES)
 
 
-def _claims(index: int) -> tuple[usage_evidence.MeteredClaim, ...]:
-    def claim(tenant: str, start_ns: int, **more: Any) -> usage_evidence.MeteredClaim:
-        return usage_evidence.MeteredClaim(
-            ClaimAuthority.SCHEDULER, start_ns, f"{tenant}-{index}", tenant, **more
+def _claims(index: int) -> list[claim_events.ReportedClaim]:
+    def claim(tenant: str, start_ns: int, end_ns: int) -> claim_events.ReportedClaim:
+        return claim_events.ReportedClaim(
+            start_ns,
+            f"GPU-{index}",
+            NODE,
+            f"{tenant}-{index}",
+            ClaimAuthority.SCHEDULER,
+            tenant=tenant,
+            boot=_BOOT,
+            reported_ns=start_ns,
+            end_ns=end_ns,
+            received_ns=start_ns,
         )
 
     if index <= FAULTY_GPU:
-        ends_ns = _timestamp_ns(9, 25, 18) + 123_456_789
-        return (claim("language", _timestamp_ns(9, 2, 6), end_ns=ends_ns),)
+        return [claim("language", _timestamp_ns(9, 2, 6), _timestamp_ns(9, 25, 18) + 123_456_789)]
     if index == FAULTY_GPU + 1:
-        return (claim("vision", _timestamp_ns(9, 5), end_ns=LAST_CLAIM_ENDS_NS),)
+        return [claim("vision", _timestamp_ns(9, 5), LAST_CLAIM_ENDS_NS)]
     if index == FAULTY_GPU + 2:
         # Handed over in the middle of the month: both claims have the same end, the later start has
         # precedence.
-        ends = {"end_ns": LAST_CLAIM_ENDS_NS}
-        return (
-            claim("vision", _timestamp_ns(9, 5), **ends),
-            claim("language", _timestamp_ns(9, 16, 9, 30), **ends),
-        )
+        return [
+            claim("vision", _timestamp_ns(9, 5), LAST_CLAIM_ENDS_NS),
+            claim("language", _timestamp_ns(9, 16, 9, 30), LAST_CLAIM_ENDS_NS),
+        ]
     if index == GPUS - 1:
         start_ns = _timestamp_ns(9, 8, 14)
-        metered_claim = usage_evidence.MeteredClaim(
-            ClaimAuthority.PROCESS, start_ns, "pid-4711", "", end_ns=start_ns + 2 * HOUR_NS
-        )
-        return (metered_claim,)
-    return ()
-
-
-def _simulate_boots(index: int) -> list[tuple[str, Any]]:
-    """Boots of the GPU's node with the timestamps of its samples."""
-    timestamps_ns = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
-    is_sampled = np.ones(len(timestamps_ns), np.bool_)
-    away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
-    for span in away:
-        is_sampled &= ~((timestamps_ns > span.start_ns) & (timestamps_ns < span.end_ns))
-    timestamps_ns = timestamps_ns[is_sampled]
-    if index != FAULTY_GPU:
-        return [("boot-1", timestamps_ns)]
-    before = timestamps_ns <= DOWN.start_ns
-    return [("boot-1", timestamps_ns[before]), ("boot-2", timestamps_ns[~before])]
-
-
-def _simulate_counter(evidence: usage_evidence.Evidence) -> counter_increments.CounterIncrements:
-    """Increments of the energy counter, which restarts at zero with every boot."""
-    index = int(evidence.gpu.removeprefix("GPU-"))
-    claim_spans = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
-    runs = []
-    for boot, timestamps_ns in _simulate_boots(index):
-        busy = np.zeros(len(timestamps_ns), np.bool_)
-        for start_ns, end_ns in claim_spans:
-            busy |= (timestamps_ns >= start_ns) & (timestamps_ns < end_ns)
-        watts = np.where(busy, HELD_WATTS, IDLE_WATTS)
-        elapsed_ns = np.diff(timestamps_ns, prepend=timestamps_ns[0])
-        # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
-        counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
-        runs.append(counter_increments.CounterReadings(boot, timestamps_ns, counters))
-    return counter_increments.compute_increments(runs)
+        used = claim("", start_ns, start_ns + 2 * HOUR_NS)
+        process = {"id": "pid-4711", "authority": ClaimAuthority.PROCESS}
+        return [msgspec.structs.replace(used, **process)]
+    return []
 
 
 SELLER = seller_file.Seller(
@@ -234,14 +221,19 @@ def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
         record_draft.TimedActor(actor, CLOSED_AGAIN_NS),
     )
     first_day = MONTH.start_ns // DAY_NS
-    simulated = simulate_evidence()
-    books = period_closing.BillingBooks.for_ledger(ledger, simulated)
-    meter_days(ledger, simulated, range(first_day, CLOSED_NS // DAY_NS), CLOSED_NS)
+    facts = UsageFacts(
+        fact_store.FactStore(ledger.database), file_versions.FileStore(ledger.database)
+    )
+    books = period_closing.BillingBooks.for_ledger(ledger, facts)
+    days = range(first_day, CLOSED_NS // DAY_NS)
+    write_facts(facts, days)
+    meter_days(ledger, facts, days, CLOSED_NS)
     administration.publish(books, PRICES, "the demo's prices", first)
     closed = books.close(MONTH, first)
-    simulated = with_late_release(simulated)
-    books = period_closing.BillingBooks.for_ledger(ledger, simulated)
-    meter_days(ledger, simulated, range(first_day, CLOSED_AGAIN_NS // DAY_NS), CLOSED_AGAIN_NS)
+    later_days = range(days.stop, CLOSED_AGAIN_NS // DAY_NS)
+    write_facts(facts, later_days)
+    write_late_release(facts)
+    meter_days(ledger, facts, range(first_day, later_days.stop), CLOSED_AGAIN_NS)
     administration.record(books, CREDIT, second)
     later = books.close(NEXT_MONTH, second)
     checks = [
@@ -252,9 +244,10 @@ def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
     return BillingDemo(closed, later, tuple(checks))
 
 
-def meter_days(
-    ledger: ledger_store.Ledger, simulated: SimulatedEvidence, days: range, now_ns: int
-) -> None:
+def meter_days(ledger: ledger_store.Ledger, facts: UsageFacts, days: range, now_ns: int) -> None:
     """Meter the given days and write them to the ledger."""
-    gpus = [assembled.meter() for assembled in simulated.assembled.values()]
-    ledger.write_days([gpu.day(day) for gpu in gpus for day in days], now_ns)
+    for day in days:
+        ledger.write_days(list(facts.meter(day)), now_ns)
+    with ledger.database.transaction(writes=True) as connection:
+        for day in days:
+            fact_store.clear_marks(connection, NODE, day)

@@ -6,28 +6,41 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 
-import numpy as np
-
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, format_timestamp
-from railscope_collector.billing import period_completeness, period_rating
+from railscope_collector.billing import period_rating
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck, worst_check
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import ledger_store
-from railscope_collector.ledger.day_documents import GpuDay
-from railscope_collector.metering.counter_increments import CountedQuantity, CounterIncrements
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.units import Period, Units, exact
 
+_TITLE = "GPU-days of the ledger = computed again from evidence"
+
 
 def evidence_checks(
-    ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence, period: Period
+    ledger: ledger_store.Ledger, facts: UsageFacts, period: Period
 ) -> Iterator[ReconciliationCheck]:
-    """Compare the newest ledger revisions of a period with its days, computed again from all evidence."""
+    """Compare the newest ledger revisions of a period with its days, computed again from the facts in the database."""
+    days = period_rating.period_days(period)
+    first_day = facts.first_day()
+    # Where facts were deleted, the hour before the first day is missing too.
+    first_day += ledger.has_days_before(first_day)
+    if days.start < first_day:
+        until = format_timestamp(min(days.stop, first_day) * DAY_NS)[:10]
+        fix = "railscope collector archive recompute"
+        absence = f"not compared before {until}: its facts are not in the database; fix: {fix}"
+        yield ReconciliationCheck("R7", _TITLE, Fraction(0), Fraction(0), 0, absence=absence)
+    if days.stop <= first_day:
+        return
     capacity: list[tuple[str, Units, Units]] = []
     counted: dict[CountedQuantity, list[tuple[str, int, int]]] = defaultdict(list)
     same: list[tuple[str, int, int]] = []
-    for written, again, increments in _compared_days(ledger, evidence, period):
+    for written, again, increments in _compared_days(
+        ledger, facts, range(max(days.start, first_day), days.stop)
+    ):
         name = f"{again.gpu} on {format_timestamp(again.day * DAY_NS)[:10]}"
         present_ns = sum(piece.end_ns - piece.start_ns for piece in again.pieces)
         capacity.append((name, _quantity(written), GPU_CAPACITY * present_ns))
@@ -44,28 +57,27 @@ def evidence_checks(
     for measure in sorted(counted):
         title = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
         yield worst_check("R4", title, counted[measure])
-    yield worst_check("R7", "GPU-days of the ledger = computed again from evidence", same)
+    yield worst_check("R7", _TITLE, same)
 
 
 def _compared_days(
-    ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence, period: Period
+    ledger: ledger_store.Ledger, facts: UsageFacts, days: range
 ) -> Iterator[tuple[MeteredDay | None, MeteredDay, dict[CountedQuantity, int]]]:
-    """Yield each GPU-day as in the ledger, None if it is missing, as computed again, and the increments of its counters."""
-    days = period_rating.period_days(period)
-    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
-    for key, number in ledger.newest(days.start, days.stop).items():
-        by_gpu[key.gpu][key] = number
-    gpus = evidence.gpus(period.start_ns, period.end_ns)
-    # Days of job lists have no evidence of agents: `bill reconcile --slurm` compares them with jobs.
-    only_written = sorted(gpu for gpu in by_gpu.keys() - set(gpus) if not is_listed_gpu(gpu))
-    # In the order of the evidence, which reads a node once; then GPUs that only the ledger has.
-    for gpu in [*gpus, *only_written]:
-        inputs = evidence.evidence(gpu, period.start_ns, period.end_ns)
-        metered = inputs.meter()
-        written = {revision.day.day: revision.day for revision in ledger.revisions(by_gpu[gpu])}
-        for day in days:
-            increments = {measure: _increment(of, day) for measure, of in inputs.counted.items()}
-            yield written.get(day), metered.day(day), increments
+    """Yield each GPU-day as in the ledger, None if it is missing, as metered again, and the increments of its counters."""
+    for day in days:
+        again = {each.gpu: each for each in facts.meter(day)}
+        increments = facts.increments(day)
+        # Days of job lists have no facts of agents: `bill reconcile --slurm` compares them with jobs.
+        numbers = {
+            key: number
+            for key, number in ledger.newest(day, day + 1).items()
+            if not is_listed_gpu(key.gpu)
+        }
+        written = {revision.day.gpu: revision.day for revision in ledger.revisions(numbers)}
+        for gpu in sorted(again.keys() | written.keys()):
+            # A GPU that only the ledger has was in no node.
+            found = again.get(gpu, MeteredDay(gpu, day, ""))
+            yield written.get(gpu), found, increments.get(gpu, {})
 
 
 def _quantity(day: MeteredDay | None) -> Units:
@@ -75,12 +87,6 @@ def _quantity(day: MeteredDay | None) -> Units:
         length_ns = piece.end_ns - piece.start_ns
         total = exact(total + sum(part.size for part in piece.parts) * length_ns)
     return total
-
-
-def _increment(counted: CounterIncrements, day: int) -> int:
-    first, last = np.searchsorted(counted.ends_ns, [day * DAY_NS, (day + 1) * DAY_NS], "right")
-    # With Python's integers: the sum of a day may exceed 64 bits.
-    return sum(counted.amounts[first:last].tolist())
 
 
 def _shared_amounts(day: MeteredDay | None) -> Counter[CountedQuantity]:

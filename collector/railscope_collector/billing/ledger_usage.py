@@ -16,17 +16,17 @@ from typing import NamedTuple
 from railscope.reading import Absent, Reading
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.billing.usage import UNSEEN, WITH_TENANT, Usage
-from railscope_collector.metering import evidence, metered_day, tiling
+from railscope_collector.metering import evidence, metered_day, slot_state
 from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.units import Units, exact
 
-_RATED = WITH_TENANT | UNSEEN | {tiling.SlotState.UNCLAIMED, tiling.SlotState.REVIEW}
+_RATED = WITH_TENANT | UNSEEN | {slot_state.SlotState.UNCLAIMED, slot_state.SlotState.REVIEW}
 
 
 class _UsageKey(NamedTuple):
     """Properties that the parts of one usage have in common."""
 
-    state: tiling.SlotState
+    state: slot_state.SlotState
     node_evidence: evidence.NodeEvidence
     tenant: str
     claim: str
@@ -159,7 +159,7 @@ def _energies(
         return {}
     by_claim: dict[str, list[_CapacityInterval]] = defaultdict(list)
     for interval in intervals:
-        if interval.key.state in tiling.HELD_STATES:
+        if interval.key.state in slot_state.HELD_STATES:
             by_claim[interval.key.claim].append(interval)
     energies = {interval: 0 for of_claim in by_claim.values() for interval in of_claim}
     for amount in counted:

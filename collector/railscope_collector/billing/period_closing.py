@@ -28,6 +28,7 @@ from railscope_collector.billing import (
     undecided_use,
 )
 from railscope_collector.billing.charges import Charge
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.jobs import imported_lists
 from railscope_collector.ledger import (
     head_chain,
@@ -96,11 +97,11 @@ class BillingBooks:
 
     ledger: ledger_store.Ledger
     store: billing_store.BillingStore
-    evidence: period_completeness.UsageEvidence | None = None
+    evidence: UsageFacts | None = None
 
     @classmethod
     def for_ledger(
-        cls, ledger: ledger_store.Ledger, evidence: period_completeness.UsageEvidence | None = None
+        cls, ledger: ledger_store.Ledger, evidence: UsageFacts | None = None
     ) -> BillingBooks:
         """The billing tables in the database of a ledger."""
         return cls(ledger, billing_store.BillingStore(ledger.database), evidence)

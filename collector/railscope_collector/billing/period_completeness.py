@@ -1,37 +1,23 @@
 """Completeness of a period: GPU-days missing or not final, and earlier time that is unbilled.
 
 Time before a period that no closing has billed prevents its closing; the opening date excludes some
-of it. `DatabaseEvidence` is usage evidence in this database, read so that the evidence of each node
-is read once.
+of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from railscope.timestamps import DAY_NS, format_timestamp
 from railscope_collector.billing import billing_store, closing_record, period_rating
-from railscope_collector.evidence import evidence_store, gpu_evidence, loaded_facts
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.jobs.imported_lists import ImportedList, is_listed_gpu, uncovered_days
 from railscope_collector.ledger import day_documents
 from railscope_collector.ledger.day_documents import GpuDay
-from railscope_collector.metering import holders, tiling, units
+from railscope_collector.metering import slot_state, units
 
 _MAX_DAY_RANGES = 8
-
-
-class UsageEvidence(Protocol):
-    """Store of usage evidence."""
-
-    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-        """GPUs with any evidence in [start, end)."""
-        ...
-
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
-        """Evidence of a GPU for entries and shares of [start, end)."""
-        ...
 
 
 _JOB_LIST = "job list "
@@ -79,33 +65,23 @@ class MissingDays(NamedTuple):
 def find_missing_days(
     period: units.Period,
     sources: Mapping[GpuDay, period_rating.SourceRevision],
-    evidence: UsageEvidence | None = None,
+    facts: UsageFacts | None = None,
     imported: Sequence[ImportedList] = (),
 ) -> MissingDays:
     """GPU-days that are missing or not final in a period.
 
-    A GPU in the ledger is expected on every day from its first one on, unless the evidence places
-    it in no node on that day. With evidence, GPUs without any ledger day are found, too. GPUs of
-    job lists are expected only on the days of lists that name them; each source of lists is
-    expected to have a list for every day from its first one on.
+    A GPU is expected on every day on which it is in service by the facts; without facts, on every day from its first
+    one in the ledger on. A day that later facts changed is not final until it is metered again. GPUs of job lists
+    are expected only on the days of lists that name them; each source of lists is expected to have a list for every
+    day from its first one on.
     """
     days = period_rating.period_days(period)
-    first: dict[str, int] = {}
-    for key in sources:
-        if key.day < days.stop and not is_listed_gpu(key.gpu):
-            first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
-    if evidence is not None:
-        # In the order in which evidence is read most efficiently.
-        gpus = evidence.gpus(period.start_ns, period.end_ns)
-        first = {gpu: first.get(gpu, days.start) for gpu in gpus} | first
-    missing = [
-        GpuDay(gpu, day)
-        for gpu, since in first.items()
-        for day in range(max(since, days.start), days.stop)
-        if GpuDay(gpu, day) not in sources
-    ]
-    if evidence is not None and missing:
-        missing = _select_present(missing, period, evidence)
+    changed: set[GpuDay] = set()
+    if facts is None:
+        expected = _expected_by_ledger(sources, days)
+    else:
+        expected, changed = facts.gpu_days(days), facts.unfinished(days)
+    missing = expected - sources.keys()
     uncovered = [
         GpuDay(f"{_JOB_LIST}{source}", day) for source, day in uncovered_days(imported, days)
     ]
@@ -118,25 +94,22 @@ def find_missing_days(
         and source.recorded_ns < (key.day + 1) * DAY_NS
         and not is_listed_gpu(key.gpu)
     ]
-    return MissingDays(tuple(sorted(missing)), tuple(sorted(early)), tuple(sorted(uncovered)))
+    provisional = {*early, *(changed & sources.keys())}
+    return MissingDays(tuple(sorted(missing)), tuple(sorted(provisional)), tuple(sorted(uncovered)))
 
 
-def _select_present(
-    missing: Iterable[GpuDay], period: units.Period, evidence: UsageEvidence
-) -> list[GpuDay]:
-    """Those GPU-days on which the GPU was in a node for some time."""
-    present = []
-    places: dict[str, list[tuple[int, int]]] = {}
-    for key in missing:
-        if key.gpu not in places:
-            assembled = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
-            places[key.gpu] = [
-                (stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(assembled.evidence)
-            ]
-        start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
-        if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
-            present.append(key)
-    return present
+def _expected_by_ledger(
+    sources: Mapping[GpuDay, period_rating.SourceRevision], days: range
+) -> set[GpuDay]:
+    first: dict[str, int] = {}
+    for key in sources:
+        if key.day < days.stop and not is_listed_gpu(key.gpu):
+            first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
+    return {
+        GpuDay(gpu, day)
+        for gpu, since in first.items()
+        for day in range(max(since, days.start), days.stop)
+    }
 
 
 def format_days(days: Iterable[GpuDay]) -> str:
@@ -161,13 +134,13 @@ def _format_day_range(first: int, last: int) -> str:
     return f"on {start}" if first == last else f"from {start} to {end}"
 
 
-_BILLABLE = frozenset(tiling.SlotState) - {
-    tiling.SlotState.IDLE,
-    tiling.SlotState.STRANDED,
-    tiling.SlotState.SYSTEM,
-    tiling.SlotState.MAINTENANCE,
-    tiling.SlotState.DOWN,
-    tiling.SlotState.UNKNOWN,
+_BILLABLE = frozenset(slot_state.SlotState) - {
+    slot_state.SlotState.IDLE,
+    slot_state.SlotState.STRANDED,
+    slot_state.SlotState.SYSTEM,
+    slot_state.SlotState.MAINTENANCE,
+    slot_state.SlotState.DOWN,
+    slot_state.SlotState.UNKNOWN,
 }
 """States of time that is billable or undecided."""
 
@@ -232,42 +205,3 @@ def check_earlier(
         f"{format_timestamp(until_ns)[:10]} --reason TEXT`"
     )
     raise closing_record.ClosingError(message)
-
-
-@dataclass(slots=True)
-class DatabaseEvidence:
-    """Usage evidence in the database. Raises UnusableLedgerError.
-
-    GPUs are listed so that those of a node are consecutive; the evidence of a node is cached for
-    its next GPU.
-    """
-
-    store: evidence_store.EvidenceStore
-    _homes: dict[str, dict[str, int]] = field(default_factory=dict)
-    _files: gpu_evidence.AdministratorInputs | None = None
-    _selection: tuple[frozenset[str], int, int] | None = None
-    _loaded: loaded_facts.LoadedFacts | None = None
-
-    @property
-    def empty(self) -> bool:
-        """True if the database has never contained evidence."""
-        return not self.store.homes()
-
-    def gpus(self, start_ns: int, end_ns: int) -> list[str]:  # noqa: ARG002 - a GPU stays where it was
-        """GPUs first seen before the end, grouped by node; each is assumed to stay on its node."""
-        self._homes, self._files, self._selection = self.store.homes(), self.store.files(), None
-        gpus = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
-        return sorted(gpus, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
-
-    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
-        """Evidence of a GPU in a window, with everything that affects it."""
-        if self._files is None or gpu not in self._homes:
-            return self.store.evidence(gpu, start_ns, end_ns)
-        nodes = frozenset(self._homes[gpu])
-        if self._loaded is None or self._selection != (nodes, start_ns, end_ns):
-            # All GPUs of the same nodes at once: the parts of a node are decoded once.
-            together = [gpu_id for gpu_id, homes in self._homes.items() if nodes == homes.keys()]
-            homes_of = {gpu_id: set(nodes) for gpu_id in together}
-            self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)
-            self._selection = (nodes, start_ns, end_ns)
-        return self._loaded.assemble(gpu, self._files)

@@ -18,7 +18,7 @@ from railscope_collector.billing.usage import WITH_TENANT, Usage
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.day_documents import GpuDay, Revision
 from railscope_collector.metering import metered_day
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.metering.units import Period, Units, exact
 
 # Bounds the memory that the days of a period take.
@@ -135,6 +135,7 @@ def rate_period(
         for revision in revisions:
             if revision.day.day in billed:
                 _add_held_time(held_time, revision.day)
+                reviews += _unmetered_reviews(revision.day)
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
     return RatedPeriod(
         period, tuple(charges), tuple(reviews), sources, dict(held_time), dict(charged_time)
@@ -184,6 +185,23 @@ def _add_held_time(held_time: dict[LedgerTimeKey, Units], day: metered_day.Meter
                 key = LedgerTimeKey(part.tenant, day.sku, part.state)
                 quantity = part.size * (piece.end_ns - piece.start_ns)
                 held_time[key] = exact(held_time[key] + quantity)
+
+
+def _unmetered_reviews(day: metered_day.MeteredDay) -> Iterator[UsageReview]:
+    """Yield the time of claims that holds no GPU: it is listed with its reason, and no charge has it."""
+    for each in day.unmetered:
+        usage = Usage(
+            each.tenant,
+            day.gpu,
+            day.sku,
+            each.start_ns,
+            each.end_ns,
+            each.size,
+            SlotState.UNKNOWN,
+            claim=each.claim,
+            claim_start_ns=each.start_ns,
+        )
+        yield UsageReview(usage, each.start_ns, each.end_ns, each.reason)
 
 
 def _add_rated_time(

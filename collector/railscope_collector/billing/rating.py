@@ -25,10 +25,9 @@ from railscope_collector.billing import BillingError, price_book
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
 from railscope_collector.billing.claim_minimums import ClaimMinimums
 from railscope_collector.billing.usage import WITH_TENANT, Usage, gap_lengths, reject_double_usage
-from railscope_collector.metering import evidence, tiling, units
+from railscope_collector.metering import evidence, slot_state, units
+from railscope_collector.metering.gpu_timeline import MAX_BILLED_GAP_NS
 
-MAX_BILLED_GAP_NS = HOUR_NS
-"""Inferred time is billed up to this length without samples; a person decides on longer gaps (docs/metering.md)."""
 _MAX_TIMELINES = 1 << 16
 """Timelines that are kept, one for each tenant and SKU: each usage needs one, which is built from all prices."""
 _NOT_IN_USE = "not observed in use, under a tariff by use"
@@ -115,10 +114,10 @@ class Rater:
             # Only the last span, which is the one in the period: the one before it was reviewed then.
             for start_ns, end_ns in self._spans(usage)[-1:]:
                 yield UsageReview(usage, start_ns, end_ns, reason)
-        elif usage.state is tiling.SlotState.RESERVED:
+        elif usage.state is slot_state.SlotState.RESERVED:
             for interval, price in self._priced_intervals(usage, price_book.PriceGroup.RESERVATION):
                 yield _charge(usage, interval, price)
-        elif usage.state in tiling.HELD_STATES:
+        elif usage.state in slot_state.HELD_STATES:
             yield from self._time(usage, gap_ns)
             yield from self._energy(usage)
 
@@ -126,7 +125,8 @@ class Rater:
         reason = _review_reason(usage, gap_ns)
         for interval, price in self._priced_intervals(usage, price_book.PriceGroup.TIME):
             unused = (
-                usage.state is tiling.SlotState.INFERRED and price.tariff is price_book.Tariff.USED
+                usage.state is slot_state.SlotState.INFERRED
+                and price.tariff is price_book.Tariff.USED
             )
             if unused or reason:
                 why = _NOT_IN_USE if unused else reason
@@ -189,7 +189,7 @@ def _split(
 ) -> Iterator[price_book.PriceInterval]:
     """One interval per price; a single one if the claim keeps the price of its start."""
     # A reservation is no claim: the ledger does not have its start.
-    if usage.claim and usage.state is not tiling.SlotState.RESERVED:
+    if usage.claim and usage.state is not slot_state.SlotState.RESERVED:
         price, list_nano = timeline.price_at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
             yield price_book.PriceInterval(start_ns, end_ns, price, list_nano)
@@ -199,9 +199,9 @@ def _split(
 
 def _unbillable_reason(usage: Usage) -> str:
     """Reason why the use of a GPU cannot be billed to any tenant; empty if it can."""
-    if usage.state is tiling.SlotState.UNCLAIMED:
+    if usage.state is slot_state.SlotState.UNCLAIMED:
         return "processes without a claim"
-    if usage.state is tiling.SlotState.REVIEW:
+    if usage.state is slot_state.SlotState.REVIEW:
         return f"evidence under review: {usage.reason}"
     if usage.state not in WITH_TENANT:
         return ""
@@ -212,12 +212,13 @@ def _unbillable_reason(usage: Usage) -> str:
 
 def _review_reason(usage: Usage, gap_ns: int) -> str:
     """Reason why held time needs a decision; empty if it is billable."""
-    if usage.state is not tiling.SlotState.INFERRED:
+    if usage.state is not slot_state.SlotState.INFERRED:
         return ""
-    if usage.node_evidence is evidence.NodeEvidence.NONE:
-        return "inferred without evidence that the node was running"
+    # First: of a longer gap no day states a sign of the node.
     if max(gap_ns, usage.gap_ns) > MAX_BILLED_GAP_NS:
         return f"inferred over a gap of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
+    if usage.node_evidence is evidence.NodeEvidence.NONE:
+        return "inferred without evidence that the node was running"
     return ""
 
 

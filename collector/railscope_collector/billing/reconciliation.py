@@ -34,7 +34,7 @@ from railscope_collector.jobs import imported_lists
 from railscope_collector.ledger import (
     ledger_store,
 )
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.metering.units import Period, period_name
 
 

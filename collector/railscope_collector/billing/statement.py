@@ -15,7 +15,7 @@ from railscope_collector.billing import charges as charge_types, invoices, undec
 from railscope_collector.jobs.imported_lists import is_listed_gpu
 from railscope_collector.ledger import audit_outbox
 from railscope_collector.ledger.day_documents import GpuDay
-from railscope_collector.metering import tiling, units
+from railscope_collector.metering import slot_state, units
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
@@ -143,7 +143,7 @@ class TenantStatement:
         for charge, hours in self._billed_usage:
             # A job list that is taken as observation states no more than any other.
             if not is_listed_gpu(charge.resource):
-                observed += hours if charge.state == tiling.SlotState.OBSERVED else 0
+                observed += hours if charge.state == slot_state.SlotState.OBSERVED else 0
             whole += hours
         has_agent = any(not is_listed_gpu(charge.resource) for charge, _ in self._billed_usage)
         return observed / whole if has_agent else None
@@ -173,7 +173,9 @@ class TenantStatement:
         """The meaning of each state of GPU time in the table of charges."""
         stated = {line.charge.state for line in self.invoice.lines}
         return "; ".join(
-            f"{state}: {tiling.MEANINGS[state]}" for state in tiling.SlotState if state in stated
+            f"{state}: {slot_state.MEANINGS[state]}"
+            for state in slot_state.SlotState
+            if state in stated
         )
 
     @property

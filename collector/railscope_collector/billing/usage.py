@@ -17,11 +17,11 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent, Reading
 from railscope.timestamps import format_timestamp
 from railscope_collector.billing import BillingError
-from railscope_collector.metering import evidence, tiling
+from railscope_collector.metering import evidence, slot_state
 from railscope_collector.metering.units import Units
 
-WITH_TENANT = frozenset((*tiling.HELD_STATES, tiling.SlotState.RESERVED))
-UNSEEN = frozenset({tiling.SlotState.INFERRED, tiling.SlotState.UNKNOWN})
+WITH_TENANT = frozenset((*slot_state.HELD_STATES, slot_state.SlotState.RESERVED))
+UNSEEN = frozenset({slot_state.SlotState.INFERRED, slot_state.SlotState.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Usage:
     start_ns: int
     end_ns: int
     capacity_units: Units
-    state: tiling.SlotState
+    state: slot_state.SlotState
     node_evidence: evidence.NodeEvidence = evidence.NodeEvidence.NONE
     claim: str = ""
     claim_start_ns: int = 0
@@ -79,7 +79,7 @@ class Usage:
             <= GPU_CAPACITY,
             "energy: expected 0 or more": isinstance(energy, int) and energy < 0,
             f"{self.state} time: expected a claim that starts by then": self.state
-            in tiling.HELD_STATES
+            in slot_state.HELD_STATES
             and not claimed,
         }
         return next((wrong for wrong, is_so in checks.items() if is_so), "")

@@ -208,7 +208,6 @@ def bill() -> None:
 
 
 for command in (
-    bill_decisions.accept_command,
     bill_decisions.accept_copy_command,
     bill_decisions.adjust_command,
     bill_periods.close_command,
@@ -221,8 +220,6 @@ for command in (
     bill_decisions.prices,
     bill_periods.preview_command,
     bill_periods.reconcile_command,
-    bill_decisions.reject_command,
-    bill_decisions.review_command,
     bill_periods.statement_command,
     bill_decisions.void_command,
 ):

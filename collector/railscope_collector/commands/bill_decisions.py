@@ -1,18 +1,14 @@
-"""Commands of `railscope bill` that record decisions of people: corrections, reviews, prices.
+"""Commands of `railscope bill` that record decisions of people: corrections and prices.
 
 `railscope bill opening`, `void`, `adjust`, `credit` and `accept-copy`: decisions about bills.
-
-`railscope bill review`, `accept` and `reject`: decisions about evidence under review.
 
 `railscope bill prices`: check and publish price books.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
-from decimal import Decimal
 from fractions import Fraction
 from functools import wraps
 from pathlib import Path
@@ -20,8 +16,8 @@ from typing import Any
 
 import click
 
-from railscope import cli, convert_errors, untrusted_text
-from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
+from railscope import convert_errors, untrusted_text
+from railscope.timestamps import format_timestamp, from_datetime
 from railscope_collector.billing import (
     administration,
     charges,
@@ -32,8 +28,6 @@ from railscope_collector.billing import (
     price_book_versions,
 )
 from railscope_collector.commands import command_options, scheduler_options
-from railscope_collector.evidence import evidence_store, review_decisions
-from railscope_collector.ledger.database import Database
 from railscope_collector.metering.units import Period, period_name
 
 _DECISION_REASON = click.option(
@@ -144,118 +138,6 @@ def accept_copy_command(place: command_options.CommandContext, reason: str) -> N
     with place.books(any_copy=True) as books:
         identity = administration.accept_copy(books, reason, place.timed_actor)
     click.echo(f"accepted: the ledger continues as {identity}")
-
-
-def _pending_evidence(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
-    return review_decisions.find_pending_evidence(
-        evidence_store.EvidenceStore(database), database, now_ns
-    )
-
-
-def _gpu_hours(item: review_decisions.PendingEvidence) -> str:
-    """GPU-hours, rounded down to six decimals."""
-    micro = item.gpu_ns * 1_000_000 / HOUR_NS
-    return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
-
-
-def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
-    return {
-        "id": item.subject.id,
-        "kind": item.subject.kind.value,
-        "node": item.subject.node,
-        "name": item.subject.name,
-        "gpus": list(item.gpus),
-        "tenants": list(item.tenants),
-        "reasons": list(item.reasons),
-        "start": format_timestamp(item.start_ns),
-        "end": format_timestamp(item.end_ns),
-        "gpu_hours": _gpu_hours(item),
-    }
-
-
-@click.command("review")
-@cli.format_option("text", "json")
-@command_options.ledger_command
-def review_command(place: command_options.CommandContext, form: str) -> None:
-    """List evidence under review: late claims and ends, unexpected GPUs."""
-    with place.books() as books:
-        pending = _pending_evidence(books.ledger.database, place.timed_actor.now_ns)
-    if form == "json":
-        click.echo(json.dumps([_review_row(item) for item in pending], indent=2))
-        return
-    for item in pending:
-        span = f"{charges.show_time(item.start_ns)} to {charges.show_time(item.end_ns)}"
-        subject = item.subject
-        description = f"{subject.kind.value} {subject.name} on {subject.node}"
-        gpus = ", ".join(item.gpus) or "unidentified GPUs"
-        tenants = ", ".join(item.tenants) or "no tenant"
-        click.echo(f"{subject.id}  {description}: {_gpu_hours(item)} GPU-hours, {tenants}, {span}")
-        click.echo(f"              {gpus}: {', '.join(item.reasons) or 'no claim yet'}")
-    remedy = "; decide with `railscope bill accept|reject ID`" if pending else ""
-    click.echo(f"{len(pending)} under review{remedy}")
-
-
-def _decide(
-    place: command_options.CommandContext,
-    names: Sequence[str],
-    node: str,
-    reason: str,
-    *,
-    accepted: bool,
-) -> None:
-    by = place.timed_actor
-    with place.books() as books:
-        database = books.ledger.database
-        pending = _pending_evidence(database, by.now_ns)
-        selected = [
-            item
-            for item in pending
-            if item.subject.id in names or (node and item.subject.node == node)
-        ]
-        unknown = sorted(set(names) - {item.subject.id for item in pending})
-        if unknown:
-            message = (
-                f"unknown ID {unknown[0]}: expected one of evidence under review; fix: list them with"
-                " `railscope bill review`"
-            )
-            raise click.ClickException(message)
-        if not selected:
-            message = "no evidence selected: expected IDs, or --node with evidence under review"
-            raise click.ClickException(message)
-        review_decisions.record_decision(
-            database,
-            selected,
-            review_decisions.ReviewDecision(accepted, by.actor, by.now_ns, reason),
-        )
-    verdict = "accepted" if accepted else "rejected"
-    for item in selected:
-        subject = item.subject
-        description = f"{subject.kind.value} {subject.name} on {subject.node}"
-        click.echo(f"{verdict} {subject.id}: {description}, {_gpu_hours(item)} GPU-hours")
-    click.echo("the collector writes new revisions of the affected days")
-
-
-def _review_options(command: Callable[..., None]) -> Callable[..., None]:
-    ids = click.argument("names", metavar="ID...", nargs=-1)
-    node = click.option(
-        "--node", default="", help="Select all evidence of this node that is under review."
-    )
-    reason = click.option("--reason", default="", help="Reason; recorded.")
-    return ids(node(reason(command_options.deciding_command(command))))
-
-
-@click.command("accept")
-@_review_options
-def accept_command(place: command_options.CommandContext, **options: Any) -> None:
-    """Accept evidence under review, so that it counts as reported."""
-    _decide(place, accepted=True, **options)
-
-
-@click.command("reject")
-@_review_options
-def reject_command(place: command_options.CommandContext, **options: Any) -> None:
-    """Reject evidence under review: it holds no time."""
-    _decide(place, accepted=False, **options)
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

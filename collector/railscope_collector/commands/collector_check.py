@@ -26,7 +26,7 @@ from railscope_collector import administrator_files, archive_stores, tables
 from railscope_collector.access import credentials, tokens_file, trial_access
 from railscope_collector.audit import entry_archive, log_secrets
 from railscope_collector.config import CollectorSettings
-from railscope_collector.evidence import archive_files, evidence_store
+from railscope_collector.evidence import archive_files, fact_store
 from railscope_collector.files import seller_file
 from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
@@ -187,7 +187,7 @@ def _check_inventory(
     except (SettingsError, UnusableLedgerError, OSError):
         return  # reported by the other checks
     findings = (
-        (expected_nodes - set(listed), "nodes without a row: all of their GPUs are under review"),
+        (expected_nodes - set(listed), "nodes without a row: their GPUs are not metered"),
         (set(listed) - expected_nodes, "rows of nodes that have no credential and reported no GPU"),
     )
     for nodes, problem in findings:
@@ -215,7 +215,7 @@ def _check_database(url: URL) -> Iterator[Database | None]:
 def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
     """The nodes that have reported a GPU, from the ledger's database."""
     with _check_database(make_url(ledger_url(settings.ledger, directory))) as database:
-        return set(evidence_store.EvidenceStore(database).contacts()) if database else set()
+        return set(fact_store.FactStore(database).nodes()) if database else set()
 
 
 def _check_seller(path: str) -> str:

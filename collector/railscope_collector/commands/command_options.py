@@ -22,13 +22,13 @@ from railscope_collector.billing import (
     BillingError,
     closing_record,
     period_closing,
-    period_completeness,
 )
 from railscope_collector.config import PREFIX, CollectorSettings
-from railscope_collector.evidence import archive_files, evidence_archive, evidence_store
+from railscope_collector.evidence import archive_files, day_archive, fact_store
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.files import seller_file
 from railscope_collector.ledger import ledger_store, record_draft
-from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.database_location import ledger_url
 from railscope_collector.metering.units import Period, PeriodError, parse_period
 
@@ -70,21 +70,24 @@ class CommandContext:
             if not any_copy:
                 directory = None if self.ledger else self._state_directory()
                 ledger_watch.compare_before_writes(ledger.database, directory)
-            yield period_closing.BillingBooks.for_ledger(ledger, read_evidence(ledger.database))
+            yield period_closing.BillingBooks.for_ledger(
+                ledger, UsageFacts.of_database(ledger.database)
+            )
         finally:
             ledger.close()
 
     @contextmanager
-    def archive(self) -> Iterator[evidence_archive.EvidenceArchive]:
+    def archive(self) -> Iterator[day_archive.DayArchive]:
         """The archive of the evidence in the selected ledger. Raises UnusableLedgerError, SettingsError."""
         chosen = self.settings.archive
         pattern = archive_files.compile_pod_pattern(chosen.pod_pattern)
+        store = archive_stores.open_archive_store(chosen)
+        if store is None:
+            message = "no archive: expected archive.url in the collector's settings"
+            raise archive_stores.ArchiveError(message)
         with self.books() as books:
-            yield evidence_archive.EvidenceArchive(
-                books.ledger.database,
-                archive_stores.open_archive_store(chosen),
-                pattern,
-                self.timed_actor.actor,
+            yield day_archive.DayArchive(
+                fact_store.FactStore(books.ledger.database), store, pattern
             )
 
     def seller(self, tenants: Iterable[str]) -> seller_file.Seller:
@@ -122,12 +125,6 @@ class CommandContext:
 
     def _state_directory(self) -> Path:
         return settings.state_directory(self.settings)
-
-
-def read_evidence(database: Database) -> period_completeness.UsageEvidence | None:
-    """The evidence in the same database; None if it never contained any."""
-    stored = period_completeness.DatabaseEvidence(evidence_store.EvidenceStore(database))
-    return None if stored.empty else stored
 
 
 def ledger_command(command: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from railscope_collector.files.quotas_file import Quota
 from railscope_collector.http import ResourceError, gpus_api, incidents_api, read_api
 from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.metering import units
-from railscope_collector.metering.tiling import MEANINGS
+from railscope_collector.metering.slot_state import MEANINGS
 
 MAX_JOBS, MAX_INCIDENTS, MAX_STATEMENTS = 20, 10, 24
 _PERCENT_PLACES = 1

@@ -2,28 +2,22 @@
 
 The facts of a batch are the GPUs that were seen, their MIG layouts, and readings of counters.
 
-The index of claims finds earlier reports of a claim without a scan of all claims, and enforces the
-bounds of a node: above one, its claims are rejected and counted, and those of other nodes are not
-affected.
-
-Spans of samples have bounds by node and GPU. A node determines the distances between its samples.
-Each sample that is further than a gap from the others is a separate span, which stays in memory
-until its day is in the ledger.
+A node determines the distances between its samples. Each sample that is further than a gap from the others is a separate
+span: at most 30 in a quarter.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
-from railscope_collector.evidence import claim_events, gpu_node_history, node_intervals
-from railscope_collector.fleet import names, shape_columns, sheets
+from railscope_collector.evidence import node_intervals
+from railscope_collector.fleet import names, sheets
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.metering.observation import GAP_NS
 
@@ -35,31 +29,15 @@ _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 
 
 class FactReceiver(Protocol):
-    """Receiver of a batch's facts about GPUs."""
+    """Receiver of what a batch shows about GPUs."""
 
-    def record_presence(
-        self, uuid: str, presence: gpu_node_history.GpuPresence, pci: str
-    ) -> int | None:
-        """Record a GPU in a node; return its first receipt in that boot.
+    def accepts_gpu(self, node: str, uuid: str, received_ns: int) -> bool:
+        """True if a node may report a GPU."""
 
-        None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
-        """
-
-    def list_valueless(
-        self, node: str, uuid: str, spans: Sequence[node_intervals.SampleSpan]
-    ) -> bool:
-        """Record that a node listed a GPU without a value; false if that is rejected."""
-
-    def accepts_layout(self, node: str, uuid: str, received_ns: int) -> bool:
-        """True if a node may report the MIG layout of a GPU."""
-
-    def record_layout(
-        self,
-        uuid: str,
-        parts: tuple[shape_columns.ReportedMigInstance, ...],
-        span: node_intervals.SampleSpan,
+    def record_place(
+        self, node: str, boot: str, uuid: str, span: node_intervals.SampleSpan
     ) -> None:
-        """Record the MIG layout of a GPU in a span."""
+        """Record that a GPU is in a node."""
 
 
 @dataclass(slots=True)
@@ -74,8 +52,6 @@ class BatchFacts:
     since_boot_ns: int
     skew_ns: int
     uncertainty_ns: int
-    horizon_ns: int = 0
-    """Earlier facts are reported late."""
     has_reports: bool = False
     """True if the time of the node's reports is already recorded."""
     added_bytes: int = 0
@@ -115,42 +91,28 @@ class BatchFacts:
 
     def _record_gpus(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> None:
         """Record the GPUs that reported any value in these rows."""
-        everywhere = self._build_presence(interval, rows)
+        everywhere = self.join_spans(rows)
+        received_ns = self.record.received_wall_ns
         for gpu in self.schema.gpus:
-            if not claim_events.is_gpu_name(gpu.uuid):
-                continue  # it would be mixed up with other keys
-            presence = everywhere
+            if not self.book.accepts_gpu(interval.node, gpu.uuid, received_ns):
+                continue
+            spans = everywhere
             if self.batch.reasons:
                 reporting = self._rows_with_values(gpu, rows)
-                spans = everywhere.spans
-                is_partial = len(reporting) < len(rows)
                 # A GPU that is listed without a value is still in the node: the absence of values is no departure.
-                if is_partial and self.book.list_valueless(interval.node, gpu.uuid, spans):
-                    interval.list_valueless(gpu.uuid, spans)
-                    self.added_bytes += _SPAN_BYTES * len(spans)
-                if not reporting:
+                if len(reporting) < len(rows):
+                    interval.list_valueless(gpu.uuid, everywhere)
+                    self.added_bytes += _SPAN_BYTES * len(everywhere)
+                    spans = self.join_spans(reporting) if reporting else []
+                if not spans:
                     continue
-                if is_partial:
-                    presence = self._build_presence(interval, reporting)
-            first_ns = self.book.record_presence(gpu.uuid, presence, gpu.pci)
-            if first_ns is None:
-                continue
+            self.book.record_place(interval.node, interval.boot, gpu.uuid, spans[-1])
             reported = interval.gpus.get(gpu.uuid)
             before = len(reported.spans) if reported else -_SPANS_OF_A_GPU
-            reported_gpu = node_intervals.ReportedGpu(
-                first_ns, gpu.rail, gpu.sku, presence.spans, presence.trusted_start_ns
+            interval.record_gpu(
+                gpu.uuid, node_intervals.ReportedGpu(received_ns, gpu.rail, gpu.sku, spans)
             )
-            interval.record_gpu(gpu.uuid, reported_gpu)
             self.added_bytes += _SPAN_BYTES * (len(interval.gpus[gpu.uuid].spans) - before)
-
-    def _build_presence(
-        self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
-    ) -> gpu_node_history.GpuPresence:
-        spans = self.join_spans(rows)
-        late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
-        return gpu_node_history.GpuPresence(
-            interval.node, interval.boot, self.record.received_wall_ns, spans, late_ns
-        )
 
     def _rows_with_values(self, gpu: names.SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
@@ -171,11 +133,10 @@ class BatchFacts:
         bare = node_intervals.copy_times(self.join_spans(rows))
         received_ns = self.record.received_wall_ns
         for gpu, parts in self.schema.mig_layouts:
-            if not self.book.accepts_layout(interval.node, gpu, received_ns):
-                continue
-            for span in bare:
-                interval.record_layout(gpu, parts, span)
-                self.book.record_layout(gpu, parts, span)
+            # The readings of the GPU are no condition: they may arrive later, and the order of frames must not count.
+            if self.book.accepts_gpu(interval.node, gpu, received_ns):
+                for span in bare:
+                    interval.record_layout(gpu, parts, span)
 
     def _record_counters(
         self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
@@ -252,173 +213,3 @@ def group_by_interval(
     for row in rows:
         grouped.setdefault(boot_ns[row] // node_intervals.INTERVAL_NS, []).append(row)
     yield from grouped.items()
-
-
-MAX_IN_FORCE = 1024
-"""Claims of one node without an end, including ends received before their claims."""
-MAX_IN_FORCE_ON_GPU = 128
-"""Limit of these on one GPU: an eighth, as the cost of metering shares grows with the square of their number."""
-MAX_REMEMBERED = 65_536
-"""Claims of one node, including those that ended and are not in the ledger yet."""
-MAX_REPORTS = 16
-"""Different reports of one claim, and as many of its end."""
-ClaimIdentity: TypeAlias = tuple[str, str, str]
-"""GPU, node and id."""
-
-
-def claim_identity(fact: claim_events.ClaimFact) -> ClaimIdentity:
-    """Return the key of the claim of a fact."""
-    return fact.gpu, fact.node, fact.id
-
-
-@dataclass(slots=True)
-class _ClaimReports:
-    starts: list[claim_events.ReportedClaim] = field(default_factory=list)
-    ends: list[claim_events.ReportedEnd] = field(default_factory=list)
-
-    @property
-    def in_force(self) -> bool:
-        # An end without its start counts too: a node could send ends without limit otherwise.
-        return not (self.starts and self.ends)
-
-
-@dataclass(slots=True)
-class _NodeClaims:
-    claims: int = 0
-    in_force: int = 0
-    in_force_on_gpu: Counter[str] = field(default_factory=Counter)
-
-    def count(self, claim: ClaimIdentity, in_force: int) -> None:
-        """Add or subtract claims in force."""
-        self.in_force += in_force
-        self.in_force_on_gpu[claim[0]] += in_force
-        # Else the names of GPUs that a node ever claimed would stay in memory.
-        if not self.in_force_on_gpu[claim[0]]:
-            del self.in_force_on_gpu[claim[0]]
-
-
-@dataclass(slots=True)
-class ClaimIndex:
-    """All claims in memory."""
-
-    _claims: dict[ClaimIdentity, _ClaimReports] = field(default_factory=dict)
-    _nodes: dict[str, _NodeClaims] = field(default_factory=dict)
-
-    def starts(self, fact: claim_events.ReportedClaim) -> list[claim_events.ReportedClaim]:
-        """Return the earlier reports of the claim."""
-        found = self._claims.get(claim_identity(fact))
-        return found.starts if found else []
-
-    def ends(self, fact: claim_events.ReportedEnd) -> list[claim_events.ReportedEnd]:
-        """Return the earlier reports of the claim's end."""
-        found = self._claims.get(claim_identity(fact))
-        return found.ends if found else []
-
-    def __contains__(self, fact: claim_events.ClaimFact) -> bool:
-        """True if a report was added before."""
-        found = self._claims.get(claim_identity(fact))
-        return found is not None and (fact in found.starts or fact in found.ends)
-
-    def limit_exceeded(self, fact: claim_events.ClaimFact, *, is_ended: bool = False) -> str:
-        """Return the reason for which a node's fact is rejected; empty if it is accepted.
-
-        If `is_ended`, both start and end of the claim are added, so that it is not in force.
-        """
-        reports, node = (
-            self._claims.get(claim_identity(fact)),
-            self._nodes.get(fact.node, _NodeClaims()),
-        )
-        if reports is None:
-            if node.in_force >= MAX_IN_FORCE and not is_ended:
-                return f"the node has {MAX_IN_FORCE} claims in force"
-            # Claims without a device have a bound by node only: their key is no GPU.
-            on_gpu = node.in_force_on_gpu[fact.gpu] if claim_events.is_gpu(fact.gpu) else 0
-            if on_gpu >= MAX_IN_FORCE_ON_GPU and not is_ended:
-                return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
-            if node.claims >= MAX_REMEMBERED:
-                return f"the node has {MAX_REMEMBERED} claims that are not yet in the ledger"
-            return ""
-        is_start = isinstance(fact, claim_events.ReportedClaim)
-        if len(reports.starts if is_start else reports.ends) >= MAX_REPORTS:
-            return f"the claim has {MAX_REPORTS} different reports"
-        return ""
-
-    def add(self, fact: claim_events.ClaimFact) -> None:
-        """Add a new fact."""
-        node = self._nodes.setdefault(fact.node, _NodeClaims())
-        reports = self._claims.get(claim_identity(fact))
-        if reports is None:
-            reports = self._claims[claim_identity(fact)] = _ClaimReports()
-            node.claims += 1
-        else:
-            node.count(claim_identity(fact), -reports.in_force)
-        if isinstance(fact, claim_events.ReportedClaim):
-            reports.starts.append(fact)
-        else:
-            reports.ends.append(fact)
-        node.count(claim_identity(fact), reports.in_force)
-
-    def remove(self, claims: Iterable[ClaimIdentity]) -> None:
-        """Remove claims."""
-        for claim in claims:
-            reports = self._claims.pop(claim, None)
-            if reports is None:
-                continue
-            node = self._nodes[claim[1]]
-            node.claims -= 1
-            node.count(claim, -reports.in_force)
-            if not node.claims:
-                del self._nodes[claim[1]]
-
-
-MAX_OF_A_GPU = 4096
-"""Limit per GPU in one node: more than the samples of a whole day at 31 s each."""
-MAX_OF_A_NODE = 65_536
-"""About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
-
-
-def max_new_spans(
-    stored: Sequence[node_intervals.SampleSpan], more: Sequence[node_intervals.SampleSpan]
-) -> int:
-    """Return the maximum number of spans that the samples of a boot add."""
-    return len(more) - bool(stored and node_intervals.does_continue(stored[-1], more[0]))
-
-
-@dataclass(slots=True)
-class SpanCounts:
-    """Numbers of spans."""
-
-    by_gpu: dict[str, Counter[str]] = field(default_factory=dict)
-    """Spans by GPU and node: reports of one node about a GPU do not use up the bound of another."""
-    by_node: Counter[str] = field(default_factory=Counter)
-
-    def limit_exceeded(self, node: str, gpu: str, new: int) -> str:
-        """Return the reason for which `new` more spans are rejected; empty if they are accepted."""
-        if not new:
-            return ""
-        if self.by_gpu.get(gpu, _NONE)[node] + new > MAX_OF_A_GPU:
-            return f"more than {MAX_OF_A_GPU} spans of samples of one GPU wait for the ledger"
-        if self.by_node[node] + new > MAX_OF_A_NODE:
-            return f"more than {MAX_OF_A_NODE} spans of samples of one node wait for the ledger"
-        return ""
-
-    def add(self, node: str, gpu: str, more: int) -> None:
-        """Count spans of a node's GPU; negative where samples joined spans."""
-        self.by_gpu.setdefault(gpu, Counter())[node] += more
-        self.by_node[node] += more
-
-    def count(
-        self,
-        gpu: str,
-        presences: Iterable[gpu_node_history.GpuPresence],
-        valueless: Mapping[str, Sequence[node_intervals.SampleSpan]],
-    ) -> None:
-        """Count all spans of a GPU again; `valueless` has its spans without a value, by node."""
-        self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))
-        for presence in presences:
-            self.add(presence.node, gpu, len(presence.spans))
-        for node, spans in valueless.items():
-            self.add(node, gpu, len(spans))
-
-
-_NONE: Counter[str] = Counter()

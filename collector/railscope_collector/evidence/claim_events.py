@@ -8,7 +8,6 @@ several reports of one claim `first_report_key` selects one, in whatever order t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -16,7 +15,6 @@ import msgspec
 from railscope import claim_terms, timestamps, wire
 from railscope.catalog import tenancy
 from railscope_collector.evidence import EvidenceError
-from railscope_collector.evidence.boot_starts import BootStart
 
 STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
@@ -48,11 +46,6 @@ _READ = frozenset({
 def unplaced_key(node: str) -> str:
     """Return the key for a node's claims without a device, in mappings by GPU."""
     return _UNPLACED + node
-
-
-def node_of_key(key: str) -> str:
-    """Return the node of a key from `unplaced_key`."""
-    return key.removeprefix(_UNPLACED)
 
 
 def is_gpu(key: str) -> bool:
@@ -196,13 +189,6 @@ def first_report_key(claim: ReportedClaim) -> tuple[int, int, bool, ReportedClai
     return claim.received_ns, claim.reported_ns, claim.start_boot_ns < 0, claim
 
 
-def select_first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
-    """Return the report of each claim that counts, by node and id."""
-    # In reverse: of equal keys the dictionary keeps the last, which is the first report.
-    ordered = sorted(reports, key=first_report_key, reverse=True)
-    return {(claim.node, claim.id): claim for claim in ordered}
-
-
 def is_repetition(claim: ReportedClaim, other: ReportedClaim) -> bool:
     """True if another report adds nothing: agents report claims in force repeatedly."""
     if claim.reported_ns > other.reported_ns or claim.received_ns > other.received_ns:
@@ -306,124 +292,3 @@ def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
     except claim_terms.SlotsError as error:
         message = f"invalid {name} {error}"
         raise ClaimEventError(message) from error
-
-
-Ends = Mapping[tuple[str, str], int]
-"""Ends of claims, by node and claim."""
-
-
-def find_ends(
-    reported: Collection[ReportedClaim],
-    ended: Iterable[ReportedEnd],
-    boots: Iterable[BootStart],
-) -> Ends:
-    """Return the ends of a GPU's claims: as reported, or at a later boot that did not report the claim.
-
-    An agent reports all claims in force when it starts, including those that it only remembers. One
-    that remembers nothing cannot report that they have ended, but the processes on the GPU ended
-    with the boot. An end that was reported late counts from the time from which its report is
-    trusted.
-    """
-    ends: dict[tuple[str, str], int] = {}
-    for key, _, trusted_end_ns in _reported_ends(reported, ended):
-        ends[key] = min(trusted_end_ns, ends.get(key, trusted_end_ns))
-    for key, boot in _find_ending_boots(reported, boots):
-        ends[key] = min(boot.trusted_ns, ends.get(key, timestamps.FOREVER_NS))
-    return ends
-
-
-def _reported_ends(
-    reported: Iterable[ReportedClaim], ended: Iterable[ReportedEnd]
-) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield ends by node and claim, as reported by nodes: the stated end, and the trusted end.
-
-    An end that is reported in a later boot has only the wall clock: it counts unless another end
-    was reported before. A later report cannot make the claim longer.
-    """
-    horizons: dict[tuple[str, str], int] = {}
-    for end in ended:
-        key = (end.node, end.id)
-        horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
-        yield key, end.timestamp_ns, end.trusted_end_ns
-    for claim in reported:
-        key = (claim.node, claim.id)
-        if claim.end_ns and claim.trusted_from_ns < horizons.get(key, timestamps.FOREVER_NS):
-            yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
-
-
-class ClaimGap(NamedTuple):
-    """Time in which a claim does not hold: a boot began without it, and a late report restored it."""
-
-    first_ns: int
-    trusted_ns: int
-    """The time from which the start of the boot is trusted: no earlier than `first_ns`."""
-    until_ns: int
-    """The lowest horizon of the reports that show that the claim outlasted the start of the boot."""
-
-
-def _find_ending_boots(
-    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
-) -> Iterator[tuple[tuple[str, str], BootStart]]:
-    """Yield the starts of later boots in which claims were not reported, by node and id."""
-    for key, begin, until_ns in _find_later_boots(reported, boots):
-        if until_ns == timestamps.FOREVER_NS:
-            yield key, begin
-
-
-def find_gaps(
-    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
-) -> dict[tuple[str, str], list[ClaimGap]]:
-    """Return the gaps of claims by node and id.
-
-    A report of a claim that a boot had already ended holds nothing before its own horizon.
-    """
-    gaps: dict[tuple[str, str], list[ClaimGap]] = {}
-    for key, begin, until_ns in _find_later_boots(reported, boots):
-        if begin.first_ns < until_ns < timestamps.FOREVER_NS:
-            gaps.setdefault(key, []).append(ClaimGap(begin.first_ns, begin.trusted_ns, until_ns))
-    return gaps
-
-
-def _find_later_boots(
-    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
-) -> Iterator[tuple[tuple[str, str], BootStart, int]]:
-    """Yield the starts of boots after the first report of claims, by node and id of the claim.
-
-    Each has the lowest horizon of the reports in that boot or after its start, which show that the
-    claim outlasted it: FOREVER_NS if there is none.
-    """
-    began: dict[str, dict[str, BootStart]] = {}
-    for start in boots:
-        of_node = began.setdefault(start.node, {})
-        of_node[start.boot] = start.earliest(of_node.get(start.boot, start))
-    reports: dict[tuple[str, str], list[ReportedClaim]] = {}
-    for claim in reported:
-        if claim.boot:
-            reports.setdefault((claim.node, claim.id), []).append(claim)
-    for key, claim_reports in reports.items():
-        since_ns = min(claim.reported_ns for claim in claim_reports)
-        for boot, begin in began.get(key[0], {}).items():
-            # A boot before the first report began without the claim, and cannot end it.
-            if begin.first_ns > since_ns:
-                outlasted = [
-                    claim.trusted_from_ns
-                    for claim in claim_reports
-                    if claim.boot == boot or claim.reported_ns >= begin.first_ns
-                ]
-                yield key, begin, min(outlasted, default=timestamps.FOREVER_NS)
-
-
-def find_untrusted_ends(
-    reported: Collection[ReportedClaim],
-    ended: Iterable[ReportedEnd],
-    boots: Iterable[BootStart],
-    ends: Ends,
-) -> Ends:
-    """Return the ends that claims would have had, had these ends not been reported late."""
-    freed: dict[tuple[str, str], int] = {}
-    candidates = [(key, timestamp_ns) for key, timestamp_ns, _ in _reported_ends(reported, ended)]
-    candidates += [(key, begin.first_ns) for key, begin in _find_ending_boots(reported, boots)]
-    for key, timestamp_ns in candidates:
-        if timestamp_ns < ends.get(key, -timestamps.FOREVER_NS):
-            freed[key] = min(timestamp_ns, freed.get(key, timestamp_ns))
-    return freed

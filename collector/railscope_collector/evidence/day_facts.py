@@ -30,7 +30,7 @@ class DayFacts(NamedTuple):
 
     nodes: DatedValues
     contested: DatedValues
-    """Nodes that list a GPU of another node."""
+    """Nodes that list a GPU of another node, each until the GPU moves; empty for none."""
     models: DatedValues
     """Rail and SKU."""
     layouts: DatedValues

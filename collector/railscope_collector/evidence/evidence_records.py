@@ -84,8 +84,7 @@ class EvidenceProblem(NamedTuple):
     kind: str
     """One of the following.
 
-    counter_reset, quarantine, seen_twice, retired_seen, rejected_claim, rank_lowered,
-    unplaced_excess, identity_conflict, too_many_gpus, too_many_spans.
+    quarantine, seen_twice, retired_seen, rejected_claim, rank_lowered, identity_conflict, too_many_gpus.
     """
     gpu: str
     node: str
@@ -102,17 +101,14 @@ class EvidenceProblem(NamedTuple):
 
     def draft(self) -> RecordDraft:
         """Return its audit record."""
-        kind = _TYPES.get(self.kind, "evidence.quarantine")
         data: RecordData = {"what": self.kind, **self.facts}
         subject = RecordSubject(node=self.node, gpu=self.gpu)
         actor = RecordActor("collector", "metering")
-        return RecordDraft(kind, actor, self.timestamp_ns, "seen", subject, data)
+        return RecordDraft("evidence.quarantine", actor, self.timestamp_ns, "seen", subject, data)
 
 
-_RECORDED_ONCE = {"rank_lowered", "identity_conflict", "too_many_gpus", "too_many_spans"}
+_RECORDED_ONCE = {"rank_lowered", "identity_conflict", "too_many_gpus"}
 """Recorded once, even if it happens again."""
-_TYPES = {"counter_reset": "evidence.counter_reset"}
-"""Other kinds are evidence that was not used."""
 
 
 if sys.version_info >= (3, 14):

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import msgspec
 import sqlalchemy as sa
 
+from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import MAX_RECEIPT_CHARACTERS, SentAt
-from railscope_collector.evidence.node_intervals import LATE_NS
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope_collector.ledger.schema import insert_new, key_numbers, make_append_only, metadata
@@ -41,7 +41,7 @@ receipt_keys = sa.Table(
 make_append_only(receipt_keys)
 
 
-MAX_RECEIPT_AGE_NS = LATE_NS
+MAX_RECEIPT_AGE_NS = 3_600 * SECOND_NS
 """An older receipt has no effect: a node could otherwise report facts that it withheld as if they were timely."""
 
 

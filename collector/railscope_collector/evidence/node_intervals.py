@@ -1,29 +1,21 @@
-"""Facts from a node's envelopes: metering facts in intervals, and receipts.
+"""Facts from a node's envelopes for metering, in quarters.
 
-An interval has the metering facts from a node's frames of 15 minutes. Intervals are divided by the node's
-boot clock. Timestamps are on the collector's clock: the boot clock determines the age of a frame, however
-wrong the node's wall clock is. Of each 30 seconds of the boot clock the first reading of every counter is
-stored, so the result does not depend on the transport of frames.
-
-Receipts are the first contact with a node and its GPUs, and the limit of late reports. Nothing is
-observed before the first accepted frame of a node, and of a GPU in it: any holder of a node's token
-could invent it. Late reports of claims are pending review. An agent that was offline sends its
-spool in order, oldest first: only envelopes with a current frame count as the previous one, so its
-reports of the time offline are trusted for as long as `MAX_AGE_NS`.
+A quarter has the metering facts from a node's frames of 15 minutes, by the node's boot clock. Timestamps are on the
+collector's clock: the boot clock determines the age of a frame, however wrong the node's wall clock is. Of each 30 seconds
+of the boot clock the first reading of every counter is stored, so the result does not depend on the transport of frames.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import chain
-from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
-from railscope.timestamps import FOREVER_NS, SECOND_NS
-from railscope.wire import Envelope, SentAt
+from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.fleet.shape_columns import CounterSubject, ReportedMigInstance
 from railscope_collector.metering.observation import GAP_NS
 
@@ -31,8 +23,6 @@ from railscope_collector.metering.observation import GAP_NS
 GRID_NS = 30_000_000_000
 INTERVAL_CELLS = 30
 INTERVAL_NS = GRID_NS * INTERVAL_CELLS
-MAX_DOUBTS = 256
-"""Maximum per interval for single GPUs; further ones apply to all GPUs of the node."""
 
 
 class SampleSpan(msgspec.Struct, array_like=True, order=True, gc=False):
@@ -75,19 +65,6 @@ def add_spans(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> bool:
 def add_span(spans: list[SampleSpan], new: SampleSpan) -> bool:
     """Add one span; see `add_spans`."""
     return add_spans(spans, (new,))
-
-
-def trusted_start(spans: Sequence[SampleSpan], known_ns: int, new_ns: int, first_ns: int) -> int:
-    """Return the trusted start of a boot, once samples are added to `spans`.
-
-    `known_ns` is that of `spans` (0: their first sample); `first_ns` and `new_ns` are the first of
-    the new samples and their trusted start, which is later if they were reported late. 0: the first
-    of all samples.
-    """
-    if spans:
-        new_ns = min(new_ns, known_ns or spans[0].first_ns)
-        first_ns = min(first_ns, spans[0].first_ns)
-    return new_ns if new_ns > first_ns else 0
 
 
 def copy_times(spans: Iterable[SampleSpan]) -> list[SampleSpan]:
@@ -147,7 +124,7 @@ class ReportedGpu(msgspec.Struct, array_like=True):
     sku: str = ""
     spans: list[SampleSpan] = []
     trusted_start_ns: int = 0
-    """The trusted start of the boot; 0: its first sample here."""
+    """Of release 0.3.0: the time from which the start of the boot counted; 0 for no limit."""
 
 
 class CounterReading(msgspec.Struct, array_like=True, order=True, gc=False):
@@ -172,20 +149,6 @@ class CounterSeries(msgspec.Struct, array_like=True):
             self.cells[number] = cell
 
 
-class SuspectPeriod(msgspec.Struct, array_like=True, order=True, gc=False):
-    """Evidence of a period that was received while the collector's clock was suspect.
-
-    `since_ns` is the start of the suspect time by the clock of that time, `delta_ns` the shift to later times that a
-    decision applied; 0 if the clock returned. `gpu` is empty for all that the node reported.
-    """
-
-    since_ns: int
-    delta_ns: int
-    gpu: str
-    first_ns: int
-    last_ns: int
-
-
 class LayoutSpans(msgspec.Struct, array_like=True):
     """A MIG layout of a GPU, and the spans in which frames showed it."""
 
@@ -206,7 +169,8 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
     """Time in which the node reported anything but GPUs."""
     series: dict[str, CounterSeries] = {}
     layouts: dict[str, list[LayoutSpans]] = {}
-    doubts: list[SuspectPeriod] = []
+    former: list[Any] = []
+    """Marks of release 0.3.0, which have no effect."""
     valueless: dict[str, list[SampleSpan]] = {}
     """Time in which a GPU was listed in frames of which some have no value of it."""
 
@@ -224,11 +188,6 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         if self._is_extended(gpu_record, new):
             add_spans(gpu_record.spans, new.spans)
             return
-        first_ns = new.spans[0].first_ns
-        trusted_start_ns = max(new.trusted_start_ns, first_ns)
-        gpu_record.trusted_start_ns = trusted_start(
-            gpu_record.spans, gpu_record.trusted_start_ns, trusted_start_ns, first_ns
-        )
         gpu_record.received_ns = min(gpu_record.received_ns, new.received_ns)
         # The larger of two reports, so that the result does not depend on the order of frames.
         gpu_record.rail, gpu_record.sku = (
@@ -241,8 +200,7 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
     def _is_extended(gpu_record: ReportedGpu, new: ReportedGpu) -> bool:
         """True if new samples only continue the known ones."""
         return (
-            gpu_record.trusted_start_ns == 0
-            and len(gpu_record.spans) > 0
+            len(gpu_record.spans) > 0
             and does_continue(gpu_record.spans[-1], new.spans[0])
             and gpu_record.received_ns <= new.received_ns
             and (gpu_record.rail, gpu_record.sku) == (new.rail, new.sku)
@@ -260,23 +218,6 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         layouts.append(LayoutSpans(parts, copy_times([span])))
         # Sorted, as the order of frames must not change the encoding.
         layouts.sort(key=lambda layout: layout.parts)
-
-    def mark_suspect(self, new: SuspectPeriod) -> None:
-        """Mark evidence that was received while the collector's clock was suspect."""
-        self.cover(new.first_ns, new.last_ns)
-        if len(self.doubts) >= MAX_DOUBTS:
-            # A mark for all GPUs is more than needed, and never less.
-            new.gpu = ""
-        for period in self.doubts:
-            if (period.since_ns, period.delta_ns, period.gpu) == (
-                new.since_ns,
-                new.delta_ns,
-                new.gpu,
-            ):
-                period.first_ns = min(period.first_ns, new.first_ns)
-                period.last_ns = max(period.last_ns, new.last_ns)
-                return
-        self.doubts.append(new)
 
     def list_valueless(self, gpu: str, spans: Sequence[SampleSpan]) -> None:
         """Record that a GPU was listed without a value; `spans` may be shared: they are copied."""
@@ -299,35 +240,8 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
             gpus=dict(sorted(self.gpus.items())),
             series=series,
             layouts=dict(sorted(self.layouts.items())),
-            doubts=sorted(self.doubts),
             valueless=dict(sorted(self.valueless.items())),
         )
-
-
-def read_counters(interval: EvidenceInterval) -> Iterator[CounterSubject]:
-    """Yield the counters with a reading in an interval."""
-    for series in interval.series.values():
-        for column, counter in enumerate(series.counters):
-            if any(_has_value(cell, column) for cell in series.cells.values()):
-                yield counter
-
-
-def read_times(interval: EvidenceInterval) -> Iterator[tuple[CounterSubject, int]]:
-    """Yield the timestamps of all readings in an interval, each with its counter, in no order."""
-    for series in interval.series.values():
-        for column, counter in enumerate(series.counters):
-            for cell in series.cells.values():
-                if _has_value(cell, column):
-                    yield counter, cell.timestamp_ns
-
-
-def _has_value(cell: CounterReading, column: int) -> bool:
-    """True if a column of a reading has a value: no other number is negative."""
-    return cell.values[8 * column + 7] < _SIGN
-
-
-_SIGN = 0x80
-"""Highest bit of the last byte, as numbers are little-endian."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -346,97 +260,7 @@ def decode_interval(content: bytes) -> EvidenceInterval:
 
 TOLERANCE_NS = 120 * SECOND_NS
 """Time before its first receipt in which a GPU may be observed: the content of the first envelopes."""
-LATE_NS = 3_600 * SECOND_NS
-"""Maximum time that a claim may reach back before the previous envelope of its node."""
-MAX_AGE_NS = 72 * LATE_NS
+MAX_AGE_NS = 72 * HOUR_NS
 """Maximum time that any fact may reach back before its receipt."""
-MAX_PCI_CHARACTERS = 64
-"""Of a PCI address, which is part of a key in the database; longer ones are cut off."""
 MAX_GPUS = 256
 """GPUs that a node may ever have reported; further ones are not accepted as evidence."""
-
-MAX_REPORT_SPANS = 4096
-"""Maximum number of spans of a node's reports; they show that a GPU has left it."""
-
-
-class FirstContact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """First receipt of a frame with a GPU in it from a node, and the GPU's PCI address there."""
-
-    received_ns: int
-    pci: str = ""
-
-
-class NodeReceipts(msgspec.Struct, array_like=True):
-    """Receipts of one node: the last envelope with a current frame (0: none), and its GPUs."""
-
-    current_ns: int = 0
-    gpus: dict[str, FirstContact] = {}
-    reports: list[SampleSpan] = []
-    """Time in which the node reported anything: the newest spans."""
-
-    def horizon_ns(self, received_ns: int, first_age_ns: int = MAX_AGE_NS) -> int:
-        """Return the timestamp from which an envelope's claims and ends are trusted.
-
-        `first_age_ns` is their maximum age in the first envelope of a node.
-        """
-        if not self.current_ns:
-            return received_ns - first_age_ns
-        # The collector's clock may have been set back since the previous envelope.
-        previous_ns = min(self.current_ns, received_ns)
-        return max(previous_ns - LATE_NS, received_ns - MAX_AGE_NS)
-
-    def receive(self, received_ns: int, sent: SentAt, envelope: Envelope) -> None:
-        """Record an envelope, after its content was recorded."""
-        for batch in envelope.batches:
-            wall_ns, boot_ns = batch.wall_ns, batch.boot_ns
-            if wall_ns and sent.age_ns(envelope.boot_id, wall_ns[-1], boot_ns[-1]) <= LATE_NS:
-                self.current_ns = max(self.current_ns, received_ns)
-                return
-
-    def record_reports(self, spans: Iterable[SampleSpan]) -> None:
-        """Record the time of a node's reports."""
-        add_spans(self.reports, copy_times(spans))
-        # The newest stay: an old one does not show where the GPU is now.
-        del self.reports[:-MAX_REPORT_SPANS]
-
-    def record_contact(self, gpu: str, contact: FirstContact) -> bool:
-        """Record the first receipt of a GPU; true if it is earlier than the recorded one."""
-        existing = self.gpus.get(gpu)
-        if existing is not None and existing <= contact:
-            return False
-        self.gpus[gpu] = contact
-        return True
-
-    def accepts(self, gpu: str) -> bool:
-        """True if the node may report this GPU."""
-        return gpu in self.gpus or len(self.gpus) < MAX_GPUS
-
-
-Contacts = Mapping[str, Mapping[str, FirstContact]]
-"""Contacts by node and GPU."""
-NO_CONTACTS: Contacts = MappingProxyType({})
-_NEVER = FirstContact(FOREVER_NS)
-
-
-def find_new_contacts(receipts: Mapping[str, NodeReceipts], stored: Contacts) -> Contacts:
-    """Return the first contacts of nodes that are not stored, or are earlier than those stored."""
-    found: dict[str, dict[str, FirstContact]] = {}
-    for node, received in receipts.items():
-        existing = stored.get(node, {})
-        new = {gpu: c for gpu, c in received.gpus.items() if c < existing.get(gpu, _NEVER)}
-        if new:
-            found[node] = new
-    return found
-
-
-def floor_ns(contacts: Contacts, gpu: str, node: str, receipts_ns: Iterable[int] = ()) -> int:
-    """Return the timestamp before which a GPU is not observed in a node."""
-    contact = contacts.get(node, {}).get(gpu)
-    receipts = [*receipts_ns, *([contact.received_ns] if contact else ())]
-    return min(receipts, default=0) - TOLERANCE_NS
-
-
-def node_floor_ns(contacts: Contacts, node: str) -> int:
-    """Return the timestamp before which no GPU is observed in a node."""
-    receipts = (contact.received_ns for contact in contacts.get(node, {}).values())
-    return min(receipts, default=0) - TOLERANCE_NS

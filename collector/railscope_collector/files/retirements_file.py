@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import msgspec
-
 from railscope_collector.files.watched_file import (
     SPAN_COLUMNS,
     FileError,
@@ -20,7 +18,6 @@ from railscope_collector.files.watched_file import (
     parse_span,
     read_rows,
 )
-from railscope_collector.metering import evidence, timeline
 
 RETIREMENTS_HEADER = ("gpu", "from", "to", "reason")
 MAX_CHARACTERS = 400
@@ -56,36 +53,6 @@ class RetiredGpus:
             if retirement.start_ns <= timestamp_ns < retirement.end_ns:
                 return retirement
         return None
-
-    def service_stays(
-        self, gpu: str, stays: Iterable[evidence.NodeStay]
-    ) -> tuple[evidence.NodeStay, ...]:
-        """The stays of a GPU without the time in which it is retired."""
-        retired = self.by_gpu.get(gpu, ())
-        if not retired:
-            return tuple(stays)
-        spans = [(row.start_ns, row.end_ns) for row in retired]
-        return tuple(
-            evidence.NodeStay(piece.start_ns, stay.node, piece.end_ns)
-            for stay in stays
-            for piece in timeline.subtract_spans(
-                timeline.TimePiece(stay.start_ns, stay.end_ns, stay), spans
-            )
-        )
-
-    def clip(self, gpu: str, claim: evidence.MeteredClaim) -> Iterator[evidence.MeteredClaim]:
-        """A claim without the time in which its GPU is retired; the part after it is another claim."""
-        spans = [(row.start_ns, row.end_ns) for row in self.by_gpu.get(gpu, ())]
-        for start, end, _ in timeline.subtract_spans(
-            timeline.TimePiece(claim.start_ns, claim.end_ns, claim), spans
-        ):
-            if start == claim.start_ns:
-                yield msgspec.structs.replace(claim, end_ns=end)
-            else:
-                # Metering identifies claims by their id: each part needs its own. The start stays, as it decides the
-                # precedence: an exception to this claim that began later holds again after the retirement.
-                name, from_ns = f"{claim.id}#{start}", max(start, claim.from_ns)
-                yield msgspec.structs.replace(claim, id=name, from_ns=from_ns, end_ns=end)
 
 
 def parse_retirements(text: str) -> RetiredGpus:

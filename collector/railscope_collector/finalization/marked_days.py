@@ -1,32 +1,47 @@
-"""Metering of the days of nodes that facts have marked, and their writing to the ledger as documents."""
+"""Metering of a day of a node that facts have marked, and its writing to the ledger as documents."""
 
 from __future__ import annotations
 
-from railscope_collector.evidence.day_metering import meter_day
-from railscope_collector.evidence.fact_store import FactStore, clear_marks, gpus_on
-from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from railscope_collector.evidence import day_metering, fact_store
+from railscope_collector.evidence.file_versions import AdministratorInputs
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.ledger import day_documents
+from railscope_collector.ledger.ledger_store import Ledger
 
 
-def finalize_marked(
-    store: FactStore, files: AdministratorInputs, days: range, now_ns: int
-) -> int | None:
-    """Meter the marked days of a window, and write those that differ; return the number of new revisions.
+def mark_missing(facts: UsageFacts, ledger: Ledger, days: range) -> None:
+    """Mark the nodes of GPU-days that the ledger does not have: a day that is over needs no fact to be metered.
 
-    Each node and day is one transaction, without a lease: the collector that has the lock reads all facts that were
-    committed, and one that is paused loses its transaction. None if another collector has the lock. Blocks; raises
-    UnusableLedgerError.
+    Blocks; raises UnusableLedgerError.
     """
-    added = 0
-    for node, day in store.marked_days(days):
-        with store.database.transaction(writes=True) as connection:
-            if not day_documents.try_lock_days(connection):
-                return None
-            # First: a mark that is committed after the facts are read stays for the next round.
-            clear_marks(connection, node, day)
-            gpus = gpus_on(connection, node, day)
-            found = store.read_day(connection, gpus, day)
-            metered = [meter_day(gpu, day, found, files) for gpu in gpus]
-            written = day_documents.write_days(connection, metered, now_ns)
-            added += sum(revision.added for revision in written)
-    return added
+    if days:
+        facts.facts.mark_gpus(facts.gpu_days(days) - ledger.final_days(days))
+
+
+def finalize_day(
+    store: fact_store.FactStore,
+    read_files: Callable[[Connection], AdministratorInputs],
+    node_day: tuple[str, int],
+    now_ns: int,
+) -> list[day_documents.WrittenRevision] | None:
+    """Meter a marked day of a node, and write the documents that differ; return the revisions that contain it.
+
+    One transaction, without a lease: the collector that has the lock reads all facts that were committed, and one that is
+    paused loses its transaction. None if another collector has the lock. Blocks; raises UnusableLedgerError,
+    MeteredDayError.
+    """
+    node, day = node_day
+    with store.database.transaction(writes=True) as connection:
+        if not day_documents.try_lock_days(connection):
+            return None
+        # First: a mark that is committed after facts and files are read stays for the next round.
+        fact_store.clear_marks(connection, node, day)
+        files = read_files(connection)
+        gpus = fact_store.gpus_on(connection, node, day)
+        found = store.read_day(connection, gpus, day)
+        meter = day_metering.DayMeter.of_facts(day, found, files)
+        return day_documents.write_days(connection, [*map(meter.meter, gpus)], now_ns)

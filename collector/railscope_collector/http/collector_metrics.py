@@ -47,7 +47,7 @@ class CollectorMetrics:
 
     def cells(self, views: view_refresh.CollectorViews) -> list[view_cells.ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
-        counts, intervals = self.core.counts, self.core.evidence.intervals
+        counts, intervals = self.core.counts, self.core.evidence.quarters
         plain = [
             (catalog.ENVELOPES, counts.envelopes),
             (catalog.FRAMES, counts.frames),
@@ -67,7 +67,6 @@ class CollectorMetrics:
             (catalog.CLAIMS_REJECTED, self.core.evidence.rejected_claims),
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
-            (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
             (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
             (catalog.EVIDENCE_WAITING, len(intervals.by_key) + intervals.on_disk.total()),
             (catalog.EVIDENCE_WAITING_SIZE, self.finalizer.waiting_bytes),
@@ -77,9 +76,6 @@ class CollectorMetrics:
             (catalog.FINALIZED_DAYS, self.finalizer.counts.days),
             (catalog.REVISED_DAYS, self.finalizer.counts.revisions),
             (catalog.REJECTED_DAYS, len(self.finalizer.rejected_days)),
-            (catalog.FINALIZER, int(self.finalizer.lease.term is not None)),
-            (catalog.FINALIZER_EPOCH, self.finalizer.lease.epoch),
-            (catalog.FINALIZER_CHANGES, self.finalizer.lease.changes),
             (catalog.AUDIT_RECORDS, self.trail.log.size),
             (catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (catalog.AUDIT_LOST, self.trail.lost_records),
@@ -93,7 +89,7 @@ class CollectorMetrics:
             for file in self.files.all_files
             if file.path
         ]
-        unplaced = self.finalizer.live.unplaced(views.timestamp_ns)
+        unplaced = self.finalizer.live.unplaced()
         by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
             (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.is_valid)))),
             (

@@ -225,7 +225,7 @@ class Ingest:
             accepted=self.core.accepted_batches(envelope),
             has_statements=bool(envelope.ended or envelope.delivered),
         )
-        unstored = self.core.evidence.intervals.unstored
+        unstored = self.core.evidence.quarters.unstored
         # All frames are durable already, so nothing is written to the log again.
         if not (new_frames or envelope.delivered):
             self.core.record_durable(record, envelope)
@@ -336,9 +336,9 @@ class Ingest:
 
     def _check_evidence(self, node: str) -> None:
         """Reject frames of a node that has used its share of the pending evidence."""
-        intervals = self.core.evidence.intervals
-        share = intervals.share_of_node(self.limits.pending_evidence_intervals)
-        if (pending := intervals.counts[node]) > share:
+        book = self.core.evidence
+        share = book.quarters.share_of_node(self.limits.pending_evidence_intervals)
+        if (pending := book.pending(node)) > share:
             text = (
                 f"{pending} intervals of evidence of {node} wait for the database:"
                 f" expected at most {share}"

@@ -42,7 +42,7 @@ from railscope_collector.http.json_compression import accepts_gzip
 from railscope_collector.http.resource_server import Change, ResourceRequest
 from railscope_collector.http.write_probes import WriteProbe
 from railscope_collector.inventory.inventory_view import inventory_document
-from railscope_collector.metering.tiling import HELD_STATES, SlotState
+from railscope_collector.metering.slot_state import HELD_STATES, SlotState
 from railscope_collector.metering.units import GPU_HOUR, Units, exact
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import all_switches, switch_view

@@ -70,7 +70,7 @@ class InventoryWatch:
                 comparisons.append(comparison)
                 await offer()
         gone: list[GoneGpu] = []
-        for gpu in [gpu for gpu in self.core.evidence.gpus if gpu not in shown]:
+        for gpu in [gpu for gpu in self.core.evidence.places if gpu not in shown]:
             if retired.find_retirement(gpu, now_ns) is None:
                 gone += self._find_gone_gpus(gpu, reported, fresh_from_ns)
             await offer()
@@ -92,9 +92,8 @@ class InventoryWatch:
 
     def _last_sample(self, gpu: str) -> tuple[int, str] | None:
         """Return the time and node of a GPU's last sample."""
-        memory = self.core.evidence.gpus.get(gpu)
-        presences = memory.presences.values() if memory else ()
-        return max(((p.spans[-1].last_ns, p.node) for p in presences if p.spans), default=None)
+        place = self.core.evidence.places.get(gpu)
+        return (place.last_ns, place.node) if place else None
 
     def _find_gone_gpus(
         self, gpu: str, reported: Mapping[str, ReportedDevices], fresh_from_ns: int

@@ -1,7 +1,6 @@
 """Import of job lists into a ledger: the days of every GPU of their jobs.
 
-All time is `inferred`, with the scheduler as node evidence; rating leaves it undecided if no agent
-observed the GPU for more than an hour. An operator without agents may count the scheduler's report
+All time is `inferred`; rating leaves it undecided, as no agent observed the GPU for more than an hour. An operator without agents may count the scheduler's report
 as observation; such days state it as their source.
 
 The ledger is a function of the newest list of each source and period. A list states all jobs of its
@@ -16,22 +15,20 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-import msgspec
 from sqlalchemy import Connection
 
 from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import DAY_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.jobs import gpu_models, imported_lists, job_list, job_metering
 from railscope_collector.jobs.placeholder_gpus import is_placeholder
 from railscope_collector.ledger import (
     day_documents,
-    day_metering,
     ledger_store,
     record_draft,
     transactions,
 )
 from railscope_collector.ledger.day_documents import GpuDay
-from railscope_collector.metering import evidence, observation, timeline, units
+from railscope_collector.metering import evidence, timeline, units
 from railscope_collector.metering.metered_day import MeteredDay
 
 _AT_ONCE = 1000
@@ -223,65 +220,43 @@ class _NewestLists:
             raise imported_lists.JobLedgerError(_conflicting_models(gpu, models, named))
         as_observed = all(self.heads[number].as_observed for number in by_list)
         by_source = {self.heads[number].source: jobs for number, jobs in by_list.items()}
-        listed_evidence = _evidence(gpu, part, by_source)
-        unfinished = {
-            f"{source}/{job.claim}"
-            for source, jobs in by_source.items()
-            for job in jobs
-            if job.unfinished
-        }
-        if as_observed:
-            listed_evidence = as_observed_evidence(listed_evidence)
-        skus = [(0, model) for model in models]
-        metered = day_metering.MeteredGpu.compute(
-            listed_evidence,
-            {},
-            skus,
-            open_claims=unfinished,
-            source=list_source(as_observed=as_observed),
+        # The stay has no end, as the last day ends no claim.
+        nodes = {job.node for jobs in by_source.values() for job in jobs}
+        stay = timeline.TimePiece(part.start * DAY_NS, FOREVER_NS, min(nodes))
+        found = job_metering.claims_timeline(
+            gpu,
+            stay,
+            list(_listed_claims(gpu, part, by_source)),
+            next(iter(models), ""),
+            as_observed=as_observed,
         )
         for day in part:
-            yield metered.day(day)
+            yield found.meter(day, list_source(as_observed=as_observed))
 
 
-def _evidence(
+def _listed_claims(
     gpu: str, span: range, by_source: Mapping[str, Sequence[imported_lists.PlacedJob]]
-) -> evidence.Evidence:
-    """Evidence of a GPU on some days, from the lists of some sources.
-
-    The stay has no end, as the last day ends no claim.
-    """
+) -> Iterator[evidence.MeteredClaim]:
+    """Yield the claims on a GPU on some days, from the lists of some sources."""
     start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
-    nodes = {job.node for jobs in by_source.values() for job in jobs}
-    claims_of_source = [
-        # With the source: two schedulers may use the same job id.
-        (f"{source}/{job.claim}", job)
-        for source, jobs in sorted(by_source.items())
-        for job in jobs
-        if job.start_ns < end_ns and start_ns < job.end_ns
-    ]
-    counted = is_placeholder(gpu)
-    claims = [
-        job_metering.claim_since(
-            job.run_start_ns,
-            evidence.MeteredClaim(
-                ClaimAuthority.SCHEDULER_LIST,
-                job.start_ns,
-                claim,
-                job.tenant,
-                job.end_ns,
-                job.job_id,
-                job.node,
-                slots,
-                slots,
-                assumed=counted,
-                counted=counted,
-            ),
-        )
-        for claim, job in claims_of_source
-        for slots in (job_metering.part_slots(job.part),)
-    ]
-    return job_metering.claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
+    for source, jobs in sorted(by_source.items()):
+        unfinished = {job.claim for job in jobs if job.unfinished}
+        for job in jobs:
+            if job.start_ns < end_ns and start_ns < job.end_ns:
+                claim = evidence.MeteredClaim(
+                    ClaimAuthority.SCHEDULER_LIST,
+                    job.start_ns,
+                    # With the source: two schedulers may use the same job id.
+                    f"{source}/{job.claim}",
+                    job.tenant,
+                    job.end_ns,
+                    job.job_id,
+                    job.node,
+                    job_metering.part_slots(job.part),
+                    counted=is_placeholder(gpu),
+                    is_open=job.claim in unfinished,
+                )
+                yield job_metering.claim_since(job.run_start_ns, claim)
 
 
 def _conflicting_models(gpu: str, models: Iterable[str], lists: Iterable[str]) -> str:
@@ -289,15 +264,3 @@ def _conflicting_models(gpu: str, models: Iterable[str], lists: Iterable[str]) -
         f"conflicting models of {gpu}: {' and '.join(sorted(models))} ({', '.join(sorted(set(lists)))}): expected "
         "one model; fix: name it in the file of --inventory"
     )
-
-
-def as_observed_evidence(gpu_evidence: evidence.Evidence) -> evidence.Evidence:
-    """Evidence with the scheduler's sightings as samples."""
-    periods = timeline.resolve_overlaps(
-        timeline.TimePiece(sighting.start_ns, sighting.end_ns, 0)
-        for sighting in gpu_evidence.sightings
-    )
-    sample_spans = tuple(
-        observation.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in periods
-    )
-    return msgspec.structs.replace(gpu_evidence, sample_spans=sample_spans)

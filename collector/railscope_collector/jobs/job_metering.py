@@ -1,6 +1,6 @@
 """Metering of jobs without samples.
 
-Each GPU of a job has a claim. All held time is inferred, with the scheduler as node evidence. A GPU
+Each GPU of a job has a claim. All held time is inferred. A GPU
 is assumed present from the start of the first job that names it to the end of the last. Of two jobs
 on one GPU the later holds it while it lasts, in order of start and claim id. Times are exact and
 computed with integers only.
@@ -15,10 +15,9 @@ from fractions import Fraction
 import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import FOREVER_NS
 from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob
-from railscope_collector.ledger.day_metering import join_entries
-from railscope_collector.metering import evidence, tiling, units
-from railscope_collector.metering.metered_day import DayPiece
+from railscope_collector.metering import evidence, gpu_timeline, slot_state, timeline, units
 
 
 class MeteredJobs(msgspec.Struct, frozen=True):
@@ -45,10 +44,10 @@ class MeteredJobs(msgspec.Struct, frozen=True):
         return self.held_ns + self.free_ns == self.capacity_ns
 
 
-def job_evidence(
+def job_timelines(
     jobs: Iterable[ListedJob], period: units.Period | None = None
-) -> dict[ListedGpu, evidence.Evidence]:
-    """Evidence of each GPU that the jobs name, in order of GPU.
+) -> dict[ListedGpu, gpu_timeline.GpuTimeline]:
+    """Timeline of each GPU that the jobs name, in order of GPU.
 
     A GPU is present throughout a period, or without one from its first job to its last.
     """
@@ -56,38 +55,32 @@ def job_evidence(
     for job in jobs:
         for gpu in job.gpus:
             by_gpu[gpu].append(job)
-    return {gpu: _evidence(gpu, by_gpu[gpu], period) for gpu in sorted(by_gpu)}
+    return {gpu: _timeline(gpu, by_gpu[gpu], period) for gpu in sorted(by_gpu)}
 
 
-def _evidence(
+def _timeline(
     gpu: ListedGpu, jobs: Sequence[ListedJob], period: units.Period | None
-) -> evidence.Evidence:
+) -> gpu_timeline.GpuTimeline:
     first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
     if period is not None:
         first_ns, last_ns = period.start_ns, period.end_ns
-    stay = evidence.NodeStay(first_ns, gpu.node, last_ns)
-    slots = [part_slots(job.part_on(gpu)) for job in jobs]
-    return claims_evidence(
-        str(gpu),
-        stay,
-        [
-            claim_since(
-                job.run_start_ns,
-                evidence.MeteredClaim(
-                    ClaimAuthority.SCHEDULER_LIST,
-                    job.start_ns,
-                    job.claim,
-                    job.tenant,
-                    job.end_ns,
-                    job.id,
-                    gpu.node,
-                    job_slots,
-                    job_slots,
-                ),
-            )
-            for job, job_slots in zip(jobs, slots, strict=True)
-        ],
-    )
+    claims = [
+        claim_since(
+            job.run_start_ns,
+            evidence.MeteredClaim(
+                ClaimAuthority.SCHEDULER_LIST,
+                job.start_ns,
+                job.claim,
+                job.tenant,
+                job.end_ns,
+                job.id,
+                gpu.node,
+                part_slots(job.part_on(gpu)),
+            ),
+        )
+        for job in jobs
+    ]
+    return claims_timeline(str(gpu), timeline.TimePiece(first_ns, last_ns, gpu.node), claims)
 
 
 def claim_since(run_start_ns: int, part: evidence.MeteredClaim) -> evidence.MeteredClaim:
@@ -97,15 +90,32 @@ def claim_since(run_start_ns: int, part: evidence.MeteredClaim) -> evidence.Mete
     return msgspec.structs.replace(part, start_ns=run_start_ns, from_ns=part.start_ns)
 
 
-def claims_evidence(
-    gpu: str, stay: evidence.NodeStay, claims: Sequence[evidence.MeteredClaim]
-) -> evidence.Evidence:
-    """Evidence of a GPU from claims of job lists, with the scheduler as node evidence for each."""
-    node_evidence = evidence.NodeEvidence.SCHEDULER
-    sightings = {
-        evidence.NodeSighting(node_evidence, claim.begins_ns, claim.ceases_ns) for claim in claims
-    }
-    return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
+def claims_timeline(
+    gpu: str,
+    stay: timeline.TimePiece[str],
+    claims: Sequence[evidence.MeteredClaim],
+    model: str = "",
+    *,
+    as_observed: bool = False,
+) -> gpu_timeline.GpuTimeline:
+    """Timeline of a GPU by claims of job lists alone; `as_observed` if these count as observation."""
+    ends: dict[str, int] = {}
+    for claim in claims:
+        ends[claim.id] = min(claim.end_ns, ends.get(claim.id, claim.end_ns))
+    ended = [msgspec.structs.replace(claim, end_ns=ends[claim.id]) for claim in claims]
+    reported = timeline.resolve_overlaps(
+        timeline.TimePiece(claim.begins_ns, claim.end_ns, 0) for claim in claims
+    )
+    never = timeline.TimePiece(-FOREVER_NS, FOREVER_NS, FOREVER_NS)
+    spans = [(piece.start_ns, piece.end_ns) for piece in reported] if as_observed else []
+    unobserved = timeline.subtract_spans(never, spans)
+    return gpu_timeline.GpuTimeline(
+        gpu,
+        [stay],
+        gpu_timeline.place_claims(ended, [stay]),
+        sorted([*unobserved, *(reported if as_observed else ())]),
+        skus=[timeline.TimePiece(0, FOREVER_NS, model)] if model else [],
+    )
 
 
 def part_slots(part: ListedGpuPart) -> units.CapacityRange:
@@ -115,30 +125,23 @@ def part_slots(part: ListedGpuPart) -> units.CapacityRange:
     )
 
 
-def timeline_pieces(gpu_evidence: evidence.Evidence) -> tuple[DayPiece, ...]:
-    """The timeline of a GPU over its whole stay."""
-    (stay,) = gpu_evidence.stays
-    timeline = tiling.GpuTimeline.compute(gpu_evidence, (units.Tiling.COMPUTE,))
-    return join_entries(timeline.entries(stay.start_ns, stay.end_ns))
-
-
 def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
     """The GPU time of every tenant, within a period if there is one.
 
     Jobs have their own start, also before the period: of two jobs on one GPU the later one holds it.
     """
-    evidence_by_gpu = job_evidence(jobs, period)
+    timelines = job_timelines(jobs, period)
     tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
     unplaced: dict[str, Fraction] = defaultdict(Fraction)
     capacity = 0
     free = Fraction(0)
-    for evidence_ in evidence_by_gpu.values():
-        (stay,) = evidence_.stays
+    for found in timelines.values():
+        (stay,) = found.service
         capacity += stay.end_ns - stay.start_ns
-        for piece in timeline_pieces(evidence_):
+        for piece in found.pieces(stay.start_ns, stay.end_ns):
             for part in piece.parts:
                 quantity = Fraction(part.size) * (piece.end_ns - piece.start_ns)
-                if part.state is tiling.SlotState.INFERRED:
+                if part.state is slot_state.SlotState.INFERRED:
                     tenants[part.tenant] += quantity
                 else:
                     free += quantity
@@ -148,7 +151,7 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
                 (part.capacity for part in job.unplaced), Fraction(0)
             )
     return MeteredJobs(
-        gpus=len(evidence_by_gpu),
+        gpus=len(timelines),
         capacity_ns=capacity,
         free_ns=_gpu_ns(free),
         tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},

@@ -24,16 +24,16 @@ import msgspec
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.jobs.job_list import ListedJob
-from railscope_collector.metering import evidence, tiling, units
+from railscope_collector.metering import evidence, slot_state, units
 from railscope_collector.metering.metered_day import DayPart, MeteredDay
 
 _CLAIM_STATES = frozenset(
     {
-        tiling.SlotState.OBSERVED,
-        tiling.SlotState.INFERRED,
-        tiling.SlotState.SYSTEM,
-        tiling.SlotState.MAINTENANCE,
-        tiling.SlotState.DOWN,
+        slot_state.SlotState.OBSERVED,
+        slot_state.SlotState.INFERRED,
+        slot_state.SlotState.SYSTEM,
+        slot_state.SlotState.MAINTENANCE,
+        slot_state.SlotState.DOWN,
     }
 )
 """States of a held slot; scheduler records do not contain the activity of the GPU."""

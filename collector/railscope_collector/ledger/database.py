@@ -229,7 +229,7 @@ class Database:
         version = connection.execute(
             sa.select(sa.func.max(schema.schema_version.c.version))
         ).scalar_one()
-        if version not in {schema.VERSION, schema.ROWS_VERSION}:
+        if version not in {schema.VERSION, schema.DOCUMENTS_VERSION, schema.ROWS_VERSION}:
             message = (
                 f"the ledger {self.name} has schema version {version}: expected {schema.VERSION}; fix:"
                 " run the version of Railscope that wrote it, or use another database"
@@ -240,7 +240,8 @@ class Database:
                 table.create(connection)
         if version == schema.ROWS_VERSION:
             day_documents.add_row_totals(connection)
-            connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
+            new = schema.schema_version.insert()
+            connection.execute(new.values(version=schema.DOCUMENTS_VERSION))
 
     def _missing_ledger(self) -> str:
         return (

@@ -165,20 +165,6 @@ def newest_head(connection: Connection) -> ChainHead | None:
     return ChainHead(row.database_id, row.n, row.head) if row else None
 
 
-def read_added(
-    connection: Connection, kind: str, after: int, max_heads: int
-) -> list[tuple[int, list[str]]]:
-    """Return the next heads after a number, in order, each with the keys of the rows of a kind that it added.
-
-    Heads are committed in the order of their numbers, so that none appears before an earlier one.
-    """
-    query = select(heads.c.n, heads.c.rows).where(heads.c.n > after).order_by(heads.c.n)
-    return [
-        (row.n, [key for of_kind, key, _ in json.loads(row.rows) if of_kind == kind])
-        for row in connection.execute(query.limit(max_heads))
-    ]
-
-
 def database_id(connection: Connection) -> str:
     """Return the identity of the database."""
     query = select(databases.c.database_id).order_by(databases.c.number.desc()).limit(1)

@@ -39,8 +39,6 @@ LEASE_SECONDS = 10.0
 RENEWAL_SECONDS = 3.0
 """Two renewals may fail before the lease expires."""
 
-FINALIZATION = "finalization"
-
 rows = sa.Table(
     "collector_lease",
     schema.metadata,
@@ -50,7 +48,7 @@ rows = sa.Table(
     sa.Column("expires_at", sa.DateTime(timezone=True)),
     sa.Column("processed_ns", sa.BigInteger),
 )
-"""Leases by name; free without `expires_at`. Holders have processed what was recorded up to `processed_ns`.
+"""Leases by name; free without `expires_at`. Releases up to 0.3 wrote `processed_ns`.
 
 The only table of the product with rows that change: nothing is billed from it.
 """
@@ -75,8 +73,6 @@ class LeaseTerm(NamedTuple):
     name: str
     holder: str
     epoch: int
-    processed_ns: int | None
-    """Time up to which earlier holders have processed what was recorded; None if none has."""
 
     def check(self, connection: sa.Connection) -> None:
         """Raise LostLeaseError unless this term lasts; until the transaction ends, the lease is not taken.
@@ -104,16 +100,6 @@ class LeaseTerm(NamedTuple):
                 f"the lease {self.name} has expired: expected a renewal every {RENEWAL_SECONDS:g} s"
             )
             raise LostLeaseError(message)
-
-    def store_progress(self, database: Database, processed_ns: int) -> None:
-        """Store the time up to which the holder has processed what was recorded.
-
-        Blocking; raises LostLeaseError, UnusableLedgerError.
-        """
-        with database.transaction(writes=True) as connection:
-            self.check(connection)
-            changed = sa.update(rows).where(rows.c.name == self.name)
-            connection.execute(changed.values(processed_ns=processed_ns))
 
     def is_row(self) -> Any:
         """Return the condition for the row of the lease in this term."""
@@ -300,7 +286,7 @@ class Lease:
             connection.execute(taken)
         self._renewed_seconds = started_seconds
         self.changes += 1
-        term = LeaseTerm(self.name, self.holder, row.epoch + 1, row.processed_ns)
+        term = LeaseTerm(self.name, self.holder, row.epoch + 1)
         if is_server:
             log.info("lease_taken", lease=self.name, epoch=term.epoch, previous_holder=row.holder)
         return term

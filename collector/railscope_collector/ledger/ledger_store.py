@@ -16,23 +16,6 @@ from railscope_collector.ledger.day_documents import GpuDay, Revision, TotalKey,
 from railscope_collector.metering.metered_day import MeteredDay
 
 
-def last_days(connection: sa.Connection, gpus: Iterable[str] | None = None) -> dict[str, int]:
-    """Return the last day of each GPU that has one, of all GPUs or some."""
-    tables = (
-        (day_documents.ledger_days.c.gpu, day_documents.ledger_days.c.day),
-        (schema.revisions.c.gpu_uuid, schema.revisions.c.day),
-    )
-    last: dict[str, int] = {}
-    groups = [None] if gpus is None else day_documents.split_items(sorted(gpus))
-    for group in groups:
-        for gpu, day in tables:
-            query = sa.select(gpu, sa.func.max(day)).group_by(gpu)
-            some = query if group is None else query.where(gpu.in_(group))
-            for name, newest in connection.execute(some):
-                last[name] = max(newest, last.get(name, newest))
-    return last
-
-
 def accept_any(_: sa.Connection) -> None:
     """Accept a transaction that needs no lease."""
 
@@ -76,21 +59,30 @@ class Ledger:
         with self._transaction() as connection:
             return day_documents.newest_numbers(connection, range(first_day, end_day), named)
 
-    def last_days(self, gpus: Iterable[str]) -> dict[str, int]:
-        """Return the last day of each of some GPUs that have one."""
+    def has_days_before(self, day: int) -> bool:
+        """True if the ledger has an earlier GPU-day."""
         with self._transaction() as connection:
-            return last_days(connection, gpus)
+            return any(
+                connection.execute(sa.select(of.c.day).where(of.c.day < day).limit(1)).first()
+                for of in (day_documents.ledger_days, schema.revisions)
+            )
 
-    def missing_days(self, homes: Mapping[str, Mapping[str, int]], days: range) -> list[GpuDay]:
-        """Return the days of GPUs that the ledger does not have; `homes` has since when they were in nodes."""
-        since_days = {gpu: min(nodes.values()) // DAY_NS for gpu, nodes in homes.items()}
-        present = self.newest(days.start, days.stop)
-        return [
-            GpuDay(gpu, day)
-            for day in days
-            for gpu in sorted(since_days)
-            if since_days[gpu] <= day and GpuDay(gpu, day) not in present
-        ]
+    def final_days(self, days: range) -> set[GpuDay]:
+        """Return the GPU-days with a revision that was recorded after their end; another one is preliminary."""
+        documents, rows = day_documents.ledger_days.c, schema.revisions.c
+        found: set[GpuDay] = set()
+        with self._transaction() as connection:
+            for gpu, day, recorded_ns in (
+                (documents.gpu, documents.day, documents.recorded_ns),
+                (rows.gpu_uuid, rows.day, rows.computed_ns),
+            ):
+                is_final = sa.and_(
+                    day >= days.start, day < days.stop, recorded_ns >= (day + 1) * DAY_NS
+                )
+                found.update(
+                    GpuDay(*row) for row in connection.execute(sa.select(gpu, day).where(is_final))
+                )
+        return found
 
     def finalized_day(self) -> int | None:
         """Return the newest day that was recorded after its end, for any GPU; None if there is none."""

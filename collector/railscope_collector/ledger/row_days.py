@@ -26,7 +26,7 @@ from railscope_collector.metering.metered_day import (
     DayPiece,
     MeteredDay,
 )
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.metering.units import Units, exact
 
 _AT_ONCE = 500

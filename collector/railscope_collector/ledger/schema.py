@@ -22,7 +22,9 @@ from sqlalchemy.types import TypeEngine
 
 from railscope_collector.metering.units import Period
 
-VERSION = 7
+VERSION = 8
+DOCUMENTS_VERSION = 7
+"""Version with GPU-days as documents, whose facts are those of release 0.3.0."""
 ROWS_VERSION = 6
 """Version of releases that wrote GPU-days as rows of slots; `ledger_day` continues their revisions."""
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")

@@ -18,11 +18,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgspec
-
 from railscope.claim_terms import ClaimAuthority
 from railscope_collector.metering import timeline, units
-from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.evidence import MeteredClaim
 
 _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 
@@ -53,53 +51,10 @@ def claim_order(claim: MeteredClaim) -> Precedence:
     return claim.authority, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
 
 
-def resolve_stays(evidence: Evidence) -> list[timeline.TimePiece[NodeStay]]:
-    """Return the node in which the GPU was, without overlap."""
-    return timeline.resolve_overlaps(
-        timeline.TimePiece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays
-    )
-
-
-def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]]:
-    """Return the time in which each claim is in force, with its actual end; in order.
-
-    A claim is in force while the GPU is in its node, or in any node if it names none; it keeps its
-    reported start, which decides its precedence. If the start of one id was reported more than
-    once, each report holds from its own start.
-    """
-    ends: dict[str, int] = {}
-    for claim in evidence.claims:
-        # The earliest end counts, in whatever order the reports arrive.
-        ends[claim.id] = min(claim.end_ns, ends.get(claim.id, claim.end_ns))
-    for release in evidence.releases:
-        if release.claim in ends:
-            ends[release.claim] = min(release.timestamp_ns, ends[release.claim])
-    places = resolve_stays(evidence)
-    pieces: set[timeline.TimePiece[MeteredClaim]] = set()
-    for claim in evidence.claims:
-        ended_claim = msgspec.structs.replace(claim, end_ns=ends[claim.id])
-        own_stays = (place for place in places if claim.node in {"", place.value.node})
-        spans = (
-            (max(ended_claim.begins_ns, stay.start_ns), min(ended_claim.ceases_ns, stay.end_ns))
-            for stay in own_stays
-        )
-        pieces |= {
-            timeline.TimePiece(start, end, ended_claim) for start, end in spans if start < end
-        }
-    return sorted(pieces, key=lambda piece: (_claim_order(piece.value), piece.start_ns))
-
-
-def _claim_order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
-    return claim_order(claim), claim.end_ns, claim.tenant, claim.workload, repr(claim)
-
-
 def allocations(
-    claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
-) -> Iterator[tuple[int, int, Sequence[MeteredClaim], list[HeldSlots]]]:
-    """Yield spans in which no claim begins or ends, with claims in force (greatest first) and held slots.
-
-    `claims` are in ascending precedence, as `claims_in_force` returns them.
-    """
+    claims: Sequence[timeline.TimePiece[MeteredClaim]],
+) -> Iterator[tuple[int, int, list[HeldSlots]]]:
+    """Yield spans in which no claim begins or ends, with the held slots; `claims` are in ascending precedence."""
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for rank, piece in enumerate(claims):
@@ -114,8 +69,7 @@ def allocations(
         for rank in begins.get(now, ()):
             insort(active, rank)
         if active:
-            in_force = _ClaimsInForce(claims, active)
-            yield now, until, in_force, allocate(in_force, tiling)
+            yield now, until, allocate(_ClaimsInForce(claims, active))
 
 
 class _ClaimsInForce(Sequence[MeteredClaim]):
@@ -135,7 +89,7 @@ class _ClaimsInForce(Sequence[MeteredClaim]):
         return self._claims[-self._ranks[index]].value
 
 
-def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[HeldSlots]:
+def allocate(in_force: Sequence[MeteredClaim]) -> list[HeldSlots]:
     """Return the slots held by claims in force, which are given in descending precedence."""
     free = [units.WHOLE]
     allocated: list[HeldSlots] = []
@@ -149,20 +103,20 @@ def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[Hel
             position += 1
         claim = waiting.popleft()
         if claim.exclusive:
-            taken, free = _take_slots(free, claim.slots(tiling))
+            taken, free = _take_slots(free, claim.compute)
             allocated += (HeldSlots(slots, claim) for slots in taken)
             continue
         # All of this authority: members of the claim's group may stand below exclusive claims.
         while position < len(in_force) and in_force[position].authority is claim.authority:
             waiting.append(in_force[position])
             position += 1
-        group, waiting = _group(claim, waiting, tiling)
-        free = _divide_group(group, tiling, free, allocated)
+        group, waiting = _group(claim, waiting)
+        free = _divide_group(group, free, allocated)
     return allocated
 
 
 def _group(
-    first: MeteredClaim, following: Iterable[MeteredClaim], tiling: units.Tiling
+    first: MeteredClaim, following: Iterable[MeteredClaim]
 ) -> tuple[list[MeteredClaim], deque[MeteredClaim]]:
     """Return the group of a shared claim among those of its authority, and the other claims.
 
@@ -170,7 +124,7 @@ def _group(
     """
     group, remaining, taken = [first], deque[MeteredClaim](), set[units.CapacityRange]()
     for claim in following:
-        slots = claim.slots(tiling)
+        slots = claim.compute
         if claim.exclusive or any(slots_intersect(slots, other) for other in taken):
             remaining.append(claim)
         else:
@@ -187,7 +141,6 @@ def slots_intersect(slots: units.CapacityRange, other: units.CapacityRange) -> b
 
 def _divide_group(
     group: Sequence[MeteredClaim],
-    tiling: units.Tiling,
     free: list[units.CapacityRange],
     allocated: list[HeldSlots],
 ) -> list[units.CapacityRange]:
@@ -197,9 +150,9 @@ def _divide_group(
     that was held: a share that it displaces takes a slot above, up to the end of the device's
     remainder.
     """
-    devices = sorted({claim.slots(tiling) for claim in group}, key=lambda s: (s.high - s.low, s))
+    devices = sorted({claim.compute for claim in group}, key=lambda s: (s.high - s.low, s))
     for device in devices:
-        members = [claim for claim in group if claim.slots(tiling) == device]
+        members = [claim for claim in group if claim.compute == device]
         left, free = _take_slots(free, device)
         sizes = shared_sizes(members, device, total_size(left))
         # Oldest first from the lowest slot: a later claim moves none of those that held before it.
@@ -264,39 +217,3 @@ def _take_lowest(
         if cut < slots.high:
             rest.append(units.CapacityRange(cut, slots.high))
     return taken, rest
-
-
-def divide_claims(
-    claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
-) -> list[timeline.TimePiece[tuple[HeldSlots, ...]]]:
-    """Return the held slots over time, in ascending slots; time without claims is omitted."""
-    pieces: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
-    for now, until, _, held_slots in allocations(claims, tiling):
-        timeline.append_piece(
-            pieces, timeline.TimePiece(now, until, tuple(_join_slots(held_slots)))
-        )
-    return pieces
-
-
-def _join_slots(held_slots: Iterable[HeldSlots]) -> list[HeldSlots]:
-    """Return held slots in ascending order; neighbouring slots of one claim are joined."""
-    joined: list[HeldSlots] = []
-    for slots, claim in sorted(held_slots, key=lambda part: part.slots):
-        if joined and joined[-1].claim is claim and joined[-1].slots.high == slots.low:
-            slots = units.CapacityRange(joined.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
-        joined.append(HeldSlots(slots, claim))
-    return joined
-
-
-def fill_free_slots(
-    held_slots: Iterable[HeldSlots],
-) -> Iterator[tuple[units.CapacityRange, MeteredClaim | None]]:
-    """Yield all slots of a GPU in order, with the claim that holds them; None for free slots."""
-    next_slot: units.Units = units.WHOLE.low
-    for slots, claim in held_slots:
-        if next_slot < slots.low:
-            yield units.CapacityRange(next_slot, slots.low), None
-        yield slots, claim
-        next_slot = slots.high
-    if next_slot < units.WHOLE.high:
-        yield units.CapacityRange(next_slot, units.WHOLE.high), None

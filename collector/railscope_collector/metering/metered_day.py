@@ -17,7 +17,7 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.evidence import NodeEvidence
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.metering.units import Units, exact
 
 UNATTRIBUTED, IDLE, ABSENT = "unattributed", "idle", "absent"
@@ -108,6 +108,12 @@ class UnmeteredClaim(msgspec.Struct, frozen=True, order=True, omit_defaults=True
     tenant: str
     reason: str
     workload: str = ""
+    size: Any = GPU_CAPACITY
+    """Units that it claims."""
+
+    def __post_init__(self) -> None:
+        """Convert a size that was read from JSON."""
+        force_setattr(self, "size", _read_units(self.size))
 
 
 class MeteredDay(msgspec.Struct, frozen=True, gc=False):

@@ -10,8 +10,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope_collector.metering import timeline
@@ -34,22 +32,6 @@ class BootSampleSpan(msgspec.Struct, frozen=True, order=True, gc=False):
 GAP_NS = 30_000_000_000
 QUARANTINE_NS = 60 * SECOND_NS
 """Clock error of a node above which its samples do not count; its claims do (docs/metering.md)."""
-
-
-def join_samples(
-    boot: str, timestamps_ns: NDArray[np.int64], uncertainty_ns: int = 0
-) -> list[BootSampleSpan]:
-    """Return the spans of the samples of one boot, which may be in any order."""
-    ordered_ns = np.sort(timestamps_ns, kind="stable")  # np.unique hashes, 100 times as expensive
-    if not len(ordered_ns):
-        return []
-    breaks = np.flatnonzero(np.diff(ordered_ns) > GAP_NS)
-    firsts = ordered_ns[np.concatenate(([0], breaks + 1))].tolist()
-    lasts = ordered_ns[np.concatenate((breaks, [len(ordered_ns) - 1]))].tolist()
-    return [
-        BootSampleSpan(boot, first, last, uncertainty_ns)
-        for first, last in zip(firsts, lasts, strict=True)
-    ]
 
 
 def join_sample_spans(parts: Iterable[BootSampleSpan]) -> list[BootSampleSpan]:

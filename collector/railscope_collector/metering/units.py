@@ -2,8 +2,7 @@
 
 Every sum is exact. A timestamp is in integer nanoseconds since the UTC epoch; intervals and
 periods are half-open. A GPU has 840 units of capacity, the least common multiple of 1 to 8, so
-that MIG slices are whole; shares of a GPU are exact fractions of a unit. Capacity is tiled twice,
-once for compute and once for memory.
+that MIG slices are whole; shares of a GPU are exact fractions of a unit.
 
 A period of whole days has a name: `2026-10` for a month, `2026-10-01..2026-10-15` for days, both
 included, in UTC.
@@ -15,7 +14,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -23,9 +21,8 @@ from railscope import convert_errors
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS, HOUR_NS, from_datetime, parse_date, to_datetime
 
-# Both divisions have no remainder: seven compute slices and eight memory slices are whole units.
 COMPUTE_SLICE = GPU_CAPACITY // 7
-MEMORY_SLICE = GPU_CAPACITY // 8
+"""Whole units: GPUs with MIG have seven compute slices."""
 GPU_HOUR = GPU_CAPACITY * HOUR_NS
 
 Name = TypeVar("Name", bound=str)
@@ -52,15 +49,8 @@ def round_parts(parts: Mapping[Name, Fraction], total: int) -> dict[Name, int]:
     return rounded
 
 
-class Tiling(StrEnum):
-    """The resource of a GPU that is divided."""
-
-    COMPUTE = "compute"
-    MEMORY = "memory"
-
-
 class CapacityRange(NamedTuple):
-    """A range [low, high) of a GPU's capacity, in one tiling."""
+    """A range [low, high) of a GPU's capacity."""
 
     low: Units
     high: Units
@@ -72,11 +62,6 @@ WHOLE = CapacityRange(0, GPU_CAPACITY)
 def compute_slices(first: int, count: int) -> CapacityRange:
     """Return the slots of `count` MIG compute slices, of which a GPU has seven."""
     return check_slots(CapacityRange(first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE))
-
-
-def memory_slices(first: int, count: int) -> CapacityRange:
-    """Return the slots of `count` MIG memory slices, of which a GPU has eight."""
-    return check_slots(CapacityRange(first * MEMORY_SLICE, (first + count) * MEMORY_SLICE))
 
 
 def check_slots(slots: CapacityRange) -> CapacityRange:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from railscope import log_output
 from railscope.device_names import Names
 from railscope.wire import Batch, Envelope, WireEntity
-from railscope_collector.evidence import evidence_book, first_receipts
+from railscope_collector.evidence import first_receipts, open_quarters
 from railscope_collector.fleet import fleet as fleets, recent_events
 from railscope_collector.fleet.names import KnownSchema
 from railscope_collector.fleet.schemas import StoredSchemas
@@ -60,7 +60,7 @@ class CollectorState:
     schemas: StoredSchemas
     fleet: fleets.Fleet = field(default_factory=fleets.Fleet)
     received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
-    evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
+    evidence: open_quarters.OpenQuarters = field(default_factory=open_quarters.OpenQuarters)
     receipts: first_receipts.ReceiptSigner = field(default_factory=first_receipts.ReceiptSigner)
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """UUID of the GPU on each rail, by node."""
@@ -174,9 +174,6 @@ class CollectorState:
         fresh_batches = [pair for pair in known_batches if new_by_batch[id(pair[0])]]
         yield from self._record_evidence(record, envelope, fresh_batches)
         yield from self._record_frames(record, envelope, known_batches, new_by_batch)
-        # The receipt counts also if all frames are duplicates: the node was in contact.
-        if envelope.node not in self.fleet.switches:
-            self.evidence.receive(record.as_first_received, envelope)
         yield
 
     def _record_frames(

@@ -13,7 +13,13 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from railscope import wire
-from railscope_collector.evidence import claim_events, evidence_memory, node_intervals
+from railscope_collector.evidence import (
+    claim_events,
+    node_intervals,
+    open_claims,
+    open_quarters,
+    quarter_memory,
+)
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.framelog.received_frames import ReceivedRun
 from railscope_collector.state.collector_state import CollectorState
@@ -38,22 +44,49 @@ class NodePart(msgspec.Struct, array_like=True, tag=True):
     name: str
     runs: dict[str, ReceivedRun]
     memory: NodeMemory | None
-    receipts: node_intervals.NodeReceipts = msgspec.field(
-        default_factory=node_intervals.NodeReceipts
-    )
+
+
+class FormerPresence(msgspec.Struct, array_like=True):
+    """Samples of a GPU in one boot of a node, as release 0.3.0 stored them."""
+
+    node: str
+    boot: str
+    received_ns: int
+    spans: list[node_intervals.SampleSpan] = []
+
+
+class FormerMemory(msgspec.Struct):
+    """Samples and claims of a GPU, as release 0.3.0 stored them."""
+
+    presences: dict[str, FormerPresence] = {}
+    told: list[claim_events.ReportedClaim] = []
+    ended: list[claim_events.ReportedEnd] = []
 
 
 class GpuPart(msgspec.Struct, array_like=True, tag=True):
-    """Facts about a GPU's time."""
+    """Facts about a GPU's time in a snapshot of release 0.3.0."""
 
     uuid: str
-    memory: evidence_memory.GpuMemory
+    memory: FormerMemory
+
+
+class ClaimsPart(msgspec.Struct, array_like=True, tag=True):
+    """Claims in force of a node."""
+
+    node: str
+    claims: open_claims.NodeClaims
+
+
+class PlacesPart(msgspec.Struct, array_like=True, tag=True):
+    """Nodes that have GPUs: a GPU that its node no longer lists stays known after a restart."""
+
+    places: dict[str, open_quarters.GpuPlace]
 
 
 class IntervalPart(msgspec.Struct, array_like=True, tag="ChunkPart"):
     """Metering facts from a node's frames of some time."""
 
-    interval: evidence_memory.IntervalInMemory = msgspec.field(name="kept")
+    interval: quarter_memory.QuarterInMemory = msgspec.field(name="kept")
 
 
 class FactsPart(msgspec.Struct, array_like=True, tag=True):
@@ -69,7 +102,9 @@ class EventsPart(msgspec.Struct, array_like=True, tag=True):
     events: list[tuple[str, str, wire.WireEvent]]
 
 
-SnapshotPart: TypeAlias = NodePart | GpuPart | IntervalPart | FactsPart | EventsPart
+SnapshotPart: TypeAlias = (
+    NodePart | GpuPart | ClaimsPart | PlacesPart | IntervalPart | FactsPart | EventsPart
+)
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[SnapshotPart] = msgspec.msgpack.Decoder(SnapshotPart)
@@ -91,14 +126,15 @@ def make_parts(core: CollectorState) -> Iterator[SnapshotPart]:
     # Copies of the keys, here and below: frames that are applied between two parts change the dictionaries.
     for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes, *core.fleet.switches]):
         runs = core.received.nodes.get(name, {})
-        yield NodePart(name, runs, _memory_of(core, name), book.node(name))
-    for uuid in list(book.gpus):
-        yield GpuPart(uuid, book.gpu(uuid))
-    for key in list(book.intervals.by_key):
+        yield NodePart(name, runs, _memory_of(core, name))
+    for name, claims in list(book.claims.nodes.items()):
+        yield ClaimsPart(name, claims)
+    for gpus in _groups(list(book.places)):
+        yield PlacesPart({gpu: book.places[gpu] for gpu in gpus})
+    for key in list(book.quarters.by_key):
         # It may have been written to the database since the keys were copied.
-        if interval := book.intervals.by_key.get(key):
+        if interval := book.quarters.by_key.get(key):
             yield IntervalPart(interval)
-    # After the GPUs: a stored claim that is not among these is in the database.
     for facts in _groups(list(book.unwritten)):
         yield FactsPart(
             [fact for fact in facts if isinstance(fact, claim_events.ReportedClaim)],
@@ -130,15 +166,21 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
 
 def restore_state(core: CollectorState, parts: Iterable[SnapshotPart]) -> None:
     """Restore an empty core from all parts of a snapshot."""
-    gpus: dict[str, evidence_memory.GpuMemory] = {}
-    intervals: list[evidence_memory.IntervalInMemory] = []
+    claims: dict[str, open_claims.NodeClaims] = {}
+    places: dict[str, open_quarters.GpuPlace] = {}
+    former: list[GpuPart] = []
+    intervals: list[quarter_memory.QuarterInMemory] = []
     facts: list[claim_events.ClaimFact] = []
     for part in parts:
         match part:
             case NodePart():
                 _restore_node(core, part)
             case GpuPart():
-                gpus[part.uuid] = part.memory
+                former.append(part)
+            case ClaimsPart():
+                claims[part.node] = part.claims
+            case PlacesPart():
+                places |= part.places
             case IntervalPart():
                 intervals.append(part.interval)
             case FactsPart():
@@ -146,13 +188,27 @@ def restore_state(core: CollectorState, parts: Iterable[SnapshotPart]) -> None:
             case EventsPart():
                 for node, boot_id, event in part.events:
                     core.add_event(SeenEvent(node, boot_id, event))
-    # Last: claims refer to GPUs and intervals of all parts.
-    core.evidence.restore(gpus, intervals, facts)
+    core.evidence.restore(intervals, facts, claims, places)
+    _restore_former(core.evidence, former)
+
+
+def _restore_former(book: open_quarters.OpenQuarters, parts: Iterable[GpuPart]) -> None:
+    """Restore boots, places and claims from parts of release 0.3.0."""
+    for part in parts:
+        presences = [presence for presence in part.memory.presences.values() if presence.spans]
+        for presence in sorted(presences, key=lambda presence: presence.spans[-1].last_ns):
+            first_ns, last_ns = presence.spans[0].first_ns, presence.spans[-1].last_ns
+            if book.accepts_gpu(presence.node, part.uuid, last_ns):
+                span = node_intervals.SampleSpan(first_ns, last_ns)
+                book.record_place(presence.node, presence.boot, part.uuid, span)
+        for claim in part.memory.told:
+            book.claims.add(claim, 0)
+        for end in part.memory.ended:
+            book.claims.add(end, 0)
 
 
 def _restore_node(core: CollectorState, part: NodePart) -> None:
     core.received.restore_runs(part.name, part.runs)
-    core.evidence.receipts[part.name] = part.receipts
     if part.memory:
         node = core.fleet.get_or_add_node(part.name)
         node.agent_version = part.memory.agent_version

@@ -9,7 +9,7 @@ collector at each start. It is skipped, counted, and copied to the table `quaran
 eventually.
 
 With a shared database, each acknowledgement names the state directory and a position in it (see
-`railscope_collector.evidence.evidence_memory.UnstoredFacts`). Positions increase from one start to the next by the number of the
+`railscope_collector.evidence.quarter_memory.UnstoredFacts`). Positions increase from one start to the next by the number of the
 start. What a restart read is at the first position of all, so the positions of earlier starts count as stored once the
 database has all of it. An incomplete state gets a new identity: then agents send again what was not stored.
 """
@@ -31,7 +31,7 @@ import structlog
 
 from railscope import envelopes, service, wire
 from railscope_collector.config import IngestLimits
-from railscope_collector.evidence import evidence_memory, waiting_evidence
+from railscope_collector.evidence import quarter_memory, waiting_evidence
 from railscope_collector.fleet.recent_events import SeenEvent, events_of
 from railscope_collector.framelog import segment_files
 from railscope_collector.framelog.framelog import FrameLog
@@ -121,7 +121,7 @@ class StateReader:
         store.create(QUARANTINE)
         ((self.quarantined,),) = store.read("SELECT count(*) FROM quarantined_records") or [(0,)]
         # Before the replay, which would add the same intervals to memory.
-        self.core.evidence.intervals.on_disk = self.waiting.open()
+        self.core.evidence.quarters.on_disk = self.waiting.open()
         self.snapshots.restore()
         self.position = self.snapshots.position
         newest_ns = self._read_received(is_applied=is_shared)
@@ -203,17 +203,14 @@ class StateReader:
         with store.transaction() as connection:
             store.put_document(connection, IDENTITY, msgspec.json.encode(identity))
         book = self.core.evidence
-        unstored = book.intervals.unstored
+        unstored = book.quarters.unstored
         unstored.log, unstored.position = identity.log, 1
-        for interval in book.intervals.by_key.values():
+        for interval in book.quarters.by_key.values():
             unstored.add(interval.interval.node, interval.key)
-        for node in book.intervals.on_disk:
-            unstored.add(node, evidence_memory.ON_DISK)
+        for node in book.quarters.on_disk:
+            unstored.add(node, quarter_memory.ON_DISK)
         for fact in book.unwritten:
             unstored.add(fact.node, fact)
-        # The database may lack first contacts, too.
-        for node in book.receipts:
-            unstored.add(node, evidence_memory.CONTACTS)
         unstored.position = identity.starts * _POSITIONS_OF_A_START
 
     # Live --------------------------------------------------------------------------------------
@@ -230,7 +227,7 @@ class StateReader:
         """Take a record that has become durable; return the positions for its acknowledgement."""
         self._newest = end
         self.core.record_durable(record, envelope if record.has_statements else None)
-        answer = self.core.evidence.intervals.unstored.acknowledge(record.node, is_applied=False)
+        answer = self.core.evidence.quarters.unstored.acknowledge(record.node, is_applied=False)
         number = int(answer.get("position", 0))
         if self._is_behind:
             if number:
@@ -262,7 +259,7 @@ class StateReader:
 
     async def _catch_up(self, slices: TimeSlices) -> None:
         """Read the records after the position from the log, up to its end."""
-        directory, unstored = self.frames.directory, self.core.evidence.intervals.unstored
+        directory, unstored = self.frames.directory, self.core.evidence.quarters.unstored
         follower = LogFollower(directory, self.position, state_directory=directory.parent)
         try:
             while True:
@@ -292,7 +289,7 @@ class StateReader:
             follower.close()
 
     async def _apply(self, item: DurableRecord, slices: TimeSlices) -> None:
-        unstored = self.core.evidence.intervals.unstored
+        unstored = self.core.evidence.quarters.unstored
         if item.end <= self.position:  # it was read from the log
             unstored.end_apply(item.record.node, item.acknowledged)
             return
@@ -312,7 +309,7 @@ class StateReader:
         slices: TimeSlices,
     ) -> str:
         """Apply a record; return the problem if the state does not accept it."""
-        unstored, faults = self.core.evidence.intervals.unstored, self._faults
+        unstored, faults = self.core.evidence.quarters.unstored, self._faults
         steps = self.core.steps(record, envelope)
         while True:
             # Facts are of the position of their acknowledgement, however late they are recorded.

@@ -8,13 +8,13 @@ GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from railscope.claim_terms import ClaimAuthority
-from railscope_collector.metering import holders, tiling
-from railscope_collector.metering.evidence import Evidence, MeteredClaim
-from railscope_collector.metering.units import Tiling, Units, exact
+from railscope_collector.metering import holders
+from railscope_collector.metering.evidence import MeteredClaim
+from railscope_collector.metering.units import CapacityRange, Units, exact
 from railscope_collector.workloads.job_roster import JobHolding, JobKey
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
@@ -24,51 +24,40 @@ _BY_HAND = frozenset({"command", "file"})
 
 
 def find_holdings(
-    evidence: Evidence, entries: Iterable[tiling.TilingEntry], timestamp_ns: int
+    gpu: str,
+    node: str,
+    present: Sequence[MeteredClaim],
+    held: Iterable[tuple[CapacityRange, MeteredClaim]],
 ) -> tuple[JobHolding, ...]:
-    """Return the holdings of a GPU; `entries` are those of the timestamp.
+    """Return the holdings of a GPU in a node, by the claims in force and the slots that they hold.
 
     A claim counts from its start, even if the GPU was first reported later.
     """
-    present = [
-        claim
-        for start_ns, end_ns, claim in holders.claims_in_force(evidence)
-        if start_ns <= timestamp_ns < end_ns
-    ]
-    by_id = {claim.id: claim for claim in present}
-    starts = {claim.id: claim.start_ns for claim in evidence.claims}
     named = [
         claim for claim in present if claim.workload and claim.authority > ClaimAuthority.PROCESS
     ]
-    holdings_by_job: dict[JobKey, JobHolding] = {}
-    for entry in entries:
-        claim = by_id.get(entry.claim)
-        if (
-            entry.tiling is not Tiling.COMPUTE
-            or entry.state not in tiling.HELD_STATES
-            or claim is None
-        ):
-            continue
-        for low, high, naming in _find_named_claims(entry, claim, named):
+    found: dict[JobKey, JobHolding] = {}
+    for slots, claim in held:
+        for low, high, naming in _find_named_claims(slots, claim, named):
             # The job holds it only while both claims are in force.
-            start_ns = max(starts[naming.id], starts[claim.id])
-            job = _job(evidence.gpu, entry.tenant, naming)
-            before = holdings_by_job.get(job, JobHolding(job, entry.node, 0, start_ns))
+            start_ns = max(naming.start_ns, claim.start_ns)
+            job = _job(gpu, claim.tenant, naming)
+            before = found.get(job, JobHolding(job, node, 0, start_ns))
             units, start_ns = exact(before.units + high - low), min(before.start_ns, start_ns)
-            holdings_by_job[job] = JobHolding(job, entry.node, units, start_ns)
-    return tuple(holdings_by_job[job] for job in sorted(holdings_by_job))
+            found[job] = JobHolding(job, node, units, start_ns)
+    return tuple(found[job] for job in sorted(found))
 
 
 def _find_named_claims(
-    entry: tiling.TilingEntry, claim: MeteredClaim, named: Iterable[MeteredClaim]
+    slots: CapacityRange, claim: MeteredClaim, named: Iterable[MeteredClaim]
 ) -> Iterator[tuple[Units, Units, MeteredClaim]]:
-    """Yield the slots of an entry, with the claims that name the job on them."""
+    """Yield parts of held slots, with the claims that name the job on them."""
     if claim.workload:
-        yield entry.slot_lo, entry.slot_hi, claim
+        yield slots.low, slots.high, claim
         return
-    # The claims that name jobs may cover parts of the entry.
-    cuts = {entry.slot_lo, entry.slot_hi}
-    cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
+    # The claims that name jobs may cover parts of the slots.
+    cuts = {slots.low, slots.high}
+    cuts |= {e for c in named for e in c.compute if slots.low < e < slots.high}
     for low, high in pairwise(sorted(cuts)):
         within = [c for c in named if c.compute.low <= low and high <= c.compute.high]
         yield low, high, max(within, key=holders.claim_order, default=claim)

@@ -23,7 +23,7 @@ from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http import web_server
 from railscope_collector.ledger.record_draft import RecordDraft
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.service import Collector
 from railscope_collector.view_refresh import CollectorViews
 
@@ -59,7 +59,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
     async def serve() -> None:
         collector = collector_in(directory)
-        collector.live.is_ready = True
+        collector.live.account = collector.refresher.views.account  # as after the first round
         collector.log.directory.mkdir(parents=True)  # readiness writes to it
         await write_audit_log(collector, DRAFTS)
         server = web_server.WebServer(collector.application, collector.connections)

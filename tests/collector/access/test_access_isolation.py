@@ -33,7 +33,7 @@ from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.ledger.record_draft import RecordDraft
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.service import Collector
 from railscope_collector.view_refresh import CollectorViews
 from railscope_collector.workloads.job_roster import JobHolding, JobKey, JobRoster

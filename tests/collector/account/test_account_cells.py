@@ -23,9 +23,8 @@ from railscope_collector.account.account_sums import (
     gpu_nanoseconds,
 )
 from railscope_collector.files.quotas_file import parse_quotas
-from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CountedQuantity
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 
 HOUR = 3_600_000_000_000
 DAY = 20_700
@@ -70,9 +69,9 @@ def test_cells_have_time_amounts_and_quotas():
         "bob,2.5,month,,2020-01-01T00:00:00Z,\nbob,7,month,,2099-01-01T00:00:00Z,\n"
     )
     amounts = {
-        AmountKey(CountedQuantity.ENERGY, AmountAttribution.ATTRIBUTED, "alice"): 5000,
-        AmountKey(CountedQuantity.MEMORY, AmountAttribution.ATTRIBUTED, "alice"): 3,
-        AmountKey(CountedQuantity.ENERGY, AmountAttribution.IDLE, ""): 77,
+        AmountKey(CountedQuantity.ENERGY, "", "alice"): 5000,
+        AmountKey(CountedQuantity.MEMORY, "", "alice"): 3,
+        AmountKey(CountedQuantity.ENERGY, "idle", ""): 77,
     }
     account = an_account(alice=5, bob=3)
     found = values(tenant_cells(account, amounts, {"alice": 420}, quotas))

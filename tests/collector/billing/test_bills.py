@@ -30,7 +30,7 @@ from railscope_collector.billing.price_book_versions import check_appended
 from railscope_collector.billing.rating import UsageReview, rate
 from railscope_collector.billing.usage import Usage
 from railscope_collector.metering.evidence import NodeEvidence
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.metering.units import Period
 
 USUAL: dict[str, Any] = {

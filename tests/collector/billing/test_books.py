@@ -36,12 +36,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from support import books as world
-from support.books import FIRST_DAY, START, hours
+from support.books import FIRST_DAY, START, AssembledGpu, SimulatedEvidence, hours
+from support.gpu_evidence import ClaimRelease, NodeStay, PartitionLayout
 from support.stories import Story
 
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration, invoices
-from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.charges import PriceUnit
 from railscope_collector.billing.closing_recomputation import recompute_closing
 from railscope_collector.billing.closing_record import ClosingError
@@ -49,24 +49,15 @@ from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.price_book import PriceBookError
 from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.billing.tenant_statements import read_statement
-from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.metering.evidence import (
-    ClaimRelease,
-    GpuOutage,
-    MeteredClaim,
-    MigInstanceSlots,
-    NodeStay,
-    PartitionLayout,
-    SlotReservation,
-)
+from railscope_collector.metering.evidence import GpuOutage, MeteredClaim, SlotReservation
 from railscope_collector.metering.observation import BootSampleSpan
-from railscope_collector.metering.units import compute_slices, memory_slices
+from railscope_collector.metering.units import CapacityRange, compute_slices
 from railscope_collector.tables import metadata
 
 PERIODS = {"1": world.ONE, "2": world.TWO, "3": world.THREE}
-MIG = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
+MIG = compute_slices(0, 3)
 
 
 def span(text: str) -> tuple[int, int]:
@@ -89,7 +80,7 @@ def claim(text: str) -> MeteredClaim:
     more: dict[str, Any] = {}
     for key, value in (option.split("=") for option in options):
         if key == "profile":
-            more |= {"compute": MIG.compute, "memory": MIG.memory}
+            more |= {"compute": MIG, "profile": "3g.40gb"}
         else:
             more[key] = Fraction(value) if key == "share" else value
     more |= {"exclusive": False} if "share" in more else {}
@@ -152,23 +143,19 @@ class Played:
         if "kept" in given:
             tenant, when = given["kept"].split("@")
             more["reservations"] = (SlotReservation(span(when)[0], "kept", tenant, span(when)[1]),)
-        profiles = {
-            one.id: "3g.40gb"
-            for word, one in zip(words, claims, strict=False)
-            if "profile=" in word
-        }
-        if profiles:
-            more["layouts"] = (PartitionLayout(START, "l1", (MIG,)),)
+        if any(one.profile for one in claims):
+            more["layouts"] = (PartitionLayout(START, "l1", ((MIG, CapacityRange(0, 420)),)),)
         one = world.gpu(name, *claims, **more)
         counted = {} if "uncounted" in words else one.counted
-        self.known[name] = AssembledGpu(one.evidence, counted, one.skus, profiles)
+        self.known[name] = AssembledGpu(one.evidence, counted, one.skus)
         self.is_metered = False
 
     def _ends(self, name: str, which: str, time: str) -> None:
         one = self.known[name]
         release = ClaimRelease(which.replace("@", "-"), hours(float(time)))
         evidence = replace(one.evidence, releases=(*one.evidence.releases, release))
-        self.known[name], self.is_metered = replace(one, evidence=evidence), False
+        self.known[name] = AssembledGpu(evidence, one.counted, one.skus)
+        self.is_metered = False
 
     def _days(self, count: str) -> None:
         self.days, self.is_metered = int(count), False
@@ -195,9 +182,8 @@ class Played:
         evidence = SimulatedEvidence(dict(self.known))
         if not self.is_metered:
             days = range(FIRST_DAY, FIRST_DAY + self.days)
-            metered = [one.meter() for one in self.known.values()]
             recorded_ns = (FIRST_DAY + self.days + 1) * DAY_NS
-            written = [each.day(day) for each in metered for day in days]
+            written = [each.day(day) for each in self.known.values() for day in days]
             self.ledger.write_days(written, recorded_ns)
             self.is_metered = True
         return BillingBooks.for_ledger(self.ledger, evidence)

@@ -17,6 +17,8 @@ from support.books import (
     START,
     THREE,
     TWO,
+    AssembledGpu,
+    SimulatedEvidence,
     as_toml,
     evidence_of,
     gpu,
@@ -26,13 +28,13 @@ from support.books import (
 )
 from support.examples import fewer_examples
 from support.exports import parse_csv, write_csv
+from support.gpu_evidence import ClaimRelease
 from support.metered import replica
 from support.statement_readers import from_csv, from_json, total_amount
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
 from railscope_collector.billing import administration, focus_rows, statement_forms
-from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.billing_listing import read_listing
 from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
@@ -44,21 +46,14 @@ from railscope_collector.billing.price_book import Price, PriceBook, Tariff
 from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.billing.undecided_use import merge_reviews
-from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.metering.evidence import (
-    ClaimRelease,
-    GpuOutage,
-    MeteredClaim,
-    SlotReservation,
-)
+from railscope_collector.metering.evidence import GpuOutage, MeteredClaim, SlotReservation
 from railscope_collector.metering.units import (
     WHOLE,
     Period,
     compute_slices,
-    memory_slices,
     parse_period,
     period_name,
 )
@@ -76,11 +71,10 @@ timestamps_ns = st.one_of(
 tenants = st.sampled_from(["team-a", "team-b"])
 parts = st.sampled_from(
     [
-        (WHOLE, WHOLE),
-        (WHOLE, WHOLE),
-        (replica(0, 2), replica(0, 2)),
-        (replica(1, 3), replica(1, 3)),
-        (compute_slices(0, 3), memory_slices(0, 4)),
+        WHOLE,
+        replica(0, 2),
+        replica(1, 3),
+        compute_slices(0, 3),
     ]
 )
 
@@ -90,15 +84,13 @@ def claims(draw: st.DrawFn, number: int) -> MeteredClaim:
     start = draw(timestamps_ns)
     longest = draw(st.sampled_from([1, 40, 120])) * HOUR_NS
     end = draw(st.one_of(st.just(FOREVER_NS), st.integers(start + 1, start + longest)))
-    compute, memory = draw(parts)
     return MeteredClaim(
         ClaimAuthority.SCHEDULER,
         start,
         f"c{number}",
         draw(tenants),
         end,
-        compute=compute,
-        memory=memory,
+        compute=draw(parts),
     )
 
 

@@ -24,7 +24,7 @@ from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.commands.bill import bill
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 from railscope_collector.tables import metadata
 
 

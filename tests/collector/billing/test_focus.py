@@ -33,7 +33,7 @@ from railscope_collector.billing.invoices import (
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
 from railscope_collector.files.seller_file import PayerAccount, Seller
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns

@@ -9,6 +9,7 @@ from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import Connection, delete, select, update
@@ -27,21 +28,20 @@ from support.story import (
     gpus_of,
 )
 
-from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration
 from railscope_collector.billing.invoices import CLOSE_AFTER_NS
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.commands.bill import bill
-from railscope_collector.commands.command_options import read_evidence
-from railscope_collector.evidence import evidence_tables
-from railscope_collector.evidence.evidence_store import EvidenceStore, compress_interval
+from railscope_collector.evidence import fact_store
+from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.evidence.node_intervals import decode_interval, encode_interval
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.fleet.shape_columns import sku_of
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
+from railscope_collector.metering.metered_day import BEFORE_FIRST_REPORT, UnmeteredClaim
 from railscope_collector.metering.units import Period, period_name
 from railscope_collector.tables import metadata
 
@@ -74,27 +74,25 @@ def kept(url: str, directory: Path) -> Ledger:
         ),
     )
     ledger = Ledger.open(url, metadata)
-    store = EvidenceStore(ledger.database)
-    chunks = [one.interval for one in core.evidence.intervals.by_key.values()]
-    store.write(
-        [compress_interval(chunk, encode_interval(chunk)) for chunk in chunks],
-        list(core.evidence.unwritten),
-        lambda: at(0),
-    )
+    chunks = [one.interval for one in core.evidence.quarters.by_key.values()]
+    FactStore(ledger.database).write(chunks, list(core.evidence.unwritten), range(DAY + 3))
+    facts = UsageFacts.of_database(ledger.database)
+    assert facts
     # Each day for itself, as they become due.
     for day in range(DAY - 1, DAY + 3):
-        for name in ("GPU-0", "GPU-1"):
-            known = store.evidence(name, day * DAY_NS, (day + 1) * DAY_NS)
-            gpu = MeteredGpu.compute(known.evidence, known.counted, known.skus, known.profiles)
-            write_day(ledger, gpu.day(day))
+        for metered in facts.meter(day):
+            write_day(ledger, metered)
+    with ledger.database.transaction(writes=True) as connection:
+        for day in range(DAY - 2, DAY + 4):
+            fact_store.clear_marks(connection, "n1", day)
     return ledger
 
 
 def test_reports_of_agents_are_billed(url: str, tmp_path: Path) -> None:
     ledger = kept(url, tmp_path)
-    evidence = read_evidence(ledger.database)
+    evidence = UsageFacts.of_database(ledger.database)
     assert evidence is not None
-    assert evidence.gpus(at(0), at(1)) == ["GPU-0", "GPU-1"]
+    assert {key.gpu for key in evidence.gpu_days(range(DAY, DAY + 1))} == {"GPU-0", "GPU-1"}
     books = BillingBooks.for_ledger(ledger, evidence)
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
@@ -116,28 +114,41 @@ def test_reports_of_agents_are_billed(url: str, tmp_path: Path) -> None:
     ledger.close()
 
 
+def test_time_of_claims_that_hold_no_gpu_is_listed_as_not_billed(url: str, tmp_path: Path) -> None:
+    ledger = kept(url, tmp_path)
+    day = next(iter(ledger.revisions(ledger.newest(DAY, DAY + 1, ["GPU-0"])))).day
+    claim = UnmeteredClaim(at(0), at(1800), "c0", "red", BEFORE_FIRST_REPORT, size=420)
+    write_day(ledger, msgspec.structs.replace(day, unmetered=(claim,)))
+    books = BillingBooks.for_ledger(ledger, UsageFacts.of_database(ledger.database))
+    prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
+    administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
+    (listed,) = books.bill(PERIOD).undecided
+    assert (listed.tenant, listed.claim, listed.gpu_hours) == ("red", "c0", Fraction(1, 4))
+    assert str(listed).endswith("0.25 GPU-hours: before the first report of the GPU")
+    checks = reconcile_period(books, PERIOD, SELLER)
+    assert [check.rule for check in checks if not check.passes] == ["R7"]
+    ledger.close()
+
+
 def forged(connection: Connection) -> None:
     """Other samples under a name that is the hash of what is in the row now."""
-    parts = evidence_tables.evidence_intervals
+    parts = fact_store.quarters
     for row in connection.execute(select(parts).where(parts.c.start_ns >= at(0))).all():
         chunk = decode_interval(zstd.decompress(row.content))
         for sighted in chunk.gpus.values():
             del sighted.spans[:]
         content = encode_interval(chunk)
-        values = {"part": sha256(content).hexdigest(), "content": zstd.compress(content)}
-        connection.execute(update(parts).where(parts.c.part == row.part).values(**values))
+        values = {"quarter": sha256(content).hexdigest(), "content": zstd.compress(content)}
+        connection.execute(update(parts).where(parts.c.quarter == row.quarter).values(**values))
 
 
 def removed(connection: Connection) -> None:
-    connection.execute(
-        delete(evidence_tables.evidence_intervals).where(
-            evidence_tables.evidence_intervals.c.start_ns >= at(0)
-        )
-    )
+    parts = fact_store.quarters
+    connection.execute(delete(parts).where(parts.c.start_ns >= at(0)))
 
 
 def without_claims(connection: Connection) -> None:
-    connection.execute(delete(evidence_tables.reported_claims))
+    connection.execute(delete(fact_store.claims))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 ) -> None:
     """No head covers them: the ledger days that they make again are not those of the ledger."""
     with closing(kept(url, tmp_path)) as ledger:
-        books = BillingBooks.for_ledger(ledger, read_evidence(ledger.database))
+        books = BillingBooks.for_ledger(ledger, UsageFacts.of_database(ledger.database))
         prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
         administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
         checks = reconcile_period(books, PERIOD, SELLER)
@@ -158,7 +169,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
             without_triggers(connection)
             change(connection)
         checks = reconcile_period(
-            BillingBooks.for_ledger(ledger, read_evidence(ledger.database)), PERIOD, SELLER
+            BillingBooks.for_ledger(ledger, UsageFacts.of_database(ledger.database)), PERIOD, SELLER
         )
         (found,) = [check for check in checks if check.rule == "R7"]
         assert not found.passes
@@ -167,5 +178,5 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 
 def test_a_database_without_evidence_has_none(url: str) -> None:
     ledger = Ledger.open(url, metadata)
-    assert read_evidence(ledger.database) is None
+    assert UsageFacts.of_database(ledger.database) is None
     ledger.close()

@@ -16,6 +16,7 @@ from support.books import (
     SKU,
     START,
     TWO,
+    SimulatedEvidence,
     books_after,
     books_with,
     evidence_of,
@@ -24,11 +25,11 @@ from support.books import (
     manager_after,
     released_gpu,
 )
+from support.gpu_evidence import NodeSighting
 from support.metered import write_day
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, HOUR_NS
-from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
 from railscope_collector.billing.reconciliation import (
@@ -39,12 +40,8 @@ from railscope_collector.billing.reconciliation import (
     reconcile_period,
 )
 from railscope_collector.billing.reconciliation_check import ReconciliationCheck
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.evidence import (
-    NodeEvidence,
-    NodeSighting,
-)
+from railscope_collector.metering.evidence import NodeEvidence
 from railscope_collector.metering.observation import BootSampleSpan
 
 
@@ -81,7 +78,7 @@ def test_missing_days_and_gpus_without_evidence_are_differences(ledger: Ledger) 
 def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     red = ALL.assembled["GPU-0"]
-    wrong = MeteredGpu.compute(red.evidence, red.counted, [(0, SKU)]).day(START // DAY_NS)
+    wrong = red.day(START // DAY_NS)
     first, *rest = wrong.amounts
     more = msgspec.structs.replace(first, amount=first.amount + 7)
     write_day(ledger, msgspec.structs.replace(wrong, amounts=(more, *rest)))

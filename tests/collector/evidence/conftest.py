@@ -13,7 +13,6 @@ from support.story import core_in
 from railscope_collector.state.collector_state import CollectorState
 
 sys.path.insert(0, str(Path(__file__).parent))
-from archiving_site import archiving  # noqa: F401 - the fixture
 
 
 @pytest.fixture

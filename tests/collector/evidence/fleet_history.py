@@ -18,7 +18,7 @@ from support.story import (
     ports_of,
 )
 
-from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.file_versions import AdministratorInputs
 from railscope_collector.files import calendar_file, claims_file, retirements_file, tenants_file
 
 LAST = 3600

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.finalizing import FinalizingCollector
 from support.story import DAY, DAY_SECONDS, NodeReporter, claim_ended, claim_started, gpus_of
 
-from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.slot_state import SlotState
 
 HOURS = 3600
 ALICE = {"tenant": "alice"}

@@ -59,7 +59,7 @@ class RandomCluster:
         for second, _, node, frames in self.sent:
             newest = max(f.timestamp.boot_ns for f in frames) / SECOND + node.booted_at
             accept(core, [node.record(frames, max(second, newest))])
-        quarters = [kept.interval for kept in core.evidence.intervals.by_key.values()]
+        quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
         return [*quarters, *core.evidence.unwritten]
 
     def _move(self) -> None:

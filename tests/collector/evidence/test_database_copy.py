@@ -105,8 +105,9 @@ def test_the_copy_has_all_rows_and_continues(state: Path, target: str) -> None:
         )
     ) == {name: f"{count:,}" for name, count in counts.items()}
     for name in (
-        "evidence_part",
-        "evidence_claim",
+        "fact_quarter",
+        "fact_claim",
+        "gpu_state",
         "ledger_day",
         "billing_charge",
         "audit_record",

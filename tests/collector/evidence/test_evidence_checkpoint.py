@@ -47,7 +47,7 @@ def test_facts_during_a_snapshot_are_neither_lost_nor_counted_twice(story, sizes
     assert facts_of(restarted)[0] == facts_of(before)[0]
     assert restarted.evidence.unwritten.keys() == before.evidence.unwritten.keys()
     intervals = [
-        {key: kept.interval.sorted_copy() for key, kept in core.evidence.intervals.by_key.items()}
+        {key: kept.interval.sorted_copy() for key, kept in core.evidence.quarters.by_key.items()}
         for core in (restarted, before)
     ]
     assert intervals[0] == intervals[1]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -16,10 +14,8 @@ from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
-from railscope_collector.evidence import evidence_tables
-from railscope_collector.ledger.database import Database, call_database
+from railscope_collector.evidence import fact_store
 from railscope_collector.ledger.day_documents import ledger_days
-from railscope_collector.tables import metadata
 
 HANGING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'"
 
@@ -37,8 +33,8 @@ async def test_a_gpu_day_that_the_database_rejects_keeps_no_other_from_the_ledge
     with capture_logs() as logs:
         for second in (DAY_SECONDS + 7200, DAY_SECONDS + 7260):
             await site.round(second, everything=True)
-    assert [line["gpu"] for line in logs if line["event"] == "day_write_failed"] == ["GPU-n2"]
-    assert site.finalizer.rejected_days.keys() == {("GPU-n2", DAY)}
+    assert [line["node"] for line in logs if line["event"] == "day_write_failed"] == ["n2"]
+    assert site.finalizer.rejected_days.keys() == {("n2", DAY)}
     assert site.stores.ledger.newest(DAY, DAY + 1).keys() == {("GPU-n1", DAY), ("GPU-n3", DAY)}
     site.permit(ledger_days, "gpu")
     await site.round(DAY_SECONDS + 7320)
@@ -63,7 +59,7 @@ class RejectingCollector(FinalizingCollector):
     """A collector of a shared database, with queries of its test."""
 
     def stored(self, node: str) -> int:
-        return int(self.core.evidence.intervals.unstored.acknowledge(node)["stored"])
+        return int(self.core.evidence.quarters.unstored.acknowledge(node)["stored"])
 
     def values(self, column: sa.Column[str]) -> set[str]:
         """Return the values of a column in the database."""
@@ -100,9 +96,8 @@ def reports(node: str, claim: str) -> Envelopes:
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
-        (evidence_tables.evidence_intervals, "node", "n3"),
-        (evidence_tables.reported_claims, "claim_id", "job-n3"),
-        (evidence_tables.first_contacts, "gpu_uuid", "GPU-n3"),
+        (fact_store.quarters, "node", "n3"),
+        (fact_store.claims, "claim", "job-n3"),
     ],
 )
 async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
@@ -119,17 +114,13 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     positions = {}
     for node in NODES:
         accept(site.core, reports(node, f"job-{node}"))
-        positions[node] = int(site.core.evidence.intervals.unstored.acknowledge(node)["position"])
+        positions[node] = int(site.core.evidence.quarters.unstored.acknowledge(node)["position"])
     with capture_logs() as logs:
         for now in (400, 500):
             await site.round(now)
     assert [line["node"] for line in logs if line["event"] == "evidence_rejected"] == ["n3"]
     assert len(site.finalizer.rejected) == 1
-    for found in (
-        evidence_tables.evidence_intervals,
-        evidence_tables.reported_claims,
-        evidence_tables.first_contacts,
-    ):
+    for found in (fact_store.quarters, fact_store.claims):
         others = set(NODES) - ({"n3"} if found is table else set())
         assert site.values(found.c.node) == others
     assert {node for node in NODES if site.stored(node) < positions[node]} == {"n3"}
@@ -156,7 +147,7 @@ async def test_a_closed_connection_rejects_nothing(
     def end_connection(
         connection: sa.Connection, _cursor: object, statement: str, *_: object
     ) -> None:
-        if "INSERT INTO evidence_part" in statement:
+        if "INSERT INTO fact_quarter" in statement:
             pid = connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
             with psycopg.connect(server.address("postgres"), autocommit=True) as other:
                 other.execute(f"SELECT pg_terminate_backend({pid}, 5000)".encode())
@@ -166,35 +157,4 @@ async def test_a_closed_connection_rejects_nothing(
     sa.event.remove(engine, "before_cursor_execute", end_connection)
     assert not rejecting.finalizer.rejected
     await rejecting.round(600)
-    assert rejecting.values(evidence_tables.evidence_intervals.c.node) == {"n1", "n2"}
-
-
-def contact(gpu: str) -> dict[str, object]:
-    return {"node": "n1", "gpu_uuid": gpu, "heard_ns": 1, "pci": ""}
-
-
-async def test_collectors_that_write_the_same_facts_do_not_deadlock(server: PostgreSQL):
-    """One has the facts in the order of their keys, the other in the reverse order."""
-    database = Database(server.database(), metadata)
-    table, found = evidence_tables.first_contacts, [contact("GPU-1"), contact("GPU-0")]
-
-    def write() -> None:
-        with database.transaction(writes=True) as connection:
-            evidence_tables.insert_new_rows(connection, table, found)
-
-    def is_waiting() -> bool:
-        with database.transaction() as connection:
-            return connection.execute(sa.text(HANGING)).scalar_one() > 0
-
-    with database.transaction(writes=True) as connection:
-        insert = partial(evidence_tables.insert_new_rows, connection, table)
-        insert([contact("GPU-0")])
-        writing = asyncio.create_task(call_database(write))
-        async with asyncio.timeout(60):
-            while not await call_database(is_waiting):
-                pass
-        await call_database(insert, [contact("GPU-1")])
-    await writing
-    with database.transaction() as connection:
-        assert len(connection.execute(sa.select(table)).all()) == len(found)
-    database.close()
+    assert rejecting.values(fact_store.quarters.c.node) == {"n1", "n2"}

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from fact_stores import FILES, HOURS, NOW_NS, TENANTS, begin_days, finalize_marked
 from random_cluster import Fact, RandomCluster, arrivals, received_ns
 from support.story import (
     DAY,
@@ -25,26 +26,16 @@ from support.story import (
 )
 
 from railscope.timestamps import DAY_NS, HOUR_NS
-from railscope_collector.evidence import fact_store
 from railscope_collector.evidence.day_facts import DayFacts
 from railscope_collector.evidence.fact_store import FactStore
-from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.file_versions import FileStore
 from railscope_collector.evidence.node_intervals import EvidenceInterval
-from railscope_collector.files import tenants_file
-from railscope_collector.finalization.marked_days import finalize_marked
+from railscope_collector.finalization.marked_days import finalize_day
 from railscope_collector.ledger import day_documents
 from railscope_collector.ledger.database import Database
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.tables import metadata
 
-TENANTS = """tenant,source,owner,from,to
-red,slurm,acct1,2026-01-01T00:00:00Z,
-blue,slurm,acct2,2026-01-01T00:00:00Z,
-green,slurm,acct2,2026-09-05T10:00:00Z,
-"""
-FILES = AdministratorInputs(tenants=tenants_file.parse_tenants(TENANTS))
-HOURS = 3600
-NOW_NS = at(30 * DAY_SECONDS)
 Stores = Callable[[str], FactStore]
 
 
@@ -52,12 +43,9 @@ Stores = Callable[[str], FactStore]
 def stores() -> Iterator[Stores]:
     """Fact stores by the URLs of their databases."""
     opened: list[FactStore] = []
-    creating = threading.Lock()
 
     def open_store(url: str) -> FactStore:
         database = Database(url, metadata)
-        with creating, database.transaction(writes=True) as connection:
-            fact_store.metadata.create_all(connection)
         opened.append(FactStore(database))
         return opened[-1]
 
@@ -69,13 +57,12 @@ def stores() -> Iterator[Stores]:
 def write(store: FactStore, facts: Sequence[Fact], now_day: int) -> None:
     quarters = [fact for fact in facts if isinstance(fact, EvidenceInterval)]
     claims = [fact for fact in facts if not isinstance(fact, EvidenceInterval)]
-    store.write(quarters, claims, now_day)
+    store.write(quarters, claims, range(now_day))
 
 
 def finalize(store: FactStore, days: range) -> None:
     """Meter days after all of their facts."""
-    for day in days:
-        store.begin_day(day)
+    begin_days(store, days)
     finalize_marked(store, FILES, days, NOW_NS)
 
 
@@ -118,9 +105,8 @@ def test_days_metered_while_facts_arrive_late_are_those_of_all_facts_at_once(
     for hour, arrived in groupby(stored, key=lambda each: each[0] // HOUR_NS):
         now_day = hour * HOUR_NS // DAY_NS
         write(store, [fact for _, fact in arrived], now_day)
-        while begun < now_day:
-            store.begin_day(begun)
-            begun += 1
+        begin_days(store, range(begun, now_day))
+        begun = max(begun, now_day)
         finalize_marked(store, FILES, range(DAY, min(begun, days.stop)), NOW_NS)
     finalize(store, days)
     assert documents(store, days) == expected
@@ -176,7 +162,7 @@ def silent_node() -> list[Fact]:
         events = {begin: [claim]} if begin == HOURS else None
         frames = node.frames(gpus_of("GPU-0"), range(begin, begin + 600, 30), events=events)
         accept(core, [node.record(frames)])
-    quarters = [kept.interval for kept in core.evidence.intervals.by_key.values()]
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
     return [*quarters, *core.evidence.unwritten]
 
 
@@ -218,6 +204,26 @@ def test_a_fact_that_is_stored_while_its_day_is_metered_changes_the_day_in_the_n
     assert documents(other, days) == expected
 
 
+def test_a_day_is_metered_with_the_files_that_removed_its_marks(stores: Stores, url: str):
+    """Another collector stores a file, with its marks, after this one has read which days are marked."""
+    store, days = stores(url), range(DAY, DAY + 1)
+    files = FileStore(store.database)
+    report = claim_started("GPU-0", "a", 0, source="slurm", owner="acct1")
+    node, core = NodeReporter(booted_at=0), temporary_core()
+    frames = node.frames(gpus_of("GPU-0"), range(0, 600, 30), events={0: [report]})
+    accept(core, [node.record(frames)])
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
+    files.write("tenants", TENANTS, lambda: NOW_NS, days)
+    write(store, [*quarters, *core.evidence.unwritten], DAY + 1)
+    ((node_day),) = store.marked_days(days)
+    FileStore(store.database).write("tenants", TENANTS.replace("red", "blue"), lambda: NOW_NS, days)
+    assert files.read_all().tenants
+    finalize_day(store, files.read_in, node_day, NOW_NS)
+    assert store.marked_days(days) == []
+    (day,) = documents(store, days).values()
+    assert {part.tenant for piece in day.pieces for part in piece.parts if part.claim} == {"blue"}
+
+
 def test_a_gpu_that_two_nodes_list_stays_in_the_first_and_the_claim_of_the_other_is_not_metered(
     stores: Stores, url: str
 ):
@@ -229,7 +235,7 @@ def test_a_gpu_that_two_nodes_list_stays_in_the_first_and_the_claim_of_the_other
         for at_once in range(0, len(frames), 20):
             accept(core, [node.record(frames[at_once : at_once + 20])])
     store = stores(url)
-    quarters = [kept.interval for kept in core.evidence.intervals.by_key.values()]
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
     write(store, [*quarters, *core.evidence.unwritten], DAY + 1)
     finalize(store, range(DAY, DAY + 1))
     (day,) = documents(store, range(DAY, DAY + 1)).values()
@@ -251,7 +257,7 @@ def test_a_claim_from_before_the_first_report_of_its_gpu_is_listed_as_not_metere
     frames = node.frames(gpus_of("GPU-0"), range(8 * HOURS, 10 * HOURS, 30), events=events)
     accept(core, [node.record(frames[first : first + 2]) for first in range(0, len(frames), 2)])
     store = stores(url)
-    quarters = [kept.interval for kept in core.evidence.intervals.by_key.values()]
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
     write(store, [*quarters, *core.evidence.unwritten], DAY + 1)
     finalize(store, range(DAY, DAY + 1))
     (day,) = documents(store, range(DAY, DAY + 1)).values()
@@ -259,3 +265,96 @@ def test_a_claim_from_before_the_first_report_of_its_gpu_is_listed_as_not_metere
     (unmetered,) = day.unmetered
     assert unmetered.reason == "before the first report of the GPU"
     assert unmetered.end_ns - unmetered.start_ns == 3 * HOUR_NS
+
+
+def test_days_that_can_no_longer_change_are_not_marked(stores: Stores, url: str):
+    store, facts = stores(url), silent_node()
+    quarters = [fact for fact in facts if isinstance(fact, EvidenceInterval)]
+    claims = [fact for fact in facts if not isinstance(fact, EvidenceInterval)]
+    store.write(quarters, claims, range(DAY + 1, DAY + 2))
+    assert store.marked_days(range(DAY - 9, DAY + 9)) == [("n1", DAY + 1)]
+    # A collector that was stopped until the day could no longer change.
+    store.write((), (), range(DAY + 2, DAY + 3))
+    assert store.marked_days(range(DAY - 9, DAY + 9)) == []
+
+
+def test_the_facts_of_a_day_have_neither_claims_that_ended_before_nor_their_ends(
+    stores: Stores, url: str
+):
+    store, core, node = stores(url), temporary_core(), NodeReporter(booted_at=0)
+    events = {
+        2 * HOURS: [
+            claim_ended("GPU-0", "a", HOURS + 60),
+            claim_started("GPU-0", "a", HOURS, tenant="red"),
+            claim_started("GPU-0", "b", HOURS, tenant="red"),
+        ],
+        DAY_SECONDS + HOURS: [claim_ended("GPU-0", "b", DAY_SECONDS + HOURS)],
+    }
+    frames = node.frames(gpus_of("GPU-0"), range(0, 2 * DAY_SECONDS, HOURS), events=events)
+    accept(core, [node.record([frame]) for frame in frames])
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
+    write(store, [*quarters, *core.evidence.unwritten], DAY + 2)
+    for day, names in ((DAY, {"a", "b"}), (DAY + 1, {"b"}), (DAY + 2, set())):
+        with store.database.transaction() as connection:
+            found = store.read_day(connection, ["GPU-0"], day)
+        assert {claim.id for claim in found.claims["GPU-0"]} == names
+        assert {name for _, _, name in found.ends} == names
+
+
+def listings(*reports: tuple[str, int]) -> list[EvidenceInterval]:
+    """GPU-0 for 10 minutes at each of some times, of nodes that were booted at the beginning."""
+    core = temporary_core()
+    for name, begin in reports:
+        node = NodeReporter(name, f"boot of {name}", f"run {begin}", booted_at=0)
+        frames = node.frames(gpus_of("GPU-0"), range(begin, begin + 600, 30))
+        accept(core, [node.record(frames)])
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
+    return sorted(quarters, key=lambda quarter: quarter.start_ns)
+
+
+def contested(store: FactStore) -> list[tuple[int, str]]:
+    with store.database.transaction() as connection:
+        found = store.read_day(connection, ["GPU-0"], DAY)
+    return [(each.since_ns, each.value) for each in found.contested.get("GPU-0", ())]
+
+
+def test_a_late_quarter_removes_no_contest_of_another_node(
+    stores: Stores, tmp_path: Path, url: str
+):
+    held = [("n1", begin) for begin in range(0, 5 * HOURS, 1800)]
+    facts = listings(*held, ("n2", 5400), ("n2", 2 * HOURS), ("n3", 3 * HOURS))
+    at_once, store = stores(f"sqlite:///{tmp_path / 'whole.db'}"), stores(url)
+    write(at_once, facts, DAY + 1)
+    assert [node for _, node in contested(at_once)] == ["n2", "n3"]
+    late = next(fact for fact in facts if fact.node == "n2")
+    write(store, [fact for fact in facts if fact is not late], DAY + 1)
+    write(store, [late], DAY + 1)
+    assert contested(store) == contested(at_once)
+
+
+def test_a_contest_ends_when_the_gpu_moves_and_may_begin_again(stores: Stores, url: str):
+    # The second node lists the GPU before and after the first one is silent for an hour.
+    facts = listings(("n1", 0), ("n2", 1800), ("n2", 3 * HOURS), ("n1", 3 * HOURS + 900))
+    store = stores(url)
+    write(store, facts[:3], DAY + 1)
+    assert contested(store) == []
+    write(store, facts[3:], DAY + 1)
+    assert [node for _, node in contested(store)] == ["n1"]
+
+
+def test_a_late_quarter_of_the_old_node_changes_a_move_that_began_before_it(
+    stores: Stores, tmp_path: Path, url: str
+):
+    moved = [("n2", begin) for begin in range(2 * HOURS + 600, 5 * HOURS, 600)]
+    facts = listings(("n1", 0), ("n1", 2 * HOURS), ("n1", 9100), *moved)
+    late = [fact for fact in facts if fact.node == "n1"][-1]
+    found = []
+    for url_of_store, first in ((f"sqlite:///{tmp_path / 'whole.db'}", facts), (url, [])):
+        store = stores(url_of_store)
+        write(store, first or [fact for fact in facts if fact is not late], DAY + 1)
+        write(store, [late], DAY + 1)
+        with store.database.transaction() as connection:
+            found.append(store.read_day(connection, ["GPU-0"], DAY).nodes["GPU-0"])
+    assert found[0] == found[1]
+    assert [each.value for each in found[0]] == ["n1", "n2"]
+    assert found[0][1].since_ns > late.start_ns

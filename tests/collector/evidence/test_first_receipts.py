@@ -13,12 +13,12 @@ from support.story import SECOND, NodeReporter, accept, claim_started, core_in, 
 
 from railscope.wire import MAX_RECEIPT_CHARACTERS, SentAt
 from railscope_collector.evidence import node_intervals
-from railscope_collector.evidence.evidence_book import EvidenceBook
 from railscope_collector.evidence.first_receipts import (
     MAX_RECEIPT_AGE_NS,
     FirstReceipt,
     ReceiptSigner,
 )
+from railscope_collector.evidence.open_quarters import OpenQuarters
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.database import Database
 from railscope_collector.tables import metadata
@@ -76,10 +76,10 @@ def test_no_changed_receipt_is_accepted(data: st.DataObject) -> None:
     assert made.verify("n1", b"body", text[:at], NOW) is None
 
 
-def facts_of(book: EvidenceBook) -> tuple[list[bytes], list[object]]:
+def facts_of(book: OpenQuarters) -> tuple[list[bytes], list[object]]:
     """The stored content of all intervals, and the claims."""
     intervals = [
-        node_intervals.encode_interval(found.interval) for found in book.intervals.by_key.values()
+        node_intervals.encode_interval(found.interval) for found in book.quarters.by_key.values()
     ]
     return intervals, list(book.unwritten)
 

@@ -20,7 +20,7 @@ from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.frame import Frame
 from railscope_agent.shipping.delivery_result import EvidenceReceipt
 from railscope_agent.shipping.spool import Spool
-from railscope_collector.evidence import evidence_tables
+from railscope_collector.evidence import fact_store
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
@@ -85,7 +85,7 @@ class Site:
             return False
         collector = self.collectors[self.in_use]
         accept(collector.core, [self.node.record(self.envelopes[oldest[1]], self.now)])
-        answer = collector.core.evidence.intervals.unstored.acknowledge(NODE)
+        answer = collector.core.evidence.quarters.unstored.acknowledge(NODE)
         if is_answered:
             receipt = msgspec.convert(answer, EvidenceReceipt)
             self.spool.receive(oldest[0], receipt, self.now)
@@ -127,14 +127,11 @@ class Site:
         self.removed = len(frames)
         quarantine = EvidenceQuarantine()
         with self.ledger.database.transaction() as connection:
-            intervals = evidence_tables.evidence_intervals.c
-            rows = connection.execute(select(intervals.part, intervals.content)).all()
-            starts = connection.execute(
-                select(evidence_tables.reported_claims.c.claim_id)
-            ).scalars()
-            ends = connection.execute(select(evidence_tables.claim_ends.c.claim_id)).scalars()
+            quarters = fact_store.quarters.c
+            rows = connection.execute(select(quarters.quarter, quarters.content)).all()
+            starts = connection.execute(select(fact_store.claims.c.claim)).scalars()
+            ends = connection.execute(select(fact_store.claim_ends.c.claim)).scalars()
             found = {CLAIM_START_EVENT: set(starts), CLAIM_END_EVENT: set(ends)}
-            contacts = evidence_tables.read_contacts(connection)
         stored = [interval for row in rows if (interval := quarantine.interval(*row))]
         assert not quarantine.rows
         series = [each for interval in stored for each in interval.series.values()]
@@ -142,7 +139,6 @@ class Site:
         assert {frame.timestamp.boot_ns for frame in frames} <= times
         for event in [event for frame in frames for event in frame.events]:
             assert event.entity.key[1] in found[event.event_class]
-        assert "GPU-0" in contacts[NODE]
 
 
 produced = st.tuples(st.just(Site.produce), st.sampled_from([30, 300, 900, 1800]), st.booleans())

@@ -9,8 +9,8 @@ import pytest
 from support import postgresql
 from support.waiting import wait_until
 
-from railscope_collector.evidence.evidence_store import EncodedInterval, EvidenceStore
-from railscope_collector.evidence.node_intervals import FirstContact
+from railscope_collector.evidence.fact_store import FactStore
+from railscope_collector.evidence.node_intervals import EvidenceInterval
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope_collector.tables import metadata
 
@@ -39,20 +39,16 @@ def count_hanging(url: str) -> int:
 END_WAITING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
-@pytest.mark.parametrize("kind", ["interval", pytest.param("contact", marks=pytest.mark.thorough)])
-async def test_facts_that_only_the_primary_has_are_not_stored(kind: str) -> None:
+async def test_facts_that_only_the_primary_has_are_not_stored() -> None:
     """A commit that waited for the standby ended with its connection; its rows are there when it is repeated."""
 
     def write() -> None:
-        if kind == "interval":
-            store.write([EncodedInterval("part", "n1", 0, 1, {}, b"")], [], lambda: 0)
-        else:
-            store.write_contacts({"n1": {"GPU-0": FirstContact(1)}})
+        store.write([EvidenceInterval("n1", "boot", 0, 0, 1)], [], range(1))
 
     with postgresql.running() as server:
         url = server.database()
         database = Database(url, metadata)
-        store = EvidenceStore(database)
+        store = FactStore(database)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET synchronous_commit = off")
         set_standby(url, "missing")

@@ -10,11 +10,10 @@ A time is seconds, or has units: 1d2h30m. Second 0 is a midnight.
                                   `host` or `ports` (of two rails) instead of GPUs, and `mig=PROFILES` of one GPU, are other streams
     receive                       envelopes up to here arrive; otherwise they do in the order of their sending
     file KIND ROW                 a row of an administrators' file, or of the calendar with `|` between lines; `@TIME` is a time
-    decide VERDICT KIND NAME NODE a person's decision
-    show TIME                     time of each GPU up to there, computed by the live account; slots in brackets unless all
+    show TIME                     time of each GPU up to there; the size of a part in brackets unless it is all
     energy TIME                   energy of each GPU up to there, in joules; `traffic TIME`: kilobytes of its rail
+    held TIME                     tenants that hold each GPU then, by the reports in memory
     round TIME                    a round of the finalizer; prints new revisions of days, in hours
-    review TIME                   evidence that waits for a person; `accept TIME` and `reject TIME` decide about all of it
     restart                       with the last checkpoint; `restart empty`: without
     collector NAME                another collector of the same database
 
@@ -56,25 +55,13 @@ from support.story import (
     ports_of,
 )
 
-from railscope.audit.record import RecordActor
 from railscope.frame import Event, Schema
 from railscope.timestamps import DAY_NS, HOUR_NS, format_timestamp
-from railscope_collector.account.account_sums import count_amounts, sum_entries
-from railscope_collector.account.live_account import LiveAccount
-from railscope_collector.evidence.claim_events import is_gpu
-from railscope_collector.evidence.claim_placement import ClaimPlacer
-from railscope_collector.evidence.gpu_evidence import assemble_gpu as assemble, collect_facts
-from railscope_collector.evidence.review_decisions import (
-    ReviewDecision,
-    find_pending_evidence,
-    record_decision,
-)
-from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.metering.metered_day import DayPart, MeteredDay
-from railscope_collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
-from railscope_collector.metering.units import Tiling
+from railscope_collector.metering.slot_state import SlotState
 
 UNITS = {"d": 86_400, "h": 3600, "m": 60, "": 1}
 HEADERS = {
@@ -102,14 +89,6 @@ def hours(units_ns: float) -> str:
     return f"{float(Fraction(units_ns) / 840 / HOUR_NS):.4f}".rstrip("0").rstrip(".") + " h"
 
 
-def whose(entry: TilingEntry) -> str:
-    slots = (
-        "" if (entry.slot_lo, entry.slot_hi) == (0, 840) else f"[{entry.slot_lo}-{entry.slot_hi}]"
-    )
-    evidence = f"({entry.node_evidence.name.lower()})" if entry.node_evidence is not None else ""
-    return " ".join(filter(None, [f"{entry.state.value}{slots}{evidence}", entry.tenant]))
-
-
 def holder(part: DayPart) -> str:
     is_inferred = part.state is SlotState.INFERRED
     evidence = f"({part.node_evidence.name.lower()})" if is_inferred else ""
@@ -127,7 +106,6 @@ class Played:
     sites: dict[str, FinalizingCollector] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     revisions: dict[tuple[str, int], int] = field(default_factory=dict)
-    decisions: dict[ReviewSubject, bool] = field(default_factory=dict)
     recorded: int = 0
 
     def __post_init__(self) -> None:
@@ -137,7 +115,7 @@ class Played:
         name, *words = command.split()
         options = dict(word.split("=", 1) for word in words if "=" in word and name != "file")
         values = words if name == "file" else [word for word in words if "=" not in word]
-        if name in {"show", "energy", "traffic", "round", "restart", "collector"}:
+        if name in {"show", "energy", "traffic", "held", "round", "restart", "collector"}:
             self.receive()
         return getattr(self, name)(*values, **options) or []
 
@@ -224,10 +202,6 @@ class Played:
                 HEADERS[kind] + "\n" if row == "removed" else before + row.replace("|", "\n") + "\n"
             )
 
-    def decide(self, verdict: str, kind: str, name: str, node: str) -> None:
-        self.decisions[ReviewSubject(ReviewKind(kind), node, name)] = verdict == "accept"
-        self.site._decided(ReviewDecisions(dict(self.decisions)))  # noqa: SLF001 - as the finalizer reads it
-
     # Collectors
 
     def collector(self, name: str) -> None:
@@ -244,9 +218,6 @@ class Played:
         self.listen()
 
     def listen(self) -> None:
-        book = self.site.core.evidence
-        book.changed.update(book.gpus)
-        self.account = LiveAccount(book, self.site.files)
         self.site.core.evidence.problems.listeners.append(
             lambda found: self.problems.append(
                 " ".join(
@@ -270,57 +241,64 @@ class Played:
 
     # Usage and accounts
 
+    def days_until(self, time: str) -> list[MeteredDay]:
+        """Return all GPU-days up to a time, by what has arrived."""
+        site = self.site
+        site.now = seconds(time)
+        asyncio.run(site.finalizer.store_all(everything=True))
+        facts = UsageFacts(site.stores.facts, site.stores.files)
+        first = DAY - 2
+        return [
+            day
+            for number in range(first, at(seconds(time)) // DAY_NS + 1)
+            for day in facts.meter(number)
+        ]
+
     def show(self, time: str) -> list[str]:
-        book, files, until = self.site.core.evidence, self.site.files(), at(seconds(time))
-        account = asyncio.run(self.account.refresh(until, no_turns))
-        placer, sums, lines = ClaimPlacer(book, files), Counter(), list[str]()
-        for gpu in sorted(filter(is_gpu, book.gpus)):
-            evidence, _ = placer.evidence(gpu)
-            since = min((stay.start_ns for stay in evidence.stays), default=until)
-            entries = GpuTimeline.compute(evidence).entries(since, until) if since < until else []
-            sums.update(sum_entries(entries))
-            spans = list[list[str]]()
-            for each in (each for each in entries if each.tiling is Tiling.COMPUTE):
-                begin, end = shown(each.t0_ns), shown(each.t1_ns)
-                before = next(
-                    (span for span in reversed(spans) if span[0] == whose(each)), ["", "", ""]
-                )
-                if before[2] == begin:
-                    before[2] = end
-                else:
-                    spans.append([whose(each), begin, end])
-            lines.append(
-                f"{gpu}: " + ", ".join(f"{begin}-{end} {what}" for what, begin, end in spans)
-            )
-        assert account.balances
-        assert dict(account.sums) == {key: amount for key, amount in sums.items() if amount}
+        until, spans = at(seconds(time)), dict[str, list[list[str]]]()
+        for day in self.days_until(time):
+            of_gpu = spans.setdefault(day.gpu, [])
+            for piece in day.pieces:
+                if piece.start_ns >= until:
+                    continue
+                begin, end = shown(piece.start_ns), shown(min(piece.end_ns, until))
+                for part in piece.parts:
+                    what = holder(part)
+                    if part.size != 840:
+                        what = what.replace(part.state.value, f"{part.state.value}[{part.size}]", 1)
+                    before = next((s for s in reversed(of_gpu) if s[0] == what), ["", "", ""])
+                    if before[2] == begin:
+                        before[2] = end
+                    else:
+                        of_gpu.append([what, begin, end])
+        lines = [
+            f"{gpu}: " + ", ".join(f"{begin}-{end} {what}" for what, begin, end in of_gpu)
+            for gpu, of_gpu in sorted(spans.items())
+        ]
         return lines + self.take_problems()
 
     def energy(self, time: str, measures: str = "energy", unit: str = "J") -> list[str]:
-        book, lines = self.site.core.evidence, list[str]()
-        intervals = [kept.interval for kept in book.intervals.by_key.values()]
-        for gpu in sorted(filter(is_gpu, book.gpus)):
-            memory = book.gpus[gpu]
-            facts = collect_facts(
-                gpu, intervals, memory.claims, memory.ended, book.facts(gpu).contacts
+        found = dict[str, Counter[str]]()
+        for day in self.days_until(time):
+            of_gpu = found.setdefault(day.gpu, Counter[str]())
+            for each in day.amounts:
+                if each.amount and each.measure.value in measures:
+                    of_gpu[f"{each.reason or 'attributed'} {each.tenant}".strip()] += each.amount
+        return [
+            f"{gpu}: "
+            + ", ".join(
+                f"{amount / 1000:g} {unit} {name}" for name, amount in sorted(of_gpu.items())
             )
-            found = Counter[str]()
-            for amounts in count_amounts(
-                assemble(facts, intervals, self.site.files()), at(-(10**7)), at(seconds(time))
-            ).values():
-                for key, amount in amounts.items():
-                    if amount and key.measure.value in measures:
-                        found[f"{key.use.value} {key.tenant}".strip()] += amount
-            lines.append(
-                f"{gpu}: "
-                + ", ".join(
-                    f"{amount / 1000:g} {unit} {name}" for name, amount in sorted(found.items())
-                )
-            )
-        return lines
+            for gpu, of_gpu in sorted(found.items())
+        ]
 
     def traffic(self, time: str) -> list[str]:
         return self.energy(time, "received transmitted", "kB")
+
+    def held(self, time: str) -> list[str]:
+        asyncio.run(self.site.live.refresh(at(seconds(time)), no_turns))
+        gpus = sorted(self.site.core.evidence.places)
+        return [f"{gpu}: {', '.join(sorted(self.site.live.holders(gpu)))}".strip() for gpu in gpus]
 
     def round(self, time: str) -> list[str]:
         for _ in range(2):  # the second one writes what the first has read
@@ -330,7 +308,7 @@ class Played:
         newest = ledger.newest(DAY - 40, DAY + 100)
         for key, number in sorted(newest.items()):
             (revision,) = ledger.revisions({key: number})
-            self.check_day(revision.day, range(min(newest)[1], max(newest)[1] + 1))
+            self.check_day(revision.day)
             if self.revisions.get(key) == number:
                 continue
             self.revisions[key] = number
@@ -346,12 +324,11 @@ class Played:
             lines.append(f"{key[0]} day {key[1] - DAY}{again}: {times}")
         return lines + self.take_problems() + self.take_records()
 
-    def check_day(self, day: MeteredDay, days: range) -> None:
-        """Compare a day of the ledger with the evidence in the database, metered alone and with all days of the ledger."""
-        for first, last in ((day.start_ns, day.end_ns), (days.start * DAY_NS, days.stop * DAY_NS)):
-            assembled = self.site.stores.store.evidence(day.gpu, first, last)
-            metered = assembled.meter().day(day.day)
-            assert (metered.pieces, metered.amounts) == (day.pieces, day.amounts)
+    def check_day(self, day: MeteredDay) -> None:
+        """Compare a day of the ledger with the same day metered again."""
+        facts = UsageFacts(self.site.stores.facts, self.site.stores.files)
+        (again,) = [each for each in facts.meter(day.day) if each.gpu == day.gpu]
+        assert again == day
 
     def take_records(self) -> list[str]:
         with self.site.stores.ledger.database.transaction() as connection:
@@ -366,29 +343,6 @@ class Played:
             + " ".join(f"{k}={v}" for k, v in facts.items() if v and k not in {"sha256", "gpu_ns"})
             for kind, facts in found
         ]
-
-    def review(self, time: str) -> list[str]:
-        found = find_pending_evidence(
-            self.site.stores.store, self.site.stores.ledger.database, at(seconds(time))
-        )
-        return [
-            f"{each.subject.kind.value} {each.subject.name} {each.subject.node}: {', '.join(each.gpus)}: {', '.join(each.tenants)},"
-            f" {hours(840 * each.gpu_ns)}, {', '.join(each.reasons)}"
-            for each in found
-        ]
-
-    def accept(self, time: str, *, accepted: bool = True) -> None:
-        found = find_pending_evidence(
-            self.site.stores.store, self.site.stores.ledger.database, at(seconds(time))
-        )
-        record_decision(
-            self.site.stores.ledger.database,
-            found,
-            ReviewDecision(accepted, RecordActor("operator", "ann"), at(seconds(time))),
-        )
-
-    def reject(self, time: str) -> None:
-        self.accept(time, accepted=False)
 
 
 @pytest.fixture

@@ -41,16 +41,16 @@ class WaitingCollector(FinalizingCollector):
 
     def acknowledge(self, node: str = "n1") -> tuple[int, int]:
         """Return the position of an acknowledgement, and that up to which all is stored."""
-        fields = self.core.evidence.intervals.unstored.acknowledge(node)
+        fields = self.core.evidence.quarters.unstored.acknowledge(node)
         return int(fields["position"]), int(fields["stored"])
 
     @property
     def in_memory(self) -> int:
-        return self.core.evidence.intervals.counts.total()
+        return self.core.evidence.quarters.counts.total()
 
     @property
     def on_disk(self) -> int:
-        return self.core.evidence.intervals.on_disk.total()
+        return self.core.evidence.quarters.on_disk.total()
 
     async def attempt(self, now: float) -> bool:
         """Run one round and move what is beyond the bound; true if the round succeeded."""
@@ -121,7 +121,6 @@ async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_withou
         assert not site.waiting.damaged
         (directory / "other").unlink(missing_ok=True)
         database.start()
-        database.execute("UPDATE collector_lease SET expires_at = NULL", "ledger")
         accept(site.core, envelopes)
         await site.round(LATER)
         assert (site.on_disk, site.waiting.size_bytes) == (0, 0)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.story import NodeReporter, accept, at, core_in, gpus_of, no_turns
+from support.checkpoints import checkpoint_of, resume_from
+from support.story import NodeReporter, accept, at, core_in, gpus_of, no_turns, temporary_core
 
 from railscope.catalog import agent
 from railscope.catalog.entities import SOURCE
@@ -84,6 +85,15 @@ async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missin
     found = await compare(core, 20, retired=[retirement])
     assert (found.comparisons, found.gone, found.reporting) == (None, (), {})
     assert found.last_nodes == {"GPU-old": "n1"}
+
+
+async def test_a_gone_gpu_stays_gone_after_a_restart(core: CollectorState):
+    node, restarted = NodeReporter("n1"), temporary_core()
+    accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(10)))
+    core.evidence.quarters.by_key.clear()  # the database has them
+    resume_from(restarted, checkpoint_of(core))
+    accept(restarted, node.envelopes_of(gpus_of("GPU-0"), range(100, 110)))
+    assert [one.gpu for one in (await compare(restarted, 110)).gone] == ["GPU-1"]
 
 
 async def test_a_gpu_that_moved_is_not_gone(core: CollectorState):

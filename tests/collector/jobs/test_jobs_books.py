@@ -6,20 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.gpu_evidence import Evidence, NodeSighting, NodeStay, timeline_of
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
 )
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.evidence import (
-    Evidence,
-    MeteredClaim,
-    NodeEvidence,
-    NodeSighting,
-    NodeStay,
-)
+from railscope_collector.metering.evidence import MeteredClaim, NodeEvidence
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 
@@ -55,7 +49,7 @@ def written(ledger: Ledger, *claims: MeteredClaim) -> None:
         claims,
         sightings=(NodeSighting(NodeEvidence.SCHEDULER, *_span()),),
     )
-    ledger.write_days([MeteredGpu.compute(evidence, {}).day(0)], DAY.end_ns)
+    ledger.write_days([timeline_of(evidence).meter(0)], DAY.end_ns)
 
 
 def _span() -> tuple[int, int]:

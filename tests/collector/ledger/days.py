@@ -6,26 +6,20 @@ from fractions import Fraction
 
 import numpy as np
 from hypothesis import strategies as st
+from support.gpu_evidence import Evidence, NodeSighting, NodeStay, timeline_of
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
     compute_increments,
 )
-from railscope_collector.metering.evidence import (
-    Evidence,
-    MeteredClaim,
-    NodeEvidence,
-    NodeSighting,
-    NodeStay,
-)
+from railscope_collector.metering.evidence import MeteredClaim, NodeEvidence
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.metering.observation import BootSampleSpan
-from railscope_collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
+from railscope_collector.metering.units import WHOLE, CapacityRange, compute_slices
 
 DAY = 20_000
 START = DAY * DAY_NS
@@ -38,8 +32,7 @@ def metered(
     counted: dict[CountedQuantity, CounterIncrements] | None = None,
 ) -> MeteredDay:
     """Result of metering of a day."""
-    gpu = MeteredGpu.compute(evidence, counted or {}, [(0, "h100-sxm")])
-    return gpu.day(day)
+    return timeline_of(evidence, counted, [(0, "h100-sxm")]).meter(day)
 
 
 def held(gpu: str, *tenants: str, stay: tuple[int, int] = (0, FOREVER_NS)) -> Evidence:
@@ -57,16 +50,15 @@ ids = st.text(letters, min_size=1, max_size=8)
 """Every claim has one: an entry with an empty id belongs to no claim."""
 timestamps_ns = st.integers(START - HOUR, START + DAY_NS + HOUR)
 slots = st.one_of(
-    st.just((WHOLE, WHOLE)),
-    st.integers(0, 3).map(lambda quarter: (CapacityRange(210 * quarter, 210 * (quarter + 1)),) * 2),
-    st.integers(0, 6).map(lambda index: (compute_slices(index, 1), memory_slices(index, 1))),
+    st.just(WHOLE),
+    st.integers(0, 3).map(lambda quarter: CapacityRange(210 * quarter, 210 * (quarter + 1))),
+    st.integers(0, 6).map(lambda index: compute_slices(index, 1)),
 )
 shares = st.sampled_from([None, Fraction(1, 2), Fraction(1, 7), Fraction(2, 11)])
 
 
 @st.composite
 def claims(draw):
-    compute, memory = draw(slots)
     start, end = draw(timestamps_ns), draw(st.one_of(timestamps_ns, st.just(FOREVER_NS)))
     exclusive = draw(st.booleans())
     return MeteredClaim(
@@ -78,8 +70,7 @@ def claims(draw):
         tenant=draw(names),
         end_ns=end,
         workload=draw(names),
-        compute=compute,
-        memory=memory,
+        compute=draw(slots),
         exclusive=exclusive,
         share=None if exclusive else draw(shares),
     )

@@ -18,7 +18,7 @@ from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
 
-NAME = leases.FINALIZATION
+NAME = "active"
 CLOCK = sa.func.clock_timestamp()
 
 
@@ -168,17 +168,6 @@ def test_released_it_is_free_at_once(database: Database):
     assert taken(second, database).epoch == 2
     first.release()
     assert second.take(database) is not None, "only the holder releases it"
-
-
-def test_progress_is_that_of_the_holder(database: Database):
-    first, second = leases.Lease(NAME), leases.Lease(NAME)
-    term = taken(first, database)
-    assert term.processed_ns is None
-    term.store_progress(database, 5)
-    expire(database)
-    assert taken(second, database).processed_ns == 5
-    with pytest.raises(leases.LostLeaseError):
-        term.store_progress(database, 6)
 
 
 def test_with_sqlite_the_process_that_started_last_has_it(tmp_path):

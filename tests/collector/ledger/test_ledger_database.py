@@ -137,7 +137,7 @@ def test_another_schema_version_is_rejected_and_left_alone(url, version):
         connection.execute(text("UPDATE ledger_schema SET version = :v"), {"v": version})
         connection.execute(text("DROP TABLE ledger_stop"))
     for _ in range(2):
-        message = f"schema version {version}: expected 7; fix: run the version of Railscope that"
+        message = f"schema version {version}: expected 8; fix: run the version of Railscope that"
         with pytest.raises(UnusableLedgerError, match=message):
             Ledger.open(url, metadata)
     with engine.begin() as connection:

@@ -14,20 +14,20 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.examples import fewer_examples
+from support.gpu_evidence import Evidence, NodeStay
 from support.metered import revision_of, write_day
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.day_documents import GpuDay, TotalKey, WrittenRevision, sum_day
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterReadings,
     compute_increments,
 )
-from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.evidence import MeteredClaim
 from railscope_collector.metering.metered_day import MeteredDayError
 from railscope_collector.metering.units import WHOLE, CapacityRange
 from railscope_collector.tables import metadata
@@ -55,11 +55,11 @@ def test_the_instance_of_a_claim_with_a_profile_is_its_part_of_the_gpu(
     compute, exclusive, share, instance
 ):
     claim = MeteredClaim(
-        ClaimAuthority.SCHEDULER, START, "a", "red", compute=compute, exclusive=exclusive, share=share
+        ClaimAuthority.SCHEDULER, START, "a", "red", compute=compute, exclusive=exclusive, share=share,
+        profile="3g.40gb",
     )  # fmt: skip
     evidence = Evidence("GPU-0", (NodeStay(0, "node1"),), (claim,))
-    gpu = MeteredGpu.compute(evidence, {}, [(0, "h100-sxm")], {"a": "3g.40gb"})
-    (held_claim,) = gpu.day(DAY).claims
+    (held_claim,) = metered(evidence).claims
     assert (held_claim.mig_profile, held_claim.instance) == ("3g.40gb", instance * GPU_CAPACITY)
 
 

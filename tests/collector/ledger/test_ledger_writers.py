@@ -90,7 +90,7 @@ def test_a_reader_sees_revisions_whole_while_they_are_written(url):
 
 KILLED = """
 import os, sys
-sys.path.insert(0, {directory!r})
+sys.path[:0] = {directories!r}
 from days import held, metered
 from sqlalchemy import event
 from railscope_collector.ledger.database import Database
@@ -108,7 +108,8 @@ Ledger(database).write_days([metered(held("GPU-0", "red"))], 0)
 
 
 def test_a_writer_that_ends_in_the_middle_leaves_nothing(url, request):
-    script = KILLED.format(directory=str(request.path.parent), url=url)
+    tests = request.config.rootpath / "tests"
+    script = KILLED.format(directories=[str(request.path.parent), str(tests)], url=url)
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert ended.returncode == 9, ended.stderr
     ledger = Ledger.open(url, metadata)

@@ -83,7 +83,6 @@ def test_a_day_is_read_from_its_rows(upgraded: Ledger):
     (partitioned,) = [claim for claim in found.day.claims if claim.mig_profile]
     assert (partitioned.id, partitioned.mig_profile, partitioned.instance) == ("f", "3g.40gb", 360)
     assert upgraded.finalized_day() == DAY
-    assert upgraded.last_days([GPU, "GPU-1"]) == {GPU: DAY}
 
 
 def test_the_first_start_adds_up_the_days_of_rows(upgraded: Ledger):

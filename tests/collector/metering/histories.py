@@ -9,25 +9,26 @@ from random import Random
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
+from support.gpu_evidence import (
+    ClaimRelease,
+    Evidence,
+    NodeSighting,
+    NodeStay,
+    PartitionLayout,
+)
 from support.metered import replica
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.metering.counter_increments import CounterReadings
 from railscope_collector.metering.evidence import (
-    ClaimRelease,
-    Evidence,
     GpuOutage,
     MeteredClaim,
-    MigInstanceSlots,
     NodeEvidence,
-    NodeSighting,
-    NodeStay,
-    PartitionLayout,
     SlotReservation,
 )
 from railscope_collector.metering.observation import BootSampleSpan
-from railscope_collector.metering.units import WHOLE, Units, compute_slices, memory_slices
+from railscope_collector.metering.units import WHOLE, CapacityRange, compute_slices
 
 S = 1_000_000_000
 LAST = 400
@@ -44,8 +45,8 @@ class MeteringCase:
     start: int
     middle: int
     end: int
-    points: tuple[tuple[int, Units], ...]
-    """Instants and slots to compare with the model."""
+    points: tuple[int, ...]
+    """Instants to compare with the model."""
     extra: MeteredClaim
     """A claim that is not part of the history."""
     other_sample_spans: tuple[BootSampleSpan, ...]
@@ -75,19 +76,15 @@ tenants = st.sampled_from(["red", "green", "blue"])
 
 @st.composite
 def slot_ranges(draw):
-    """Compute and memory slots: a whole GPU, a replica of a shared one, or a MIG instance."""
+    """Slots of a whole GPU, a replica of a shared one, or a MIG instance."""
     kind = draw(st.sampled_from(["whole", "replica", "instance"]))
     if kind == "whole":
-        return WHOLE, WHOLE
+        return WHOLE
     if kind == "replica":
         of = draw(st.integers(2, 9))
-        slots = replica(draw(st.integers(0, of - 1)), of)
-        return slots, slots
-    compute, memory = draw(st.sampled_from(PROFILES))
-    return (
-        compute_slices(draw(st.integers(0, 7 - compute)), compute),
-        memory_slices(draw(st.integers(0, 8 - memory)), memory),
-    )
+        return replica(draw(st.integers(0, of - 1)), of)
+    compute, _ = draw(st.sampled_from(PROFILES))
+    return compute_slices(draw(st.integers(0, 7 - compute)), compute)
 
 
 starts = st.one_of(seconds, st.integers(0, 4).map(lambda step: step * 100 * S))
@@ -103,12 +100,12 @@ sizes = st.one_of(
     st.integers(1, 81_559).map(lambda n: Fraction(n, 81_559)),
 )
 """Shares of a device: parts, thousandths, and MiB of 81,559."""
-levels = st.sampled_from([ClaimAuthority.SCHEDULER, ClaimAuthority.SCHEDULER, *ClaimAuthority])
+reported = [level for level in ClaimAuthority if level is not ClaimAuthority.REVIEW]
+levels = st.sampled_from([ClaimAuthority.SCHEDULER, ClaimAuthority.SCHEDULER, *reported])
 
 
 @st.composite
 def claims(draw, ids=names):
-    compute, memory = draw(slot_ranges())
     start = draw(starts)
     level = draw(levels)
     exclusive = draw(st.sampled_from([True, True, False]))
@@ -120,14 +117,11 @@ def claims(draw, ids=names):
         end_ns=draw(st.one_of(lengths.map(lambda length: start + length), st.just(FOREVER_NS))),
         workload=draw(st.sampled_from(["", "job"])),
         node=draw(st.sampled_from(["", "", "", "n1", "n2"])),
-        compute=compute,
-        memory=memory,
+        compute=draw(slot_ranges()),
         exclusive=exclusive,
         system=draw(st.sampled_from([False] * 6 + [True])),
         source=draw(st.sampled_from(["slurm", "file"])),
         share=None if exclusive else draw(st.one_of(st.none(), sizes, sizes)),
-        review="late" if level is ClaimAuthority.REVIEW else "",
-        assumed=draw(st.sampled_from([False] * 6 + [True])),
     )
 
 
@@ -141,9 +135,7 @@ def claim_sets(draw):
             end = draw(st.integers(outer.start_ns // S, outer.end_ns // S)) * S
             start = min(found[at].start_ns, end)
             inner = {"start_ns": max(start, outer.start_ns), "end_ns": end}
-            found[at] = msgspec.structs.replace(
-                found[at], **inner, authority=outer.authority, review=outer.review
-            )
+            found[at] = msgspec.structs.replace(found[at], **inner, authority=outer.authority)
     if found and draw(st.booleans()):
         found.append(msgspec.structs.replace(found[0], end_ns=found[0].start_ns + draw(lengths)))
     return tuple(found)
@@ -156,8 +148,9 @@ def layouts(draw):
     for compute_size, memory_size in draw(st.lists(st.sampled_from(PROFILES), max_size=7)):
         if compute + compute_size <= 7 and memory + memory_size <= 8:
             instances.append(
-                MigInstanceSlots(
-                    compute_slices(compute, compute_size), memory_slices(memory, memory_size)
+                (
+                    compute_slices(compute, compute_size),
+                    CapacityRange(105 * memory, 105 * (memory + memory_size)),
                 )
             )
             compute += compute_size
@@ -207,14 +200,8 @@ def readings(draw):
 
 @st.composite
 def reservations(draw):
-    compute, memory = draw(slot_ranges())
     name = draw(st.sampled_from(["r1", "r2"]))
-    return SlotReservation(draw(seconds), name, draw(tenants), draw(ends), compute, memory)
-
-
-slots = st.one_of(
-    st.integers(0, 839), st.integers(0, 840 * 27 - 1).map(lambda at: Fraction(at, 27))
-)
+    return SlotReservation(draw(seconds), name, draw(tenants), draw(ends))
 
 
 def few(strategy, most=2):
@@ -251,7 +238,7 @@ def metering_cases(draw):
         start=start,
         middle=middle,
         end=end,
-        points=tuple(draw(st.lists(st.tuples(seconds, slots), min_size=1, max_size=6))),
+        points=tuple(draw(st.lists(seconds, min_size=1, max_size=6))),
         extra=draw(claims(st.just("extra"))),
         other_sample_spans=draw(samples()),
         random=draw(st.randoms(use_true_random=False)),

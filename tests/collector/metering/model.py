@@ -1,4 +1,4 @@
-"""The rules of metering once more, for one slot and instant at a time and with no regard to speed."""
+"""The rules of metering once more, for one instant at a time and with no regard to speed."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from math import floor
 
 import msgspec
+from support.gpu_evidence import Evidence
 
 from railscope.timestamps import FOREVER_NS, SECOND_NS
-from railscope_collector.metering.amount_shares import AmountAttribution
 from railscope_collector.metering.counter_increments import CounterReadings
-from railscope_collector.metering.evidence import (
-    Evidence,
-    MeteredClaim,
-    NodeEvidence,
-    SlotReservation,
-)
+from railscope_collector.metering.evidence import MeteredClaim, NodeEvidence, SlotReservation
 from railscope_collector.metering.observation import GAP_NS
-from railscope_collector.metering.tiling import SlotState, TilingEntry
-from railscope_collector.metering.units import CapacityRange, Tiling, Units
+from railscope_collector.metering.slot_state import SlotState
+from railscope_collector.metering.units import CapacityRange
 
 
 @dataclass(frozen=True)
@@ -95,24 +88,19 @@ def in_force(evidence: Evidence, instant: int) -> list[MeteredClaim]:
     return greatest_first(found)
 
 
-def slots(fact: MeteredClaim | SlotReservation, tiling: Tiling) -> CapacityRange:
-    """Slots of a claim or a reservation in one of the tilings."""
-    return fact.compute if tiling is Tiling.COMPUTE else fact.memory
-
-
-def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[ClaimedSlots]:
+def divided(claims: list[MeteredClaim]) -> list[ClaimedSlots]:
     """The division of a GPU among claims that are in force, given greatest first."""
     parts = [ClaimedSlots(Fraction(0), Fraction(840))]
     waiting = list(claims)
     while waiting:
         first = waiting[0]
         if first.exclusive:
-            parts = _give(parts, first, slots(first, tiling), Fraction(840))
+            parts = _give(parts, first, first.compute, Fraction(840))
             waiting = waiting[1:]
             continue
-        group = _group(waiting, tiling)
-        for device in sorted({slots(c, tiling) for c in group}, key=lambda s: (s[1] - s[0], s)):
-            members = [claim for claim in group if slots(claim, tiling) == device]
+        group = _group(waiting)
+        for device in sorted({c.compute for c in group}, key=lambda s: (s[1] - s[0], s)):
+            members = [claim for claim in group if claim.compute == device]
             sizes = amounts(members, device, _left(parts, device))
             for claim in reversed(members):
                 parts = _give(parts, claim, device, sizes[claim])
@@ -120,14 +108,14 @@ def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[ClaimedSlots]:
     return parts
 
 
-def _group(waiting: list[MeteredClaim], tiling: Tiling) -> list[MeteredClaim]:
+def _group(waiting: list[MeteredClaim]) -> list[MeteredClaim]:
     """The shared claims of the first one's rank without an exclusive claim on their device between."""
     same = [claim for claim in waiting if claim.authority == waiting[0].authority]
     return [
         claim
         for at, claim in enumerate(same)
         if not claim.exclusive
-        if not any(d.exclusive and meet(slots(d, tiling), slots(claim, tiling)) for d in same[:at])
+        if not any(d.exclusive and meet(d.compute, claim.compute) for d in same[:at])
     ]
 
 
@@ -176,34 +164,18 @@ def _give(
     return found
 
 
-def held(claims: list[MeteredClaim], tiling: Tiling) -> dict[MeteredClaim, Fraction]:
+def held(claims: list[MeteredClaim]) -> dict[MeteredClaim, Fraction]:
     """Holds of the claims in force, given greatest first."""
     found = dict.fromkeys(claims, Fraction(0))
-    for part in divided(claims, tiling):
+    for part in divided(claims):
         if part.claim is not None:
             found[part.claim] += part.high - part.low
     return found
 
 
-def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> MeteredClaim | None:
-    """The claim that holds a slot at an instant."""
-    claims = in_force(evidence, instant)
-    if all(claim.exclusive for claim in claims):
-        over = [c for c in claims if slots(c, tiling).low <= slot < slots(c, tiling).high]
-        return over[0] if over else None
-    return next(part.claim for part in divided(claims, tiling) if part.low <= slot < part.high)
-
-
-def reservation(
-    evidence: Evidence, tiling: Tiling, slot: Units, instant: int
-) -> SlotReservation | None:
-    """The reservation of a slot at an instant: the one that began last."""
-    found = [
-        reservation
-        for reservation in evidence.reservations
-        if reservation.start_ns <= instant < reservation.end_ns
-        if slots(reservation, tiling).low <= slot < slots(reservation, tiling).high
-    ]
+def reservation(evidence: Evidence, instant: int) -> SlotReservation | None:
+    """The reservation at an instant: the one that began last."""
+    found = [each for each in evidence.reservations if each.start_ns <= instant < each.end_ns]
     return max(found, key=lambda r: (r.start_ns, r.id, r.tenant, r.end_ns), default=None)
 
 
@@ -265,44 +237,13 @@ def out_of_order(evidence: Evidence, instant: int) -> SlotState | None:
     return SlotState.MAINTENANCE if True in kinds else SlotState.DOWN
 
 
-def stranded(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> bool:
-    """True if no instance has the slot and none can be made with it."""
+def stranded(evidence: Evidence, instant: int) -> int:
+    """Compute that no instance has and none can be made with, as no memory is left."""
     begun = [layout for layout in evidence.layouts if layout.start_ns <= instant]
     layout = max(begun, key=lambda layout: (layout.start_ns, layout.id, layout), default=None)
-    if layout is None or not layout.instances:
-        return False
-    taken = {
-        kind: {
-            slot
-            for instance in layout.instances
-            for slot in range(*(instance.compute if kind is Tiling.COMPUTE else instance.memory))
-        }
-        for kind in Tiling
-    }
-    full = [kind for kind in Tiling if len(taken[kind]) == 840]
-    return floor(slot) not in taken[tiling] and bool(full)
-
-
-def the_entry(
-    entries: Iterable[TilingEntry], tiling: Tiling, slot: Units, instant: int
-) -> TilingEntry:
-    """The one entry of a slot and time."""
-    found = at(entries, tiling, slot, instant)
-    assert len(found) == 1
-    return found[0]
-
-
-def at(
-    entries: Iterable[TilingEntry], tiling: Tiling, slot: Units, instant: int
-) -> list[TilingEntry]:
-    """All entries of a slot and time."""
-    return [
-        entry
-        for entry in entries
-        if entry.tiling is tiling
-        and entry.slot_lo <= slot < entry.slot_hi
-        and entry.t0_ns <= instant < entry.t1_ns
-    ]
+    taken = list(layout.instances) if layout else []
+    compute, memory = (sum(slots[at].high - slots[at].low for slots in taken) for at in (0, 1))
+    return 840 - compute if taken and memory == 840 else 0
 
 
 def instants(evidence: Evidence) -> set[int]:
@@ -346,33 +287,22 @@ def counted(runs: Iterable[CounterReadings]) -> list[tuple[int, int, int, bool]]
 
 
 def shares(evidence: Evidence, runs: Iterable[CounterReadings], start: int, end: int) -> Counter:
-    """Energy by use and claim, in a window."""
+    """Amount of each claim in a window: of a size that it held from reading to reading."""
     changes = instants(evidence)
-    parts = {
-        at: [] if out_of_order(evidence, at) else divided(in_force(evidence, at), Tiling.COMPUTE)
-        for at in changes
+    sizes = {
+        at: {} if out_of_order(evidence, at) else held(in_force(evidence, at)) for at in changes
     }
-    cuts = {Fraction(0), Fraction(840)}
-    cuts |= {edge for found in parts.values() for part in found for edge in (part.low, part.high)}
     total: Counter = Counter()
     for t0, t1, amount, same in counted(runs):
         if not start < t1 <= end:
             continue
         # The last change counts until the next one.
         before = max((change for change in changes if change <= t0), default=None)
-        within = [before, *(change for change in changes if t0 < change < t1)]
-        for low, high in pairwise(sorted(cuts)):
-            share = floor(amount * high / 840) - floor(amount * low / 840)
-            holders = {_owner(parts.get(instant, []), low) for instant in within}
-            one = holders.pop() if len(holders) == 1 else None
-            if not same or holders or (one and (one.assumed or one.review)):
-                total[AmountAttribution.UNATTRIBUTED, ""] += share
-            else:
-                total[
-                    (AmountAttribution.ATTRIBUTED, one.id) if one else (AmountAttribution.IDLE, "")
-                ] += share
-    return +total
-
-
-def _owner(parts: list[ClaimedSlots], slot: Fraction) -> MeteredClaim | None:
-    return next((part.claim for part in parts if part.low <= slot < part.high), None)
+        within = [sizes.get(each, {}) for each in (before, *(c for c in changes if t0 < c < t1))]
+        lasting = {
+            claim: min(each.get(claim, Fraction(0)) for each in within) for claim in within[0]
+        }
+        for claim, size in lasting.items():
+            total[claim.id] += amount * size / 840 if same else 0
+        total[""] += amount
+    return total

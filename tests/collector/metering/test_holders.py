@@ -1,10 +1,8 @@
 """Holders of GPUs as text: claims, and the GPU-seconds that each holds.
 
-    claim ID FROM-TO key=...     share=FRACTION (`share` alone has none), level, system, gpus (0 if missing), node, mig=1|2 (an instance of 3g.40gb)
-    stay NODE FROM-TO            node of the GPUs; without it they are in n1
-    divide SECONDS gpus=COUNT    prints what each claim holds, what is free, and what each claim lost to which other one
-
-Both tilings, compute and memory, are equal unless there are instances.
+claim ID FROM-TO key=...     share=FRACTION (`share` alone has none), level, system, gpus (0 if missing), node, mig=1|2 (an instance of 3g.40gb)
+stay NODE FROM-TO            node of the GPUs; without it they are in n1
+divide SECONDS gpus=COUNT    prints what each claim holds, and what is free
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from support.metered import tile
+from support.gpu_evidence import Evidence, NodeStay, timeline_of
 from support.stories import Story
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from railscope_collector.metering.units import WHOLE, Tiling, compute_slices, memory_slices
+from railscope_collector.metering.evidence import MeteredClaim
+from railscope_collector.metering.units import WHOLE, compute_slices
 
 S = 1_000_000_000
 
@@ -60,8 +58,6 @@ class Played:
                 ClaimAuthority[level.upper()], start, name, name, end, node=more.get("node", ""),
                 exclusive=share is None, share=Fraction(share) if share else None, system="system" in more,
                 compute=compute_slices(3 * (int(mig) - 1), 3) if mig else WHOLE,
-                memory=memory_slices(4 * (int(mig) - 1), 4) if mig else WHOLE,
-                review="late" if level == "review" else "",
             ),
         ))  # fmt: skip
 
@@ -70,24 +66,19 @@ class Played:
         self.stays.append(NodeStay(start, node, end))
 
     def divide(self, seconds: str, gpus: str = "1") -> list[str]:
-        printed = dict[Tiling, list[str]]()
-        for tiling in Tiling:
-            held = Counter[str]()
-            for gpu in range(int(gpus)):
-                claims = tuple(claim for on, claim in self.claims if gpu in on)
-                stays = tuple(self.stays) or (NodeStay(0, "n1"),)
-                evidence = Evidence(f"GPU-{gpu}", stays, claims)
-                for entry in tile(evidence, 0, int(seconds) * S):
-                    held[entry.claim or "free"] += entry.quantity * (entry.tiling is tiling)
-            printed[tiling] = [
-                f"{name} {Fraction(time, GPU_CAPACITY * S)}"
-                for name, time in sorted(held.items())
-                if time
-            ]
-        assert len(set(map(tuple, printed.values()))) == 1 or any(
-            c.compute != WHOLE for _, c in self.claims
-        )
-        return printed[Tiling.COMPUTE]
+        held = Counter[str]()
+        for gpu in range(int(gpus)):
+            claims = tuple(claim for on, claim in self.claims if gpu in on)
+            stays = tuple(self.stays) or (NodeStay(0, "n1"),)
+            known = timeline_of(Evidence(f"GPU-{gpu}", stays, claims))
+            for piece in known.pieces(0, int(seconds) * S):
+                for part in piece.parts:
+                    held[part.claim or "free"] += part.size * (piece.end_ns - piece.start_ns)
+        return [
+            f"{name} {Fraction(time, GPU_CAPACITY * S)}"
+            for name, time in sorted(held.items())
+            if time
+        ]
 
 
 def test_holders(story: Story) -> None:

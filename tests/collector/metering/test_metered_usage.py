@@ -9,13 +9,13 @@ import msgspec
 from histories import MeteringCase, metering_cases
 from hypothesis import given, strategies as st
 from support.billing import book, price
+from support.gpu_evidence import timeline_of
 
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing.ledger_usage import usages_of_days
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
-from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterIncrements,
@@ -23,7 +23,7 @@ from railscope_collector.metering.counter_increments import (
     compute_increments,
 )
 from railscope_collector.metering.metered_day import MeteredDay
-from railscope_collector.metering.tiling import HELD_STATES, SlotState
+from railscope_collector.metering.slot_state import HELD_STATES, SlotState
 from railscope_collector.metering.units import Period
 
 SKU = "h100"
@@ -58,8 +58,8 @@ def days_of(case: MeteringCase, by_ns: int, *, counted: bool = True) -> list[Met
     found: dict[CountedQuantity, CounterIncrements] = (
         {CountedQuantity.ENERGY: compute_increments(runs)} if counted else {}
     )
-    gpu = MeteredGpu.compute(evidence, found, [(0, SKU)])
-    return [gpu.day(day) for day in range(3)]
+    gpu = timeline_of(evidence, found, [(0, SKU)])
+    return [gpu.meter(day) for day in range(3)]
 
 
 shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)

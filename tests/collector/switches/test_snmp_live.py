@@ -11,7 +11,7 @@ import pytest
 from running_collector import RunningCollector, logged_envelopes, run_collector, settings_in
 from support import snmp_objects, snmpd
 
-from railscope.catalog.collector import NODES
+from railscope.catalog.collector import EVIDENCE_WAITING, NODES
 from railscope.reading import Absent
 from railscope_collector.config import IngestLimits, SwitchesSettings
 from railscope_collector.switches import switch_settings
@@ -170,7 +170,7 @@ async def test_polled_switch_is_in_frame_log_and_metrics_and_not_among_the_nodes
         views = await one.collector.refresher.refresh()
         assert not views.node.cells
         assert [cell.value for cell in views.cluster.cells if cell.metric is NODES] == [0]
-        assert one.collector.core.evidence.receipts == {}
+        assert f"{EVIDENCE_WAITING.name} 0\n" in text, "no usage evidence"
     async with run_collector(
         msgspec.structs.replace(settings, switches=SwitchesSettings())
     ) as again:

@@ -16,7 +16,7 @@ from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.config import CollectorSettings
-from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.file_versions import AdministratorInputs
 from railscope_collector.fleet.fleet import NamesOfGpu
 from railscope_collector.view_refresh import ViewRefresher
 from railscope_collector.workloads.job_roster import JobKey

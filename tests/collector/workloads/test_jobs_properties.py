@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from histories import LAST, S, metering_cases
+from histories import LAST, S, claims
 from hypothesis import given, strategies as st
 from support.batches import batch_of
 from support.examples import fewer_examples
@@ -27,8 +27,8 @@ from railscope_collector.fleet.fleet import NodeUpdate
 from railscope_collector.fleet.minute_window import WINDOW_NS
 from railscope_collector.fleet.names import KnownSchema
 from railscope_collector.fleet.schemas import ReceivedParts
-from railscope_collector.metering.tiling import HELD_STATES, GpuTimeline
-from railscope_collector.metering.units import Tiling
+from railscope_collector.metering.holders import allocate, claim_order
+from railscope_collector.metering.units import Units
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.workloads.fleet_positions import FleetPositions
 from railscope_collector.workloads.job_holdings import find_holdings
@@ -54,16 +54,17 @@ RDMA_SENT = METRICS["railscope_rdma_transmit_bytes_total"]
 # Holdings ----------------------------------------------------------------------------------------
 
 
-@given(metering_cases(), st.integers(0, LAST + 50))
-def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
+@given(st.lists(claims(), max_size=7, unique_by=lambda claim: claim.id), st.integers(0, LAST))
+def test_what_jobs_hold_is_what_their_tenants_hold(reported, second: int):
     now_ns = second * S
-    entries = GpuTimeline.compute(case.evidence).entries(now_ns, now_ns + 1)
-    held: dict[str, int] = defaultdict(int)
-    for entry in entries:
-        if entry.tiling is Tiling.COMPUTE and entry.state in HELD_STATES:
-            held[entry.tenant] += entry.slot_hi - entry.slot_lo
-    found = find_holdings(case.evidence, entries, now_ns)
-    by_tenant: dict[str, int] = defaultdict(int)
+    in_force = [claim for claim in reported if claim.start_ns <= now_ns < claim.end_ns]
+    present = sorted(in_force, key=claim_order, reverse=True)
+    slots = allocate(present)
+    held: dict[str, Units] = defaultdict(int)
+    for taken, claim in slots:
+        held[claim.tenant] += taken.high - taken.low
+    found = find_holdings("GPU-1", "n1", present, slots)
+    by_tenant: dict[str, Units] = defaultdict(int)
     for holding in found:
         by_tenant[holding.job.tenant] += holding.units
         assert holding.units > 0

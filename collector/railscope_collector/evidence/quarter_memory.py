@@ -1,9 +1,9 @@
-"""Evidence in memory: facts about a GPU, intervals of nodes, reports of problems."""
+"""Quarters of nodes in memory, the facts that a shared database lacks, and reports of problems."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -15,13 +15,9 @@ from railscope.timestamps import FOREVER_NS
 from railscope.wire import Batch, Envelope
 from railscope_collector.evidence import (
     batch_facts,
-    boot_starts,
-    claim_events,
     evidence_records,
-    gpu_node_history,
     node_intervals,
 )
-from railscope_collector.fleet import shape_columns
 from railscope_collector.fleet.names import KnownSchema
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.metering.observation import GAP_NS
@@ -36,80 +32,7 @@ _MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
 """Maximum number of remembered problems, and of those reported individually per kind and node."""
 
 
-class GpuMemory(msgspec.Struct):
-    """Facts about a GPU in memory, since the first day that is not in the ledger."""
-
-    presences: dict[str, gpu_node_history.GpuPresence] = {}
-    """Presence of the GPU, by node and boot."""
-    claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
-    ended: list[claim_events.ReportedEnd] = []
-    layouts: list[node_intervals.LayoutSpans] = msgspec.field(default_factory=list, name="cuts")
-    valueless: dict[str, list[node_intervals.SampleSpan]] = msgspec.field(
-        default_factory=dict, name="silent"
-    )
-    """Spans by node in which it listed the GPU in frames of which some have no value of it."""
-
-    @property
-    def nodes(self) -> set[str]:
-        """Return the nodes in which the GPU was seen."""
-        return {presence.node for presence in self.presences.values()}
-
-    def add_layout(
-        self, parts: tuple[shape_columns.ReportedMigInstance, ...], span: node_intervals.SampleSpan
-    ) -> bool:
-        """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
-        for layout in self.layouts:
-            if layout.parts == parts:
-                return not node_intervals.add_span(layout.spans, span)
-        self.layouts.append(node_intervals.LayoutSpans(parts, [msgspec.structs.replace(span)]))
-        return True
-
-    def forget(
-        self, before_ns: int, unwritten: Collection[tuple[str, str]]
-    ) -> set[tuple[str, str]]:
-        """Remove facts that ended before a timestamp, except those that define the state at it.
-
-        Claims that are unwritten stay. Return the node and id of each removed claim.
-        """
-        boots = list(boot_starts.BootStart.collect(self.presences.values()))
-        ends = claim_events.find_ends(self.claims, self.ended, boots)
-        gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
-        for node in self.nodes:
-            self._forget_node(node, before_ns)
-        last_ns = min(
-            before_ns, _last_end_before([layout.spans for layout in self.layouts], before_ns)
-        )
-        for layout in self.layouts:
-            layout.spans[:] = [s for s in layout.spans if s.last_ns >= last_ns]
-        self.layouts[:] = [layout for layout in self.layouts if layout.spans]
-        self.claims[:] = [claim for claim in self.claims if (claim.node, claim.id) not in gone]
-        self.ended[:] = [end for end in self.ended if (end.node, end.id) not in gone]
-        return gone
-
-    def _forget_node(self, node: str, before_ns: int) -> None:
-        """Remove the spans of a node that ended before a timestamp."""
-        node_presences = {key: p for key, p in self.presences.items() if p.node == node}
-        last_ns = min(
-            before_ns, _last_end_before([p.spans for p in node_presences.values()], before_ns)
-        )
-        for key, presence in node_presences.items():
-            if presence.trusted_start_ns >= before_ns:
-                continue  # the time that its start would free is not decided
-            presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
-            if not presence.spans:
-                del self.presences[key]
-        if valueless := self.valueless.pop(node, None):
-            self.valueless[node] = [s for s in valueless if s.last_ns >= last_ns]
-
-
-def _last_end_before(spans: Iterable[Sequence[node_intervals.SampleSpan]], before_ns: int) -> int:
-    """Return the end of the last span that began before a timestamp."""
-    return max(
-        (s.last_ns for node_spans in spans for s in node_spans if s.first_ns < before_ns), default=0
-    )
-
-
-class IntervalInMemory(msgspec.Struct):
+class QuarterInMemory(msgspec.Struct):
     """An interval in memory, with its last change; `stored` if the database has it or is writing it."""
 
     interval: node_intervals.EvidenceInterval = msgspec.field(name="chunk")
@@ -232,22 +155,6 @@ class UnstoredFacts:
         if position is not None:
             self._writing.setdefault(node, {})[fact] = position
 
-    @property
-    def has_contacts(self) -> bool:
-        """True if the database lacks first contacts, or may lack them."""
-        return not self.log or any(CONTACTS in facts for facts in self._waiting.values())
-
-    def begin_contacts(self) -> None:
-        """Record that all first contacts are about to be written."""
-        for node in self._waiting:
-            self.begin_write(node, CONTACTS)
-
-    def keep(self, node: str, fact: Hashable) -> None:
-        """Record that a fact is not part of the write in progress after all."""
-        position = self._writing.get(node, {}).pop(fact, None)
-        if position is not None:
-            self._waiting[node][fact] = position
-
     def move_to_disk(self, node: str, fact: Hashable) -> None:
         """Record that a fact which is not stored is on disk, among others of its node."""
         position = self._waiting.get(node, {}).pop(fact, None)
@@ -288,17 +195,15 @@ class UnstoredFacts:
         return {"log": self.log, "position": position, "stored": first - 1}
 
 
-CONTACTS = "contacts"
-"""The first contacts of a node, as one fact."""
 ON_DISK = "on disk"
 """The intervals of a node that wait on disk, as one fact."""
 
 
 @dataclass(slots=True)
-class IntervalMemory:
+class QuarterMemory:
     """All intervals in memory, by node, boot and number."""
 
-    by_key: dict[tuple[str, str, int], IntervalInMemory] = field(default_factory=dict)
+    by_key: dict[tuple[str, str, int], QuarterInMemory] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Number of usual intervals in memory, by node."""
     on_disk: Counter[str] = field(default_factory=Counter)
@@ -313,11 +218,6 @@ class IntervalMemory:
         last_ns = taking.since_boot_ns + batch.boot_ns[rows[-1]]
         key = (envelope.node, envelope.boot_id, number)
         interval = self._extend(key, record, (first_ns, last_ns))
-        if record.is_marked:
-            doubt = (record.doubted_since_ns, record.corrected_ns)
-            interval.interval.mark_suspect(
-                node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns)
-            )
         before = interval.interval_count
         interval.size_bytes += taking.record_rows(interval.interval, rows)
         self.counts[envelope.node] += interval.interval_count - before
@@ -333,44 +233,17 @@ class IntervalMemory:
         first_ns, last_ns = spans[0].first_ns, spans[0].last_ns
         key = (envelope.node, envelope.boot_id, times.interval)
         interval = self._extend(key, record, (first_ns, last_ns))
-        if record.is_marked:
-            doubt = (record.doubted_since_ns, record.corrected_ns)
-            interval.interval.mark_suspect(
-                node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns)
-            )
         before = interval.interval_count
         interval.size_bytes += batch_facts.add_reports(interval.interval, spans[1:])
         self.counts[envelope.node] += interval.interval_count - before
 
-    def mark_suspect_claim(
-        self,
-        record: FrameRecord,
-        envelope: Envelope,
-        fact: claim_events.ClaimFact,
-        frame: tuple[int, int],
-    ) -> None:
-        """Mark the time that a claim or its end affects, up to its frame.
-
-        `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
-        """
-        boot_ns, timestamp_ns = frame
-        begin_ns = (
-            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.timestamp_ns
-        )
-        first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
-        key = (envelope.node, envelope.boot_id, boot_ns // node_intervals.INTERVAL_NS)
-        gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
-        doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
-        interval = self._extend(key, record, (first_ns, timestamp_ns))
-        interval.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, first_ns, timestamp_ns))
-
     def _extend(
         self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
-    ) -> IntervalInMemory:
+    ) -> QuarterInMemory:
         """Return the interval of a node's 15 minutes, extended by a span."""
         interval = self.by_key.get(key)
         if interval is None:
-            interval = self.by_key[key] = IntervalInMemory(
+            interval = self.by_key[key] = QuarterInMemory(
                 node_intervals.EvidenceInterval(*key, *span)
             )
             self.counts[key[0]] += interval.interval_count
@@ -389,7 +262,7 @@ class IntervalMemory:
             max(1, max_intervals // max(1, len(self.counts))), MAX_PENDING_INTERVALS_PER_NODE
         )
 
-    def move_to_disk(self, intervals: Iterable[IntervalInMemory]) -> None:
+    def move_to_disk(self, intervals: Iterable[QuarterInMemory]) -> None:
         """Remove intervals that were written to disk, unless they were added to meanwhile."""
         for interval in intervals:
             self.on_disk[interval.interval.node] += 1
@@ -405,7 +278,7 @@ class IntervalMemory:
                 del self.on_disk[node]
                 self.unstored.leave_disk(node)
 
-    def release(self, interval: IntervalInMemory) -> None:
+    def release(self, interval: QuarterInMemory) -> None:
         """Remove an interval that is stored in the database."""
         node = interval.interval.node
         del self.by_key[interval.key]
@@ -413,7 +286,7 @@ class IntervalMemory:
         if not self.counts[node]:
             del self.counts[node]
 
-    def restore(self, intervals: Iterable[IntervalInMemory]) -> None:
+    def restore(self, intervals: Iterable[QuarterInMemory]) -> None:
         """Add the intervals of a snapshot."""
         for interval in intervals:
             interval.stored = False  # its write may have been in progress

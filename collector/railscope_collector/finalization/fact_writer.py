@@ -1,6 +1,6 @@
-"""Writing of facts from memory to the database, and exchange of receipts with other collectors of it.
+"""Writing of facts from memory to the database.
 
-An interval of the evidence is removed from memory once the database has it. If the database rejects a value, the
+A quarter is removed from memory once the database has it. If the database rejects a value, the
 facts are divided until all but the rejected ones are written. Those stay in memory and in snapshots, or on disk, are not
 stored in the sense of acknowledgements, and are written again after the next start.
 
@@ -11,42 +11,42 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any
 
 import structlog
 
-from railscope import service, timestamps
+from railscope import service
 from railscope_collector.evidence import (
     claim_events,
-    evidence_book,
-    evidence_memory,
     evidence_records,
-    evidence_store,
-    evidence_tables,
-    node_claims,
+    fact_store,
     node_intervals,
+    open_quarters,
+    quarter_memory,
     waiting_evidence,
 )
 from railscope_collector.ledger import database
 
 log = structlog.get_logger(__name__)
 
-MARGIN_NS = 300 * timestamps.SECOND_NS
-"""Maximum delay until facts recorded by another collector become visible."""
+_AT_ONCE = 256
+"""Quarters of one transaction."""
 _YIELD_EVERY = 16
 
 
 @dataclass(slots=True)
-class EvidenceWriter:
+class FactWriter:
     """Writes the facts of a book. Its methods raise UnusableLedgerError, LostLeaseError."""
 
-    book: evidence_book.EvidenceBook
-    wall_ns: Callable[[], int]
-    on_stored: Callable[[node_intervals.EvidenceInterval], None]
-    """Called with each interval that was written."""
+    book: open_quarters.OpenQuarters
+    changeable_days: Callable[[], range]
+    """Returns the days that are over, and that facts may still change."""
+    on_stored: Callable[[], None]
+    """Called for each interval that was written."""
     waiting: waiting_evidence.WaitingEvidence | None = None
     """Intervals that wait on disk; None if all wait in memory."""
     _queued: set[Hashable] = field(default_factory=set)
@@ -55,87 +55,6 @@ class EvidenceWriter:
     """Facts that the database rejected: keys of intervals (on disk marked), claims, contacts by node and GPU."""
     _rejected_rows: set[int] = field(default_factory=set)
     """Numbers of intervals on disk that the database rejected."""
-    _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
-    _contacts: int = -1
-    """Number of first contacts in the database when they were last read: those of all collectors."""
-    _merged_ns: int = 0
-    """Time up to which reports of other collectors were merged."""
-
-    def __post_init__(self) -> None:
-        """Subscribe to problems of the evidence."""
-        self.book.problems.listeners.append(self._problems.append)
-
-    async def write_problems(self, store: evidence_store.EvidenceStore) -> None:
-        """Record new problems in the audit log, each once."""
-        # Taken before the call: problems that are found meanwhile stay for the next write.
-        problems, self._problems[:] = list(self._problems), []
-        try:
-            await self._record_problems(store, problems)
-        except BaseException:
-            self._problems.extend(problems)
-            raise
-
-    async def _record_problems(
-        self,
-        store: evidence_store.EvidenceStore,
-        problems: Sequence[evidence_records.EvidenceProblem],
-    ) -> None:
-        """Record problems, but not those that the database rejects: a node can choose their texts."""
-        try:
-            await database.call_database(store.record_problems, problems)
-        except database.RejectedValueError as error:
-            if len(problems) == 1:
-                node, kind = problems[0].node, problems[0].kind
-                log.error("evidence_problem_rejected", node=node, kind=kind, problem=str(error))
-                return
-            # Halves: one rejected row of many is found in a logarithmic number of transactions.
-            middle = len(problems) // 2
-            await self._record_problems(store, problems[:middle])
-            await self._record_problems(store, problems[middle:])
-
-    async def exchange_receipts(self, store: evidence_store.EvidenceStore) -> None:
-        """Exchange receipts with the database, before any evidence that depends on them."""
-        unstored = self.book.intervals.unstored
-        if unstored.log:  # other collectors may write to the database
-            await self._merge_reports(store)
-        count = await database.call_database(store.count_contacts)
-        if count == self._contacts and not unstored.has_contacts:
-            return
-        contacts = await database.call_database(store.contacts)
-        self.book.merge_contacts(contacts)
-        new = node_intervals.find_new_contacts(self.book.receipts, contacts)
-        pairs = [(node, gpu) for node, gpus in new.items() for gpu in gpus]
-        accepted = [pair for pair in pairs if pair not in self.rejected]
-        is_awaited = bool(unstored.log) and unstored.has_contacts
-        with self._writing():
-            unstored.begin_contacts()
-            # Those that the database has may be missing on its standby: a write without rows waits for it too.
-            if accepted or is_awaited:
-                await self._write_contacts(store, new, accepted)
-            for node, gpu in pairs:
-                if (node, gpu) in self.rejected:
-                    unstored.keep(node, evidence_memory.CONTACTS)
-        self._contacts = count
-
-    async def _write_contacts(
-        self,
-        store: evidence_store.EvidenceStore,
-        new: node_intervals.Contacts,
-        pairs: Sequence[tuple[str, str]],
-    ) -> None:
-        """Write some of the new first contacts, but not those that the database rejects."""
-        contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
-        for node, gpu in pairs:
-            contacts.setdefault(node, {})[gpu] = new[node][gpu]
-        try:
-            await database.call_database(store.write_contacts, contacts)
-        except database.RejectedValueError as error:
-            if len(pairs) == 1:
-                self._reject(pairs[0][0], pairs[0], error)
-                return
-            middle = len(pairs) // 2
-            await self._write_contacts(store, new, pairs[:middle])
-            await self._write_contacts(store, new, pairs[middle:])
 
     def _reject(self, node: str, fact: Hashable, error: database.RejectedValueError) -> None:
         """Report a fact that the database rejects, which is not written again before the next start."""
@@ -145,22 +64,13 @@ class EvidenceWriter:
         )
         log.error("evidence_rejected", node=node, problem=str(error), advice=advice)
 
-    async def _merge_reports(self, store: evidence_store.EvidenceStore) -> None:
-        now_ns = self.wall_ns()
-        merged_ns = max(self._merged_ns, now_ns - node_intervals.MAX_AGE_NS)
-        ends_ns = await database.call_database(store.newest_ends, None, merged_ns - MARGIN_NS)
-        self.book.merge_reports(ends_ns)
-        self._merged_ns = now_ns
-
-    async def write_evidence(
-        self, store: evidence_store.EvidenceStore, quiet_ns: int | None
-    ) -> None:
+    async def write_evidence(self, store: fact_store.FactStore, quiet_ns: int | None) -> None:
         """Write claims, and the intervals that are due at a time; all of them if it is None."""
         claims = [fact for fact in self.book.unwritten if fact not in self.rejected]
-        intervals: list[evidence_memory.IntervalInMemory] = []
-        by_key = self.book.intervals.by_key
+        intervals: list[quarter_memory.QuarterInMemory] = []
+        by_key = self.book.quarters.by_key
         try:
-            for keys in evidence_tables.group_items(list(by_key)):
+            for keys in _group_items(list(by_key)):
                 await asyncio.sleep(0)  # there may be 50,000 of them
                 for key in keys:
                     interval = by_key.get(key)
@@ -168,7 +78,7 @@ class EvidenceWriter:
                         intervals.append(interval)
                         self._queued.add(key)
             # One write without intervals, if there are only claims.
-            for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
+            for fact_group in list(_group_items(intervals)) or [[]]:
                 await self._write_accepted(store, fact_group, claims)
                 # With the first group only.
                 claims = []
@@ -180,14 +90,14 @@ class EvidenceWriter:
 
         Raises OSError, WaitingEvidenceError: they stay in memory then.
         """
-        memory, waiting = self.book.intervals, self.waiting
+        memory, waiting = self.book.quarters, self.waiting
         if waiting is None:
             return
         share = memory.share_of_node(waiting.limits.pending_evidence_intervals)
         movable = memory.counts.keys() - waiting.full
         if max((memory.counts[node] for node in movable), default=0) <= share // 2:
             return
-        for keys in evidence_tables.group_items(list(memory.by_key)):
+        for keys in _group_items(list(memory.by_key)):
             await asyncio.sleep(0)  # there may be 50,000 of them
             group = [
                 interval
@@ -213,19 +123,19 @@ class EvidenceWriter:
                 interval.stored = interval.stored and is_fitting
             memory.move_to_disk(compress(group, fits))
 
-    async def write_waiting(self, store: evidence_store.EvidenceStore) -> None:
+    async def write_waiting(self, store: fact_store.FactStore) -> None:
         """Write the intervals that wait on disk, oldest first; a damaged or rejected one delays no other."""
         waiting, last = self.waiting, 0
         while waiting and (rows := await service.run_in_thread(waiting.read, last)):
             last = rows[-1].number
             intervals = {
-                row.number: evidence_memory.IntervalInMemory(row.interval)
+                row.number: quarter_memory.QuarterInMemory(row.interval)
                 for row in rows
                 if row.interval is not None and row.number not in self._rejected_rows
             }
-            await self._write_accepted(store, list(intervals.values()), (), evidence_memory.ON_DISK)
+            await self._write_accepted(store, list(intervals.values()), (), quarter_memory.ON_DISK)
             is_rejected = {
-                number: (evidence_memory.ON_DISK, *interval.key) in self.rejected
+                number: (quarter_memory.ON_DISK, *interval.key) in self.rejected
                 for number, interval in intervals.items()
             }
             self._rejected_rows.update(number for number in intervals if is_rejected[number])
@@ -233,7 +143,7 @@ class EvidenceWriter:
             # If this fails, they are written again in the next round, which changes nothing.
             await service.run_in_thread(waiting.delete, stored)
             nodes = Counter(intervals[number].interval.node for number in stored)
-            self.book.intervals.leave_disk(nodes)
+            self.book.quarters.leave_disk(nodes)
         if waiting:
             waiting.full.clear()
             if last:
@@ -241,8 +151,8 @@ class EvidenceWriter:
 
     async def _write_accepted(
         self,
-        store: evidence_store.EvidenceStore,
-        intervals: Sequence[evidence_memory.IntervalInMemory],
+        store: fact_store.FactStore,
+        intervals: Sequence[quarter_memory.QuarterInMemory],
         claims: Sequence[claim_events.ClaimFact],
         *mark: str,
     ) -> None:
@@ -263,8 +173,8 @@ class EvidenceWriter:
 
     async def _write(
         self,
-        store: evidence_store.EvidenceStore,
-        intervals: Sequence[evidence_memory.IntervalInMemory],
+        store: fact_store.FactStore,
+        intervals: Sequence[quarter_memory.QuarterInMemory],
         claims: Sequence[claim_events.ClaimFact],
     ) -> None:
         """Write evidence with the time of the write: changes are later searched by that timestamp."""
@@ -274,36 +184,35 @@ class EvidenceWriter:
             with self._writing() as unstored:
                 for fact in claims:
                     unstored.begin_write(fact.node, fact)
-                written = [
-                    evidence_store.compress_interval(
-                        interval.interval, content, self.book.contacts_of(interval.interval.node)
-                    )
-                    async for interval, content in self._encode(intervals, unstored)
-                ]
-                early = node_claims.find_early_claims(claims, self.book.receipts)
-                await database.call_database(store.write, written, claims, self.wall_ns, early)
+                written = [content async for _, content in self._encode(intervals, unstored)]
+                contests = await database.call_database(
+                    _write_decoded, store, written, claims, self.changeable_days()
+                )
         except BaseException:
             # Whatever the reason, cancellation included: the intervals stay in memory and are written again.
             for interval in intervals:
                 interval.stored = False
             raise
+        for gpu, node, holder, since_ns in contests:
+            facts = {"stands": holder, "refused": node}
+            problem = evidence_records.EvidenceProblem("seen_twice", gpu, node, since_ns, facts)
+            self.book.problems.report(problem)
         # Only now, after the commit: until then memory and snapshots have the only copy.
-        for fact in claims:
-            self.book.unwritten.pop(fact, None)
+        self.book.leave_memory(claims)
         for interval in intervals:
-            self.on_stored(interval.interval)
+            self.on_stored()
             # Added to during the write: it stays for the next one.
             if interval.stored and self._is_in_memory(interval):
-                self.book.intervals.release(interval)
+                self.book.quarters.release(interval)
 
-    def _is_in_memory(self, interval: evidence_memory.IntervalInMemory) -> bool:
-        return self.book.intervals.by_key.get(interval.key) is interval
+    def _is_in_memory(self, interval: quarter_memory.QuarterInMemory) -> bool:
+        return self.book.quarters.by_key.get(interval.key) is interval
 
     async def _encode(
         self,
-        intervals: Sequence[evidence_memory.IntervalInMemory],
-        unstored: evidence_memory.UnstoredFacts | None = None,
-    ) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
+        intervals: Sequence[quarter_memory.QuarterInMemory],
+        unstored: quarter_memory.UnstoredFacts | None = None,
+    ) -> AsyncIterator[tuple[quarter_memory.QuarterInMemory, bytes]]:
         """Yield intervals with their encoding, yielding to the event loop periodically.
 
         `unstored` is given if they are written to the database.
@@ -317,9 +226,9 @@ class EvidenceWriter:
                 await asyncio.sleep(0)
 
     @contextmanager
-    def _writing(self) -> Iterator[evidence_memory.UnstoredFacts]:
+    def _writing(self) -> Iterator[quarter_memory.UnstoredFacts]:
         """Record the end of a write of facts, and its success."""
-        unstored = self.book.intervals.unstored
+        unstored = self.book.quarters.unstored
         try:
             yield unstored
         # Also for a cancellation: the commit may have succeeded, but that is not known.
@@ -327,3 +236,18 @@ class EvidenceWriter:
             unstored.end_write(is_stored=False)
             raise
         unstored.end_write(is_stored=True)
+
+
+def _write_decoded(
+    store: fact_store.FactStore,
+    contents: Sequence[bytes],
+    claims: Sequence[claim_events.ClaimFact],
+    days: range,
+) -> list[fact_store.Contest]:
+    """Write quarters as they were when they were encoded: those in memory may change meanwhile. Blocking."""
+    return store.write([node_intervals.decode_interval(each) for each in contents], claims, days)
+
+
+def _group_items(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Divide items into groups of one transaction."""
+    return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

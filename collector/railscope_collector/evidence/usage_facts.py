@@ -1,0 +1,95 @@
+"""What the facts in a database say about GPU-days: which there are, which are not final, and each one metered again.
+
+All calls block, and raise UnusableLedgerError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from railscope.timestamps import DAY_NS
+from railscope_collector.evidence import (
+    day_archive,
+    day_facts,
+    day_metering,
+    fact_store,
+    file_versions,
+)
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.day_documents import GpuDay
+from railscope_collector.metering.counter_increments import CountedQuantity
+from railscope_collector.metering.metered_day import MeteredDay
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFacts:
+    """Facts and administrators' files of a database."""
+
+    facts: fact_store.FactStore
+    files: file_versions.FileStore
+
+    @classmethod
+    def of_database(cls, database: Database) -> Self | None:
+        """Return the facts of a database; None if it never contained any."""
+        found = cls(fact_store.FactStore(database), file_versions.FileStore(database))
+        return found if found.facts.has_any() else None
+
+    def gpu_days(self, days: range) -> set[GpuDay]:
+        """Return the GPU-days on which a GPU was in service in a node for some time."""
+        with self.facts.database.transaction(is_snapshot=True) as connection:
+            files = self.files.read_in(connection)
+            places = fact_store.read_places(connection)
+        return {
+            GpuDay(gpu, day)
+            for gpu, values in places.items()
+            for stay in day_metering.find_service(gpu, day_facts.spans_of(values), files)
+            for day in range(
+                max(days.start, stay.start_ns // DAY_NS),
+                min(days.stop, -(-stay.end_ns // DAY_NS)),
+            )
+        }
+
+    def first_day(self) -> int:
+        """Return the first day whose facts are in the database; those of days before were deleted, or never copied."""
+        with self.facts.database.transaction() as connection:
+            open_day = day_archive.find_first_open_day(connection)
+            return max(open_day, fact_store.find_first_day(connection))
+
+    def unfinished(self, days: range) -> set[GpuDay]:
+        """Return the GPU-days that facts have changed, and that are not metered yet."""
+        marked: dict[int, set[str]] = {}
+        for node, day in self.facts.marked_days(days):
+            marked.setdefault(day, set()).add(node)
+        with self.facts.database.transaction() as connection:
+            places = fact_store.read_places(connection)
+        return {
+            GpuDay(gpu, day)
+            for gpu, values in places.items()
+            for day, nodes in marked.items()
+            if any(span.value in nodes for span in day_facts.spans_on(values, day))
+        }
+
+    def meter(self, day: int) -> Iterator[MeteredDay]:
+        """Yield all GPU-days of a day, metered again, node by node."""
+        files = self.files.read_all()
+        for gpus, found in self._read(day):
+            yield from map(day_metering.DayMeter.of_facts(day, found, files).meter, gpus)
+
+    def increments(self, day: int) -> dict[str, dict[CountedQuantity, int]]:
+        """Return what the counters of each GPU counted on a day, whoever had it."""
+        sums: dict[str, dict[CountedQuantity, int]] = {}
+        for gpus, found in self._read(day):
+            meter = day_metering.DayMeter.of_facts(day, found, file_versions.AdministratorInputs())
+            sums |= {gpu: meter.sum_increments(gpu) for gpu in gpus}
+        return sums
+
+    def _read(self, day: int) -> Iterator[tuple[list[str], day_facts.DayFacts]]:
+        seen: set[str] = set()
+        for node in self.facts.nodes():
+            with self.facts.database.transaction() as connection:
+                gpus = [g for g in fact_store.gpus_on(connection, node, day) if g not in seen]
+                found = self.facts.read_day(connection, gpus, day)
+            seen.update(gpus)
+            yield gpus, found
