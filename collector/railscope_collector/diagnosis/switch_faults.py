@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -60,17 +60,18 @@ def switch_faults(switches: SwitchView) -> Iterator[Finding]:
     yield from _lost_headroom(switches)
 
 
-def _shown(
+def _shown(  # noqa: PLR0913 - a row of evidence
     signal: str,
     values: Floats,
     limit: Floats | float,
     places: Iterable[SwitchQueue],
     at: Iterable[int],
-    **more: Any,
+    *,
+    text: str = "limit",
+    slots: int = WINDOW_SLOTS,
 ) -> tuple[FindingEvidence, ...]:
     """Return the evidence of the first of some ports or queues."""
     names, limits = list(places), np.broadcast_to(limit, len(values))
-    text, slots = more.get("text", "limit"), more.get("slots", WINDOW_SLOTS)
     return tuple(
         FindingEvidence(
             signal, float(values[n]), float(limits[n]), text, names[n].place, slots=slots
@@ -368,13 +369,20 @@ def _lost_headroom(switches: SwitchView) -> Iterator[Finding]:
     """Yield switches with a priority group that used nearly all of its headroom, or, with pauses, dropped packets."""
     sums, found = switches.sums(QUEUE), dict[str, list[FindingEvidence]]()
 
-    def add(signal: str, values: Floats, limit: Floats | float, hit: Flags, **more: Any) -> None:
+    def add(  # noqa: PLR0913 - a row of evidence
+        signal: str,
+        values: Floats,
+        limit: Floats | float,
+        hit: Flags,
+        *,
+        text: str = "limit",
+        slots: int = WINDOW_SLOTS,
+    ) -> None:
         for at in np.flatnonzero(hit).tolist():
             queue = switches.queues[at]
             group = SwitchQueue(queue.switch, f"{queue.port} priority group {queue.queue}")
-            row = _shown(
-                signal, values[[at]], np.broadcast_to(limit, len(hit))[[at]], [group], [0], **more
-            )
+            threshold = np.broadcast_to(limit, len(hit))[[at]]
+            row = _shown(signal, values[[at]], threshold, [group], [0], text=text, slots=slots)
             found.setdefault(queue.switch, []).extend(row)
 
     used, size, share, peak = (
