@@ -56,7 +56,7 @@ class DayMeter:
         return _GpuMeter(gpu, self.day, self.found, self.files).meter(self._increments(gpu))
 
     def sum_increments(self, gpu: str) -> dict[CountedQuantity, int]:
-        """Return what the counters of a GPU counted up to their readings of the day, whoever had it."""
+        """Return what the counters of a GPU counted up to their readings of the day, in any node."""
         sums: dict[CountedQuantity, int] = {}
         for measure, counted in self._increments(gpu).items():
             first_ns, last_ns = self.day * DAY_NS, (self.day + 1) * DAY_NS

@@ -1,4 +1,4 @@
-"""What the facts in a database say about GPU-days: which there are, which are not final, and each one metered again.
+"""What follows from the facts in a database about GPU-days: which there are, which are not final, and each one metered again.
 
 All calls block, and raise UnusableLedgerError.
 """
@@ -78,7 +78,7 @@ class UsageFacts:
             yield from map(day_metering.DayMeter.of_facts(day, found, files).meter, gpus)
 
     def increments(self, day: int) -> dict[str, dict[CountedQuantity, int]]:
-        """Return what the counters of each GPU counted on a day, whoever had it."""
+        """Return what the counters of each GPU counted on a day, in any node."""
         sums: dict[str, dict[CountedQuantity, int]] = {}
         for gpus, found in self._read(day):
             meter = day_metering.DayMeter.of_facts(day, found, file_versions.AdministratorInputs())
