@@ -10,7 +10,7 @@ from railscope_collector.audit import tables as audit
 from railscope_collector.billing import tables as billing
 from railscope_collector.evidence import (
     day_archive,
-    fact_store,
+    fact_tables,
     file_versions,
     first_receipts,
     former_facts,
@@ -26,7 +26,7 @@ __all__ = [
     "audit_outbox",
     "billing",
     "day_archive",
-    "fact_store",
+    "fact_tables",
     "file_versions",
     "first_receipts",
     "former_facts",

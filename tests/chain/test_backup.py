@@ -184,9 +184,10 @@ class RestorableSite:
         try:
             found = FactStore(database)
             with database.transaction() as connection:
+                first_day = (START_WALL_NS + self.first * SECOND) // DAY_NS
                 quarters = [
                     each
-                    for day in range(START_WALL_NS // DAY_NS, START_WALL_NS // DAY_NS + 2)
+                    for day in range(first_day, first_day + 2)
                     for each in found.read_day(connection, [GPU], day).quarters.get("n1", ())
                 ]
         finally:

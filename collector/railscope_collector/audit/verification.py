@@ -31,7 +31,10 @@ _FORMER_TABLES = {
     "audit_taken",
     "collector_member",
     "evidence_archived_fact",
+    "evidence_boot",
     "evidence_contact",
+    "evidence_contents",
+    "evidence_contents_day",
     "evidence_decision",
     "evidence_gpu",
 }

@@ -5,8 +5,9 @@
   batch_facts      facts from one batch, and bounds on facts in memory
   open_quarters, quarter_memory, open_claims   facts in memory, fed by the state of the collector
   waiting_evidence   facts on disk while the database is unavailable
-  fact_store, file_versions, evidence_records   facts and files in the ledger's database, which mark the days that
-                   they change; audit records
+  fact_store, fact_tables, stored_quarters, gpu_states, file_versions   facts and files in the ledger's database,
+                   which mark the days that they change
+  evidence_records   audit records of problems, and rows that are damaged
   day_facts, counter_readings, day_metering, usage_facts   a day of a GPU as a pure function of facts and files
   day_archive, archive_files, fact_deletion   files of days, and deletion of facts that are in them
   former_facts     facts of release 0.3.0, which are copied once

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 from railscope_collector import archive_stores
-from railscope_collector.evidence import archive_files, fact_deletion, fact_store
+from railscope_collector.evidence import archive_files, fact_deletion, fact_store, fact_tables
 from railscope_collector.evidence.claim_events import ReportedClaim
 from railscope_collector.evidence.day_facts import DatedValue, DatedValues, DayFacts, spans_on
 from railscope_collector.evidence.day_metering import DayMeter
@@ -40,7 +40,7 @@ _LOCK = 0x7261_696C_6461_7966  # "raildayf" in ASCII
 
 day_files = sa.Table(
     "day_file",
-    fact_store.metadata,
+    fact_tables.metadata,
     *schema.key_texts("pod"),
     *schema.key_numbers("day"),
     *schema.texts("location", "name", "sha256"),
@@ -48,9 +48,9 @@ day_files = sa.Table(
 )
 """`written_ns` is the time before the facts were read. Final files never change."""
 for _table, _column in (
-    (fact_store.quarters, "end_ns"),
-    (fact_store.claims, "start_ns"),
-    (fact_store.claim_ends, "end_ns"),
+    (fact_tables.quarters, "end_ns"),
+    (fact_tables.claims, "start_ns"),
+    (fact_tables.claim_ends, "end_ns"),
 ):
     _is_archived = f"day_file.is_final = 1 AND OLD.{_column} < (day_file.day + 1) * {DAY_NS}"
     _condition = f"EXISTS (SELECT 1 FROM day_file WHERE {_is_archived})"  # noqa: S608 - constants
@@ -146,7 +146,7 @@ class DayArchive:
     def _read_places(self) -> tuple[DatedValues, int]:
         """Return the nodes of all GPUs, and the first day with GPUs that has no final file."""
         with self.database.transaction(is_snapshot=True) as connection:
-            places = fact_store.read_places(connection)
+            places = fact_tables.read_places(connection)
             open_day = find_first_open_day(connection)
         first_ns = min((rows[0].since_ns for rows in places.values()), default=0)
         return places, max(open_day, first_ns // DAY_NS)

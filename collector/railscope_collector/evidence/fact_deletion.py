@@ -16,9 +16,9 @@ from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.evidence.claim_events import ReportedClaim
 from railscope_collector.evidence.day_facts import CONTEXT_NS, group_reports, spans_of
 from railscope_collector.evidence.day_metering import find_ending_boot
-from railscope_collector.evidence.fact_store import (
+from railscope_collector.evidence.fact_store import FactStore
+from railscope_collector.evidence.fact_tables import (
     NODE,
-    FactStore,
     boots,
     claim_ends,
     claim_spans,

@@ -21,7 +21,7 @@ from railscope_collector.evidence import (
     batch_facts,
     claim_events,
     evidence_records,
-    fact_store,
+    gpu_states,
     node_intervals,
     open_claims,
     quarter_memory,
@@ -40,7 +40,7 @@ _CLAIMS_PER_INTERVAL = 128
 class GpuPlace(msgspec.Struct, array_like=True):
     """The node that has a GPU, and its last sample of the GPU.
 
-    As in the database (`fact_store`), a GPU that two nodes list stays in the first one, and moves once that node has not
+    As in the database (`gpu_states`), a GPU that two nodes list stays in the first one, and moves once that node has not
     listed it for `LEFT_NS`. Memory does not know whether the node reports at all, so a GPU of a stale node moves after
     this time, and in the database after an hour.
     """
@@ -152,7 +152,7 @@ class OpenQuarters:
         place = self.places.get(uuid)
         if place is not None and place.node == node:
             place.last_ns = max(place.last_ns, span.last_ns)
-        elif place is None or span.last_ns >= place.last_ns + fact_store.LEFT_NS:
+        elif place is None or span.last_ns >= place.last_ns + gpu_states.LEFT_NS:
             self.places[uuid] = GpuPlace(node, span.last_ns)
             self.changed.add(uuid)
 

@@ -15,6 +15,7 @@ from railscope_collector.evidence import (
     day_facts,
     day_metering,
     fact_store,
+    fact_tables,
     file_versions,
 )
 from railscope_collector.ledger.database import Database
@@ -40,7 +41,7 @@ class UsageFacts:
         """Return the GPU-days on which a GPU was in service in a node for some time."""
         with self.facts.database.transaction(is_snapshot=True) as connection:
             files = self.files.read_in(connection)
-            places = fact_store.read_places(connection)
+            places = fact_tables.read_places(connection)
         return {
             GpuDay(gpu, day)
             for gpu, values in places.items()
@@ -63,7 +64,7 @@ class UsageFacts:
         for node, day in self.facts.marked_days(days):
             marked.setdefault(day, set()).add(node)
         with self.facts.database.transaction() as connection:
-            places = fact_store.read_places(connection)
+            places = fact_tables.read_places(connection)
         return {
             GpuDay(gpu, day)
             for gpu, values in places.items()

@@ -24,6 +24,7 @@ from railscope_collector.evidence import (
     claim_events,
     evidence_records,
     fact_store,
+    gpu_states,
     node_intervals,
     open_quarters,
     quarter_memory,
@@ -243,7 +244,7 @@ def _write_decoded(
     contents: Sequence[bytes],
     claims: Sequence[claim_events.ClaimFact],
     days: range,
-) -> list[fact_store.Contest]:
+) -> list[gpu_states.Contest]:
     """Write quarters as they were when they were encoded: those in memory may change meanwhile. Blocking."""
     return store.write([node_intervals.decode_interval(each) for each in contents], claims, days)
 

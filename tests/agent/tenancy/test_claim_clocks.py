@@ -17,7 +17,6 @@ from railscope_collector.evidence.claim_events import (
     ReportedClaim,
     ReportedEnd,
     ReportingBoot,
-    find_ends,
     first_report_key,
     parse_claim_event,
 )
@@ -46,11 +45,13 @@ def spans(events: list[Event]) -> dict[str, tuple[int, int]]:
             starts.append(found)
         else:
             ends.append(found)
-    ended = find_ends(starts, ends, [])
+    ended: dict[str, int] = {}
+    for end in ends:
+        ended[end.id] = min(end.timestamp_ns, ended.get(end.id, end.timestamp_ns))
     first = {each.id: each for each in sorted(starts, key=first_report_key, reverse=True)}
     assert len({each.workload for each in first.values()}) == len(first), "one claim each"
     return {
-        each.workload: (each.start_ns - ANCHOR_NS, ended[NODE, key] - ANCHOR_NS)
+        each.workload: (each.start_ns - ANCHOR_NS, ended[key] - ANCHOR_NS)
         for key, each in first.items()
     }
 

@@ -33,7 +33,7 @@ from railscope_collector.billing.invoices import CLOSE_AFTER_NS
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.commands.bill import bill
-from railscope_collector.evidence import fact_store
+from railscope_collector.evidence import fact_store, fact_tables
 from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.evidence.node_intervals import decode_interval, encode_interval
 from railscope_collector.evidence.usage_facts import UsageFacts
@@ -132,7 +132,7 @@ def test_time_of_claims_that_hold_no_gpu_is_listed_as_not_billed(url: str, tmp_p
 
 def forged(connection: Connection) -> None:
     """Other samples under a name that is the hash of what is in the row now."""
-    parts = fact_store.quarters
+    parts = fact_tables.quarters
     for row in connection.execute(select(parts).where(parts.c.start_ns >= at(0))).all():
         chunk = decode_interval(zstd.decompress(row.content))
         for sighted in chunk.gpus.values():
@@ -143,12 +143,12 @@ def forged(connection: Connection) -> None:
 
 
 def removed(connection: Connection) -> None:
-    parts = fact_store.quarters
+    parts = fact_tables.quarters
     connection.execute(delete(parts).where(parts.c.start_ns >= at(0)))
 
 
 def without_claims(connection: Connection) -> None:
-    connection.execute(delete(fact_store.claims))
+    connection.execute(delete(fact_tables.claims))
 
 
 @pytest.mark.parametrize(

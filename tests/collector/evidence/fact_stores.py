@@ -16,7 +16,8 @@ from support.story import (
     temporary_core,
 )
 
-from railscope_collector.evidence.fact_store import FactStore, read_places
+from railscope_collector.evidence.fact_store import FactStore
+from railscope_collector.evidence.fact_tables import read_places
 from railscope_collector.evidence.file_versions import AdministratorInputs
 from railscope_collector.evidence.node_intervals import EvidenceInterval
 from railscope_collector.files import tenants_file

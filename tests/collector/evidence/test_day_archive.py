@@ -15,7 +15,7 @@ from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of, t
 from railscope.timestamps import DAY_NS
 from railscope_collector import config
 from railscope_collector.archive_stores import ArchiveError, DirectoryStore
-from railscope_collector.evidence import fact_store
+from railscope_collector.evidence import fact_tables
 from railscope_collector.evidence.day_archive import DayArchive
 from railscope_collector.evidence.day_metering import DayMeter
 from railscope_collector.evidence.fact_store import FactStore
@@ -55,10 +55,10 @@ def test_days_are_the_same_from_their_files_and_later_ones_without_the_facts_of_
     write(store, cluster.facts(), days.stop)
     finalize(store, days)
     assert list(archive.write_due(days.stop, NOW_NS))
-    before = count_rows(store, fact_store.quarters), count_rows(store, fact_store.claims)
+    before = count_rows(store, fact_tables.quarters), count_rows(store, fact_tables.claims)
     assert sum(archive.close_days(DAY + 2, NOW_NS))
-    after = count_rows(store, fact_store.quarters), count_rows(store, fact_store.claims)
-    assert count_rows(store, fact_store.claim_spans) <= after[1]
+    after = count_rows(store, fact_tables.quarters), count_rows(store, fact_tables.claims)
+    assert count_rows(store, fact_tables.claim_spans) <= after[1]
     assert 0 < after[0] < before[0]
     assert 0 < after[1] < before[1]
     results = [archive.recompute_day(day, FILES) for day in days]
@@ -101,15 +101,15 @@ def test_facts_are_not_deleted_without_a_final_file(
         pytest.raises(UnusableLedgerError, match="append-only"),
         store.database.transaction(writes=True) as connection,
     ):
-        connection.execute(sa.delete(fact_store.quarters))
+        connection.execute(sa.delete(fact_tables.quarters))
     (file, _) = archive.write_due(DAY + 2, NOW_NS)
     path = tmp_path / "archive" / file.name
     path.chmod(0o640)
     path.write_bytes(b"x" * file.size_bytes)
-    count = count_rows(store, fact_store.quarters)
+    count = count_rows(store, fact_tables.quarters)
     with pytest.raises(ArchiveError, match="not what was written"):
         list(archive.close_days(DAY + 2, NOW_NS))
-    assert count_rows(store, fact_store.quarters) == count
+    assert count_rows(store, fact_tables.quarters) == count
     with pytest.raises(ArchiveError, match="not what was written"):
         archive.recompute_day(DAY, FILES)
 

@@ -14,7 +14,7 @@ from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
-from railscope_collector.evidence import fact_store
+from railscope_collector.evidence import fact_tables
 from railscope_collector.ledger.day_documents import ledger_days
 
 HANGING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'"
@@ -96,8 +96,8 @@ def reports(node: str, claim: str) -> Envelopes:
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
-        (fact_store.quarters, "node", "n3"),
-        (fact_store.claims, "claim", "job-n3"),
+        (fact_tables.quarters, "node", "n3"),
+        (fact_tables.claims, "claim", "job-n3"),
     ],
 )
 async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
@@ -120,7 +120,7 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
             await site.round(now)
     assert [line["node"] for line in logs if line["event"] == "evidence_rejected"] == ["n3"]
     assert len(site.finalizer.rejected) == 1
-    for found in (fact_store.quarters, fact_store.claims):
+    for found in (fact_tables.quarters, fact_tables.claims):
         others = set(NODES) - ({"n3"} if found is table else set())
         assert site.values(found.c.node) == others
     assert {node for node in NODES if site.stored(node) < positions[node]} == {"n3"}
@@ -157,4 +157,4 @@ async def test_a_closed_connection_rejects_nothing(
     sa.event.remove(engine, "before_cursor_execute", end_connection)
     assert not rejecting.finalizer.rejected
     await rejecting.round(600)
-    assert rejecting.values(fact_store.quarters.c.node) == {"n1", "n2"}
+    assert rejecting.values(fact_tables.quarters.c.node) == {"n1", "n2"}

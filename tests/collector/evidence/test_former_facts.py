@@ -26,7 +26,8 @@ from railscope.timestamps import DAY_NS
 from railscope_collector.evidence import former_facts
 from railscope_collector.evidence.claim_events import ClaimFact, ReportedClaim, ReportedEnd
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
-from railscope_collector.evidence.fact_store import FactStore, claims, read_places
+from railscope_collector.evidence.fact_store import FactStore
+from railscope_collector.evidence.fact_tables import claims, read_places
 from railscope_collector.evidence.file_versions import FileStore
 from railscope_collector.evidence.former_facts import copy_once
 from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval

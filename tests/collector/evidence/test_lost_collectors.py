@@ -20,7 +20,7 @@ from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.frame import Frame
 from railscope_agent.shipping.delivery_result import EvidenceReceipt
 from railscope_agent.shipping.spool import Spool
-from railscope_collector.evidence import fact_store
+from railscope_collector.evidence import fact_tables
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
@@ -127,10 +127,10 @@ class Site:
         self.removed = len(frames)
         quarantine = EvidenceQuarantine()
         with self.ledger.database.transaction() as connection:
-            quarters = fact_store.quarters.c
+            quarters = fact_tables.quarters.c
             rows = connection.execute(select(quarters.quarter, quarters.content)).all()
-            starts = connection.execute(select(fact_store.claims.c.claim)).scalars()
-            ends = connection.execute(select(fact_store.claim_ends.c.claim)).scalars()
+            starts = connection.execute(select(fact_tables.claims.c.claim)).scalars()
+            ends = connection.execute(select(fact_tables.claim_ends.c.claim)).scalars()
             found = {CLAIM_START_EVENT: set(starts), CLAIM_END_EVENT: set(ends)}
         stored = [interval for row in rows if (interval := quarantine.interval(*row))]
         assert not quarantine.rows
