@@ -183,7 +183,7 @@ def _claims(index: int) -> list[claim_events.ReportedClaim]:
     if index == GPUS - 1:
         start_ns = _timestamp_ns(9, 8, 14)
         used = claim("", start_ns, start_ns + 2 * HOUR_NS)
-        process = {"id": "pid-4711", "authority": ClaimAuthority.PROCESS}
+        process = {"id": "pid-4711", "source": "process", "authority": ClaimAuthority.PROCESS}
         return [msgspec.structs.replace(used, **process)]
     return []
 

@@ -192,9 +192,12 @@ def _run_demo(ledger: ledger_store.Ledger) -> bool:
                 books, invoice.invoice_id, billing_demo.SELLER.provider
             )
             click.echo(f"\n{statement_forms.as_text(issued)}")
+        invoiced = {invoice.tenant for invoice in closed.invoices}
         for finding in books.store.reviews(closed.closing.number):
-            if not finding.tenant:
-                click.echo(f"\nnot billed until decided, no tenant: {finding}")
+            # The statements above list the others.
+            if finding.tenant not in invoiced:
+                tenant = finding.tenant or "no tenant"
+                click.echo(f"\nnot billed until decided, {tenant}: {finding}")
         click.echo()
     click.echo("RECONCILIATION of both")
     for line in bill_periods.format_checks(demo.checks):

@@ -106,7 +106,8 @@ def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
     place = ("--ledger", f"sqlite:///{tmp_path}/ledger.sqlite")
     result = run("demo", *place)
     assert result.exit_code == 0
-    assert "GPU-7, claim pid-4711, 2026-09-08 14:00 UTC to 2026-09-08 16:00 UTC" in result.output
+    used = "GPU-7, claim pid-4711, 2026-09-08 14:00 UTC to 2026-09-08 16:00 UTC"
+    assert f"not billed until decided, process:nobody: {used}" in result.output
     assert run("export", str(tmp_path), *place).exit_code == 0
     rows = parse_csv((tmp_path / "focus-1.2.csv").read_text())
     assert billed_cost(rows) == Fraction(643_741 + 273_168 + 16_383 - 15_016, 100)
