@@ -77,8 +77,13 @@ class GpuStates:
         nodes = _find_nodes(
             interval, *(known[kind].get(gpu, ()) for kind in PLACES for gpu in gpus)
         )
-        latest = sa.select(sa.func.max(quarters.c.start_ns)).where(quarters.c.node.in_(nodes))
-        is_late = self.connection.execute(latest).scalar_one() > interval.start_ns
+        start_ns, node = by_start(interval)
+        later = sa.or_(
+            quarters.c.start_ns > start_ns,
+            sa.and_(quarters.c.start_ns == start_ns, quarters.c.node > node),
+        )
+        stored = sa.select(quarters.c.quarter).where(quarters.c.node.in_(nodes), later).limit(1)
+        is_late = self.connection.execute(stored).first() is not None
         for gpu in gpus:
             of_gpu = {kind: known[kind].setdefault(gpu, []) for kind in KINDS}
             if not is_late:

@@ -5,16 +5,29 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from fact_stores import FILES, opened, write
 from fleet_history import FleetHistory, fleet_histories, spelled_files
 from hypothesis import given, strategies as st
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
-from support.story import DAY, DAY_SECONDS, accept
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    NodeReporter,
+    accept,
+    at,
+    claim_started,
+    gpus_of,
+    host,
+    temporary_core,
+)
 
 from railscope_collector.account.account_sums import AmountKey
+from railscope_collector.evidence.day_metering import DayMeter
 from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.metering.counter_increments import CountedQuantity
 
+HOUR = 3600
 LATER = DAY_SECONDS + 7200
 DAYS = range(DAY, DAY + 1)
 STEPS = st.lists(
@@ -56,6 +69,24 @@ async def test_any_collectors_with_any_restarts_write_the_ledger_of_one(
         await check_conservation(alone, second)
         for side in (alone, *sides):
             side.finalizer.close()
+
+
+def test_a_boot_begins_with_its_first_report_also_if_another_collector_received_its_gpus(url: str):
+    node = NodeReporter(booted_at=0)
+    again = NodeReporter(boot_id="boot-2", run="run-2", booted_at=HOUR)
+    started = {0: [claim_started("GPU-0", "a", 0, tenant="red")]}
+    one, other = temporary_core(), temporary_core()
+    accept(one, [node.record(node.frames(gpus_of("GPU-0"), range(0, 600, 30), events=started))])
+    accept(one, [again.record(again.frames(host(), [HOUR + 60]))])
+    accept(other, [again.record(again.frames(gpus_of("GPU-0"), range(HOUR + 90, HOUR + 600, 30)))])
+    with opened(url) as store:
+        for core in (one, other):
+            quarters = [each.interval for each in core.evidence.quarters.by_key.values()]
+            write(store, [*quarters, *core.evidence.unwritten], DAY + 1)
+        with store.database.transaction() as connection:
+            found = store.read_day(connection, ["GPU-0"], DAY)
+    (claim,) = DayMeter.of_facts(DAY, found, FILES).meter("GPU-0").claims
+    assert claim.end_ns == at(HOUR + 60)
 
 
 async def check_conservation(alone: FinalizingCollector, now: float) -> None:
