@@ -120,8 +120,9 @@ class SimulatedEvidence:
         for one in self.assembled.values():
             yield one.day(day)
 
-    def increments(self, day: int) -> dict[str, dict[CountedQuantity, int]]:
-        return {gpu: one.increments(day) for gpu, one in self.assembled.items()}
+    def recount(self, day: int) -> Iterator[tuple[MeteredDay, dict[CountedQuantity, int]]]:
+        for one in self.assembled.values():
+            yield one.day(day), one.increments(day)
 
 
 def manager_after(period: Period) -> TimedActor:

@@ -1,4 +1,4 @@
-"""What is known about one GPU as immutable facts in any order, and its timeline."""
+"""Immutable facts about one GPU in any order, and its timeline."""
 
 from __future__ import annotations
 

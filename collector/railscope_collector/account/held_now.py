@@ -1,4 +1,4 @@
-"""What holds a GPU at a time, by the claims in memory and the administrators' files.
+"""Holders of a GPU at a time, by the claims in memory and the administrators' files.
 
 The same rules as in metering (`railscope_collector.metering.holders`), for one moment.
 """

@@ -107,7 +107,7 @@ def write_late_release(facts: UsageFacts) -> None:
 
 
 def _quarter(day: int) -> node_intervals.EvidenceInterval:
-    """What the node's frames of a day show."""
+    """Return the facts of the node's frames of a day."""
     start_ns, end_ns = day * DAY_NS, min((day + 1) * DAY_NS, CLOSED_AGAIN_NS)
     quarter = node_intervals.EvidenceInterval(NODE, _BOOT, day, start_ns, end_ns - SAMPLE_NS)
     for index in range(GPUS):

@@ -1,4 +1,4 @@
-"""What the archive needs: PyArrow, and the pattern of pods in names of nodes."""
+"""Requirements of the archive: PyArrow, and the pattern of pods in names of nodes."""
 
 from __future__ import annotations
 

@@ -53,17 +53,21 @@ class DayMeter:
 
     def meter(self, gpu: str) -> MeteredDay:
         """Meter a day of a GPU."""
-        return _GpuMeter(gpu, self.day, self.found, self.files).meter(self._increments(gpu))
+        return self._meter(gpu, self._increments(gpu))
 
-    def sum_increments(self, gpu: str) -> dict[CountedQuantity, int]:
-        """Return what the counters of a GPU counted up to their readings of the day, in any node."""
+    def recount(self, gpu: str) -> tuple[MeteredDay, dict[CountedQuantity, int]]:
+        """Meter a day of a GPU; return also what its counters counted up to their readings of the day, in any node."""
         sums: dict[CountedQuantity, int] = {}
-        for measure, counted in self._increments(gpu).items():
-            first_ns, last_ns = self.day * DAY_NS, (self.day + 1) * DAY_NS
-            within = (counted.ends_ns > first_ns) & (counted.ends_ns <= last_ns)
+        counted = self._increments(gpu)
+        first_ns, last_ns = self.day * DAY_NS, (self.day + 1) * DAY_NS
+        for measure, increments in counted.items():
+            within = (increments.ends_ns > first_ns) & (increments.ends_ns <= last_ns)
             # With Python's integers: the sum of a day may exceed 64 bits.
-            sums[measure] = sum(counted.amounts[within].tolist())
-        return sums
+            sums[measure] = sum(increments.amounts[within].tolist())
+        return self._meter(gpu, counted), sums
+
+    def _meter(self, gpu: str, counted: Mapping[CountedQuantity, CounterIncrements]) -> MeteredDay:
+        return _GpuMeter(gpu, self.day, self.found, self.files).meter(counted)
 
     def _increments(self, gpu: str) -> dict[CountedQuantity, CounterIncrements]:
         stays, models = (
@@ -149,7 +153,7 @@ class _GpuMeter:
             [TimePiece(model.start_ns, model.end_ns, model.value[1]) for model in models],
             counted,
         )
-        unmetered = tuple(sorted(self._find_unmetered(claims, stays)))
+        unmetered = tuple(sorted(self._find_unmetered(claims, stays, service)))
         return replace(timeline.meter(self.day), unmetered=unmetered)
 
     # Where it was --------------------------------------------------------------------------------
@@ -253,22 +257,30 @@ class _GpuMeter:
                     yield _build_claim(first, own_name, tenant, from_ns, until_ns)
 
     def _find_unmetered(
-        self, claims: Sequence[MeteredClaim], stays: gpu_timeline.Stays
+        self,
+        claims: Sequence[MeteredClaim],
+        stays: gpu_timeline.Stays,
+        service: gpu_timeline.Stays,
     ) -> Iterator[metered_day.UnmeteredClaim]:
-        """Yield the time of the day in which nodes report claims on the GPU without having it."""
+        """Yield the time of the day in which nodes report claims on the GPU without having it in service."""
         first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
+        served = [(piece.start_ns, piece.end_ns) for piece in service]
         for claim in claims:
             if not claim.node or claim.authority is ClaimAuthority.ADMINISTRATOR:
                 continue
             start_ns, end_ns = max(claim.begins_ns, self.start_ns), min(claim.end_ns, self.end_ns)
             here = [(stay.start_ns, stay.end_ns) for stay in stays if stay.value == claim.node]
-            elsewhere = [
-                (max(start_ns, first_ns), end_ns, metered_day.ELSEWHERE),
-                (start_ns, min(end_ns, first_ns), metered_day.BEFORE_FIRST_REPORT),
+            spans = [
+                (max(start_ns, first_ns), end_ns, here, metered_day.ELSEWHERE),
+                (start_ns, min(end_ns, first_ns), here, metered_day.BEFORE_FIRST_REPORT),
             ]
-            for low_ns, high_ns, reason in elsewhere:
+            spans += [
+                (max(start_ns, low_ns), min(end_ns, high_ns), served, metered_day.OUT_OF_SERVICE)
+                for low_ns, high_ns in here
+            ]
+            for low_ns, high_ns, taken, reason in spans:
                 if low_ns < high_ns:
-                    for piece in subtract_spans(TimePiece(low_ns, high_ns, claim), here):
+                    for piece in subtract_spans(TimePiece(low_ns, high_ns, claim), taken):
                         yield metered_day.UnmeteredClaim(
                             piece.start_ns,
                             piece.end_ns,

@@ -110,7 +110,9 @@ class FactStore:
         self._check_term(connection)
         # What a quarter changes depends on those stored before: collectors store one after another.
         transactions.lock(connection, _LOCK)
-        gpus = GpuStates(connection, StoredQuarters(connection, self.quarantine), days)
+        # With today: the open day of a node that has lost a GPU changes with no further quarter of it.
+        changeable = range(days.start, days.stop + 1)
+        gpus = GpuStates(connection, StoredQuarters(connection, self.quarantine), changeable)
         for interval in sorted(intervals, key=by_start):
             if _write_quarter(connection, interval):
                 _record_boot(connection, interval, days)

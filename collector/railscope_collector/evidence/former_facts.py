@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 import structlog
 
 from railscope.timestamps import DAY_NS
 from railscope_collector.evidence import claim_events, day_facts, evidence_records, fact_store
-from railscope_collector.evidence.node_intervals import EvidenceInterval
+from railscope_collector.evidence.node_intervals import MAX_AGE_NS, EvidenceInterval
 from railscope_collector.ledger import day_documents, schema
 from railscope_collector.ledger.database import Database
 
@@ -128,9 +129,14 @@ def _copies(store: fact_store.FactStore, days: range) -> Iterator[Callable[[], i
     def write_claims(few: list[str]) -> int:
         with store.database.transaction() as connection:
             rows = connection.execute(sa.select(claims).where(claims.c.fact.in_(few))).all()
-        found = (store.quarantine.claim(row.fact, row.content, claims.name) for row in rows)
-        reports = [report for report in found if report]
-        return write((), [each for each in reports if not 0 < each.end_ns < since_ns])
+        reports: list[claim_events.ReportedClaim] = []
+        for row in rows:
+            report = store.quarantine.claim(row.fact, row.content, claims.name)
+            if report and not 0 < report.end_ns < since_ns:
+                received_ns = report.received_ns or row.recorded_ns
+                trusted_ns = _trusted_from(report.trusted_from_ns, received_ns)
+                reports.append(msgspec.structs.replace(report, trusted_from_ns=trusted_ns))
+        return write((), reports)
 
     def write_ends(few: list[str]) -> int:
         trusted = sa.func.coalesce(trust.c.trusted_from_ns, 0).label("trusted_from_ns")
@@ -140,7 +146,11 @@ def _copies(store: fact_store.FactStore, days: range) -> Iterator[Callable[[], i
             rows = connection.execute(query).all()
         facts = [
             claim_events.ReportedEnd(
-                row.instant_ns, row.gpu_uuid, row.node, row.claim_id, row.trusted_from_ns
+                row.instant_ns,
+                row.gpu_uuid,
+                row.node,
+                row.claim_id,
+                _trusted_from(row.trusted_from_ns, row.recorded_ns),
             )
             for row in rows
         ]
@@ -153,6 +163,11 @@ def _copies(store: fact_store.FactStore, days: range) -> Iterator[Callable[[], i
     ):
         for few in day_documents.split_items(names_of, _AT_ONCE):
             yield partial(write_few, few)
+
+
+def _trusted_from(former_ns: int, received_ns: int) -> int:
+    """Return the time from which a late end counts: 0.3.0 left what is more than an hour before its receipt to people."""
+    return min(former_ns, received_ns - MAX_AGE_NS)
 
 
 def _find_parts(since_ns: int) -> sa.Select[Any]:

@@ -61,7 +61,7 @@ class GpuStates:
     connection: sa.Connection
     stored: StoredQuarters
     days: range
-    """Days whose marks a change adds: they are over, and may still change."""
+    """Days whose marks a change adds: those that may still change, and today."""
     contests: list[Contest] = field(default_factory=list)
     """GPUs that a second node has begun to list."""
 

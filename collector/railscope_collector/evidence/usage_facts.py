@@ -1,4 +1,4 @@
-"""What follows from the facts in a database about GPU-days: which there are, which are not final, and each one metered again.
+"""GPU-days by the facts in a database: which there are, which are not final, and each one metered again.
 
 All calls block, and raise UnusableLedgerError.
 """
@@ -74,23 +74,19 @@ class UsageFacts:
 
     def meter(self, day: int) -> Iterator[MeteredDay]:
         """Yield all GPU-days of a day, metered again, node by node."""
-        files = self.files.read_all()
-        for gpus, found in self._read(day):
-            yield from map(day_metering.DayMeter.of_facts(day, found, files).meter, gpus)
+        for meter, gpus in self._meters(day):
+            yield from map(meter.meter, gpus)
 
-    def increments(self, day: int) -> dict[str, dict[CountedQuantity, int]]:
-        """Return what the counters of each GPU counted on a day, in any node."""
-        sums: dict[str, dict[CountedQuantity, int]] = {}
-        for gpus, found in self._read(day):
-            meter = day_metering.DayMeter.of_facts(day, found, file_versions.AdministratorInputs())
-            sums |= {gpu: meter.sum_increments(gpu) for gpu in gpus}
-        return sums
+    def recount(self, day: int) -> Iterator[tuple[MeteredDay, dict[CountedQuantity, int]]]:
+        """Yield all GPU-days of a day, metered again, with the increments of their counters, node by node."""
+        for meter, gpus in self._meters(day):
+            yield from map(meter.recount, gpus)
 
-    def _read(self, day: int) -> Iterator[tuple[list[str], day_facts.DayFacts]]:
-        seen: set[str] = set()
+    def _meters(self, day: int) -> Iterator[tuple[day_metering.DayMeter, list[str]]]:
+        files, seen = self.files.read_all(), set[str]()
         for node in self.facts.nodes():
             with self.facts.database.transaction() as connection:
                 gpus = [g for g in fact_store.gpus_on(connection, node, day) if g not in seen]
                 found = self.facts.read_day(connection, gpus, day)
             seen.update(gpus)
-            yield gpus, found
+            yield day_metering.DayMeter.of_facts(day, found, files), gpus

@@ -245,9 +245,9 @@ class DayFinalizer:
         for kind, text in texts.items():
             if self._written.get(kind) != text:
                 try:
-                    await database.call_database(
-                        stores.files.write, kind, text, self.wall_ns, self._window
-                    )
+                    # With today: another collector may finalize a day before this write has its lock.
+                    days = range(self._window.start, self.wall_ns() // DAY_NS + 1)
+                    await database.call_database(stores.files.write, kind, text, self.wall_ns, days)
                 except (database.RejectedValueError, ValueError) as error:
                     earlier = await database.call_database(stores.files.read, kind)
                     # Without any version, a day would be metered as if the file were empty, and later be revised.
@@ -288,8 +288,12 @@ class DayFinalizer:
         await database.call_database(marked_days.mark_missing, facts, stores.ledger, days)
         self._begun = max(first_day, window.stop)
         # Newest first: a file that changes two months delays no recent day.
-        marked = reversed(await database.call_database(stores.facts.marked_days, window))
-        waiting = [node_day for node_day in marked if node_day not in tried]
+        marked = await database.call_database(stores.facts.marked_days, window)
+        # Another collector may have metered a day that this one could not.
+        for node_day in self.rejected_days.keys() - marked:
+            if node_day[1] < window.stop:
+                del self.rejected_days[node_day]
+        waiting = [node_day for node_day in reversed(marked) if node_day not in tried]
         for node_day in waiting[:_AT_ONCE]:
             if self.hold_reason():
                 return True
@@ -314,7 +318,7 @@ class DayFinalizer:
         """A day of a node that cannot be metered prevents no other."""
         try:
             yield
-        except database.RejectedValueError as fault:
+        except (database.RejectedValueError, database.PausedTransactionError) as fault:
             self._reject(node_day, fault)
         except (database.UnusableLedgerError, OSError):
             raise
@@ -344,6 +348,7 @@ class DayFinalizer:
                 await database.call_database(
                     self._open_days.meter, stores.facts, files, node_day, version
                 )
+                self.rejected_days.pop(node_day, None)
         return len(stale) <= _AT_ONCE
 
     async def _update_account(self, stores: MeteringStores, *, is_complete: bool) -> None:

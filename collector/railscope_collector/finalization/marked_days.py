@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from railscope_collector.evidence import day_metering, fact_store
 from railscope_collector.evidence.file_versions import AdministratorInputs
@@ -24,7 +24,7 @@ def mark_missing(facts: UsageFacts, ledger: Ledger, days: range) -> None:
 
 def finalize_day(
     store: fact_store.FactStore,
-    read_files: Callable[[Connection], AdministratorInputs],
+    read_files: Callable[[sa.Connection], AdministratorInputs],
     node_day: tuple[str, int],
     now_ns: int,
 ) -> list[day_documents.WrittenRevision] | None:
@@ -43,5 +43,9 @@ def finalize_day(
         files = read_files(connection)
         gpus = fact_store.gpus_on(connection, node, day)
         found = store.read_day(connection, gpus, day)
-        meter = day_metering.DayMeter.of_facts(day, found, files)
-        return day_documents.write_days(connection, [*map(meter.meter, gpus)], now_ns)
+        meter, metered = day_metering.DayMeter.of_facts(day, found, files), []
+        for gpu in gpus:
+            metered.append(meter.meter(gpu))
+            # Of a GPU with many shared claims this takes seconds: the server ends a transaction that pauses for a minute.
+            connection.execute(sa.select(1))
+        return day_documents.write_days(connection, metered, now_ns)

@@ -80,6 +80,10 @@ class RejectedValueError(UnusableLedgerError):
     """The database does not accept a value; it would reject the same value again."""
 
 
+class PausedTransactionError(UnusableLedgerError):
+    """The server ended a transaction in which its client paused (`transactions.limit_idle_time`)."""
+
+
 class NoLedgerError(UnusableLedgerError):
     """The database contains no ledger."""
 
@@ -174,7 +178,13 @@ class Database:
             if _is_rejection(error):
                 message = f"the ledger {self.name} rejects a value: {_reason(error)}"
                 raise RejectedValueError(message) from error
-            if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
+            state = getattr(error.orig, "sqlstate", None)
+            if state == _PAUSED:
+                message = (
+                    f"the ledger {self.name} ended a transaction that paused: {_reason(error)}"
+                )
+                raise PausedTransactionError(message) from error
+            if state == _READ_ONLY:
                 self.engine.dispose()  # another server of the URL may accept writes now
             message = (
                 f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice(error)}"
@@ -332,6 +342,7 @@ def _reason(error: DBAPIError) -> str:
 
 
 _READ_ONLY = "25006"  # also of a former primary that keeps its connections
+_PAUSED = "25P03"
 _REJECTIONS = {"22", "23", "54"}
 """Classes of errors of PostgreSQL: data exception, violated constraint, exceeded limit of the program."""
 

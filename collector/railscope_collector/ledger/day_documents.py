@@ -66,6 +66,8 @@ class Revision(NamedTuple):
     number: int
     root: str
     recorded_ns: int
+    is_former: bool = False
+    """True if release 0.3 or an earlier one wrote it, by its own rules for gaps and amounts."""
 
     @property
     def key(self) -> GpuDay:
@@ -126,7 +128,7 @@ def write_days(
 ) -> list[WrittenRevision]:
     """Write each day as the newest revision, unless that revision is equal; the transaction has locked days.
 
-    A GPU that was in no node has no first revision; its number is 0 then. Raises MeteredDayError.
+    A GPU that was in no node, and that no claim names, has no first revision; its number is 0 then. Raises MeteredDayError.
     """
     for day in days:
         day.check()
@@ -137,7 +139,7 @@ def write_days(
     for day in days:
         key = GpuDay(day.gpu, day.day)
         last = before.get(key)
-        if last.day == day if last else not day.pieces:
+        if last.day == day if last else not (day.pieces or day.unmetered):
             written.append(WrittenRevision(last.number if last else 0, added=False))
             continue
         content = encode_day(day)
@@ -250,7 +252,7 @@ def read_revisions(connection: sa.Connection, numbers: Mapping[GpuDay, int]) -> 
         rest = {(gpu, day): numbers[GpuDay(gpu, day)] for gpu in gpus if gpu not in found}
         try:
             for old in row_days.read_revisions(connection, rest) if rest else ():
-                found[old.day.gpu] = Revision(*old)
+                found[old.day.gpu] = Revision(*old, is_former=True)
         except ValueError as error:
             message = f"the ledger was altered: {error}; fix: restore it from a backup"
             raise AlteredDayError(message) from error

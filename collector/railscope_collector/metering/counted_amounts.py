@@ -1,4 +1,4 @@
-"""What counters of a GPU counted on a day, by the claims that held it from reading to reading."""
+"""Increments of the counters of a GPU on a day, by the claims that held it from reading to reading."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class GpuOutage(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class SlotReservation(msgspec.Struct, frozen=True, order=True, gc=False):
-    """What is free of the GPU is reserved for a tenant in [start, end), used or not."""
+    """The free part of the GPU is reserved for a tenant in [start, end), used or not."""
 
     start_ns: int
     id: str

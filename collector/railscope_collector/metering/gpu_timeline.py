@@ -7,7 +7,8 @@ At each time the sizes of all parts add up to the GPU. Which claim holds how muc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -46,9 +47,9 @@ ClaimPieces: TypeAlias = Sequence[TimePiece[MeteredClaim]]
 """The time in which each claim is in force, in ascending precedence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuTimeline:
-    """All that is known about a GPU, each over all time."""
+    """All that is known about a GPU, each over all time; what several days need of it is computed once."""
 
     gpu: str
     service: Stays
@@ -56,14 +57,15 @@ class GpuTimeline:
     claims: ClaimPieces
     gaps: Sequence[TimePiece[int]]
     """For all time the length of the gap between samples that contains it; 0 where the GPU was observed."""
-    signs: Iterable[TimePiece[NodeEvidence]] = ()
+    signs: Sequence[TimePiece[NodeEvidence]] = ()
     """Signs of the node other than samples of the GPU."""
-    outages: Iterable[GpuOutage] = ()
-    reservations: Iterable[SlotReservation] = ()
+    outages: Sequence[GpuOutage] = ()
+    reservations: Sequence[SlotReservation] = ()
     stranded: Sequence[TimePiece[Units]] = ()
     """Size that no further MIG instance can use."""
     skus: Sequence[TimePiece[str]] = ()
-    counted: Mapping[CountedQuantity, CounterIncrements] = field(default_factory=dict)
+    counted: Mapping[CountedQuantity, CounterIncrements] | None = None
+    """None if nothing counts, as for job lists."""
 
     def meter(self, day: int, source: str = "") -> MeteredDay:
         """Return a UTC day, counted from the epoch."""
@@ -86,8 +88,8 @@ class GpuTimeline:
         )
         timelines: list[Sequence[TimePiece[Any]]] = [
             self.service,
-            divide_claims(self.claims),
-            self._resolve_outages(),
+            self._held,
+            self._down,
             self.gaps,
             reservations,
             resolve_overlaps(self.signs),
@@ -102,7 +104,9 @@ class GpuTimeline:
 
     def amounts(self, start_ns: int, end_ns: int) -> list[CountedAmount]:
         """Return what was counted up to readings in (start, end], by claim."""
-        timelines = (divide_claims(self.claims), self._resolve_outages())
+        if self.counted is None:
+            return []
+        timelines = (self._held, self._down)
         owners = (
             # During an outage no claim can have used the GPU.
             TimePiece(now, until, {} if outage else sizes or {})
@@ -110,7 +114,12 @@ class GpuTimeline:
         )
         return list(counted_amounts.attribute(self.counted, owners, (start_ns, end_ns)))
 
-    def _resolve_outages(self) -> list[TimePiece[GpuOutage]]:
+    @cached_property
+    def _held(self) -> list[TimePiece[counted_amounts.Sizes]]:
+        return divide_claims(self.claims)
+
+    @cached_property
+    def _down(self) -> list[TimePiece[GpuOutage]]:
         return resolve_overlaps(
             TimePiece(each.start_ns, each.end_ns, each) for each in self.outages
         )

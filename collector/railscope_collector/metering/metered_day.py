@@ -23,6 +23,7 @@ from railscope_collector.metering.units import Units, exact
 UNATTRIBUTED, IDLE, ABSENT = "unattributed", "idle", "absent"
 """Reasons of an amount without a claim: a change of holders or a reset, no holder, no reading on the day."""
 BEFORE_FIRST_REPORT, ELSEWHERE = "before the first report of the GPU", "the GPU is in another node"
+OUT_OF_SERVICE = "the GPU is retired, or its node is not in the inventory"
 """Reasons why time of a claim is not metered."""
 
 

@@ -59,7 +59,7 @@ class FormerMemory(msgspec.Struct):
     """Samples and claims of a GPU, as release 0.3.0 stored them."""
 
     presences: dict[str, FormerPresence] = {}
-    told: list[claim_events.ReportedClaim] = []
+    reports: list[claim_events.ReportedClaim] = msgspec.field(name="told", default_factory=list)
     ended: list[claim_events.ReportedEnd] = []
 
 
@@ -201,7 +201,7 @@ def _restore_former(book: open_quarters.OpenQuarters, parts: Iterable[GpuPart]) 
             if book.accepts_gpu(presence.node, part.uuid, last_ns):
                 span = node_intervals.SampleSpan(first_ns, last_ns)
                 book.record_place(presence.node, presence.boot, part.uuid, span)
-        for claim in part.memory.told:
+        for claim in part.memory.reports:
             book.claims.add(claim, 0)
         for end in part.memory.ended:
             book.claims.add(end, 0)

@@ -13,9 +13,11 @@ from support.story import (
 )
 
 from railscope_collector.evidence.open_claims import (
+    MAX_BOOTS,
     MAX_ENDS,
     MAX_IN_FORCE,
     MAX_IN_FORCE_ON_GPU,
+    MAX_REPORTS,
 )
 from railscope_collector.state.collector_state import CollectorState
 
@@ -43,6 +45,21 @@ def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(cor
     assert trouble.facts == {"problem": f"the node has {MAX_IN_FORCE} claims in force"}
     # Nodes claim any name: only GPUs that were seen have holders.
     assert core.evidence.changed == {GPU}
+
+
+def test_different_reports_of_one_claim_are_bounded(core: CollectorState):
+    report(core, [claim_started(GPU, "c", 10, tenant=f"t{n}") for n in range(MAX_REPORTS + 5)])
+    (claim,) = core.evidence.claims.nodes["n1"].claims.values()
+    assert (len(claim.starts), core.evidence.rejected_claims) == (MAX_REPORTS, 5)
+
+
+def test_only_the_newest_boots_of_a_node_are_remembered(core: CollectorState):
+    for number in range(MAX_BOOTS + 5):
+        second = 1000 * number + 100
+        node = NodeReporter(boot_id=f"b{number}", run=f"r{number}", booted_at=second - 50)
+        accept(core, node.envelopes_of(gpus_of(GPU), [second]))
+    boots = core.evidence.claims.nodes["n1"].boots
+    assert set(boots) == {f"b{number}" for number in range(5, MAX_BOOTS + 5)}
 
 
 def test_claims_that_have_ended_do_not_count(core: CollectorState):

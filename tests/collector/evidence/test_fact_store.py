@@ -11,8 +11,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import sqlalchemy as sa
 from fact_stores import FILES, HOURS, NOW_NS, TENANTS, begin_days, finalize_marked
 from random_cluster import Fact, RandomCluster, arrivals, received_ns
+from support.finalizing import FinalizingCollector, content
 from support.story import (
     DAY,
     DAY_SECONDS,
@@ -24,15 +26,18 @@ from support.story import (
     gpus_of,
     temporary_core,
 )
+from support.waiting import block_until
 
 from railscope.timestamps import DAY_NS, HOUR_NS
 from railscope_collector.evidence.day_facts import DayFacts
 from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.evidence.file_versions import FileStore
 from railscope_collector.evidence.node_intervals import EvidenceInterval
+from railscope_collector.finalization.day_finalizer import MeteringStores
 from railscope_collector.finalization.marked_days import finalize_day
 from railscope_collector.ledger import day_documents
 from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.tables import metadata
 
@@ -272,10 +277,84 @@ def test_days_that_can_no_longer_change_are_not_marked(stores: Stores, url: str)
     quarters = [fact for fact in facts if isinstance(fact, EvidenceInterval)]
     claims = [fact for fact in facts if not isinstance(fact, EvidenceInterval)]
     store.write(quarters, claims, range(DAY + 1, DAY + 2))
-    assert store.marked_days(range(DAY - 9, DAY + 9)) == [("n1", DAY + 1)]
+    # And today, which another node may have the GPU on.
+    assert store.marked_days(range(DAY - 9, DAY + 9)) == [("n1", DAY + 1), ("n1", DAY + 2)]
     # A collector that was stopped until the day could no longer change.
-    store.write((), (), range(DAY + 2, DAY + 3))
+    store.write((), (), range(DAY + 3, DAY + 4))
     assert store.marked_days(range(DAY - 9, DAY + 9)) == []
+
+
+def test_claims_on_a_gpu_out_of_service_are_listed_as_not_metered(stores: Stores, url: str):
+    store, days = stores(url), range(DAY, DAY + 1)
+    files = FileStore(store.database)
+    node, core = NodeReporter(booted_at=0), temporary_core()
+    events = {
+        0: [claim_started("GPU-0", "a", 0, tenant="red")],
+        570: [claim_ended("GPU-0", "a", 570)],
+    }
+    frames = node.frames(gpus_of("GPU-0"), range(0, 600, 30), events=events)
+    accept(core, [node.record(frames)])
+    quarters = [kept.interval for kept in core.evidence.quarters.by_key.values()]
+    write(store, [*quarters, *core.evidence.unwritten], DAY + 1)
+    files.write(
+        "inventory",
+        "node,gpus,rdma_ports,from,to\nn9,1,,2026-01-01T00:00:00Z,\n",
+        lambda: NOW_NS,
+        days,
+    )
+    begin_days(store, days)
+    finalize_day(store, files.read_in, ("n1", DAY), NOW_NS)
+    (day,) = documents(store, days).values()
+    early, unserved = day.unmetered
+    assert (day.pieces, early.reason) == ((), "before the first report of the GPU")
+    assert (unserved.tenant, unserved.end_ns) == ("red", at(570))
+    assert unserved.reason == "the GPU is retired, or its node is not in the inventory"
+
+
+class PausingFacts(FactStore):
+    """Facts of GPU-0, while it is slow, are read so slowly that the server ends the transaction."""
+
+    is_slow = True
+
+    def read_day(self, connection, gpus: Sequence[str], day: int) -> DayFacts:
+        found = super().read_day(connection, gpus, day)
+        if self.is_slow and (day, list(gpus)) == (DAY, ["GPU-0"]):
+            pid = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar()
+            limit = "SET LOCAL idle_in_transaction_session_timeout = '1ms'"
+            connection.execute(sa.text(limit))
+
+            def has_ended() -> bool:
+                with self.database.transaction() as other:
+                    query = sa.text("SELECT 1 FROM pg_stat_activity WHERE pid = :pid")
+                    return other.execute(query, {"pid": pid}).first() is None
+
+            block_until(has_ended, "the server has ended the transaction")
+        return found
+
+
+class PausingCollector(FinalizingCollector):
+    def _open(self) -> MeteringStores:
+        self.facts = PausingFacts(Database(self.url, metadata))
+        database = self.facts.database
+        return MeteringStores(Ledger(database), self.facts, FileStore(database))
+
+
+async def test_a_day_that_takes_too_long_to_meter_stops_no_other(tmp_path: Path, server):
+    site, days = PausingCollector(tmp_path / "state", server.database()), range(DAY, DAY + 1)
+    for name, gpu in (("n1", "GPU-0"), ("n2", "GPU-1")):
+        node = NodeReporter(name, f"boot of {name}", booted_at=0)
+        accept(site.core, [node.record(node.frames(gpus_of(gpu), range(0, 600, 30)))])
+    now = DAY_SECONDS + 2 * HOURS
+    await site.round(now, everything=True)
+    assert {gpu for gpu, _ in content(site.stores.ledger, days)} == {"GPU-1"}
+    assert site.finalizer.rejected_days.keys() == {("n1", DAY)}
+    assert site.live.account, "it has the other days"
+    site.facts.is_slow = False
+    finalize_marked(site.facts, FILES, days, NOW_NS)  # as another collector does
+    await site.round(now + 60)
+    assert site.finalizer.rejected_days == {}
+    assert {gpu for gpu, _ in content(site.stores.ledger, days)} == {"GPU-0", "GPU-1"}
+    site.close()
 
 
 def test_the_facts_of_a_day_have_neither_claims_that_ended_before_nor_their_ends(

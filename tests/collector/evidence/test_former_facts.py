@@ -27,7 +27,7 @@ from railscope_collector.evidence import former_facts
 from railscope_collector.evidence.claim_events import ClaimFact, ReportedClaim, ReportedEnd
 from railscope_collector.evidence.evidence_records import EvidenceQuarantine
 from railscope_collector.evidence.fact_store import FactStore
-from railscope_collector.evidence.fact_tables import claims, read_places
+from railscope_collector.evidence.fact_tables import claim_ends, claims, read_places
 from railscope_collector.evidence.file_versions import FileStore
 from railscope_collector.evidence.former_facts import copy_once
 from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval
@@ -109,6 +109,20 @@ def database(url: str) -> Iterator[Database]:
         connection.execute(former)
     yield found
     found.close()
+
+
+def test_a_late_end_counts_up_to_three_days_before_its_receipt(database: Database):
+    """Release 0.3.0 left what was more than an hour before the receipt to a person."""
+    with database.transaction(writes=True) as connection:
+        late = connection.execute(sa.select(former_facts.ends)).all()
+        rows = [
+            {"fact": row.fact, "trusted_from_ns": row.instant_ns + HOURS * 10**9} for row in late
+        ]
+        connection.execute(former_facts.trust.insert(), rows)
+    copy_once(database, EvidenceQuarantine(), WINDOW)
+    with database.transaction() as connection:
+        ends = connection.execute(sa.select(claim_ends.c.claim, claim_ends.c.end_ns)).all()
+    assert ("within", at(DAY_SECONDS)) in [tuple(row) for row in ends]
 
 
 def names_of_claims(store: FactStore) -> set[str]:

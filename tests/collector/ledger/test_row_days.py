@@ -15,13 +15,16 @@ import pytest
 import sqlalchemy as sa
 from days import DAY, HOUR, START
 from msgspec.structs import replace
+from support.books import claim, evidence_of, gpu
 from support.metered import revision_of, write_day
 
 from railscope.timestamps import DAY_NS
+from railscope_collector.billing.evidence_reconciliation import evidence_checks
 from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.day_documents import WrittenRevision, sum_day
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 
 ROWS = json.loads((Path(__file__).parent / "rows_0_3.json").read_text())
@@ -105,6 +108,19 @@ def test_a_document_is_the_next_revision_of_rows(upgraded: Ledger):
     (total,) = [(of, quantity) for (_, of), quantity in totals.items() if quantity]
     assert total == (("", "idle"), Fraction(HOUR, 2))
     assert shorter.pieces[0].start_ns == START + HOUR // 2
+
+
+def test_a_day_of_rows_is_not_compared_with_the_facts(upgraded: Ledger):
+    """Its gaps and amounts are stated otherwise: it would differ from the same day metered again."""
+    day = range(DAY, DAY + 1)
+    known = evidence_of(gpu(GPU, claim("red", 1, 5)))
+    checks = list(evidence_checks(upgraded, known, Period(START, START + DAY_NS)))
+    assert all(check.passes for check in checks)
+    (named,) = [check for check in checks if check.absence]
+    assert named.absence.startswith("1 GPU-days of release 0.3 are not compared")
+    write_day(upgraded, next(iter(known.meter(day.start))))
+    checks = list(evidence_checks(upgraded, known, Period(START, START + DAY_NS)))
+    assert not [check for check in checks if check.absence or not check.passes]
 
 
 @pytest.mark.parametrize(
