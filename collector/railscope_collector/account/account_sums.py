@@ -46,7 +46,7 @@ def month_start(day: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeAccount:
-    """GPU time of the cluster up to a timestamp. `capacity` is GPUs times time, counted separately."""
+    """GPU time of the cluster up to a timestamp. `capacity` is GPUs times time; of ledger days, the sum of their states."""
 
     until_ns: int
     gpus: int
@@ -56,7 +56,7 @@ class GpuTimeAccount:
     @property
     def balances(self) -> bool:
         """True if the states add up to the capacity, to the unit and nanosecond."""
-        # The capacity is added up independently, so a time that is missing or counted twice shows here.
+        # Of open days only: a day of the ledger is checked when it is written (`MeteredDay.check`).
         return sum(self.sums.values()) == self.capacity
 
     def states(self) -> dict[slot_state.SlotState, Units]:

@@ -12,14 +12,18 @@ from railscope_collector.evidence.usage_facts import UsageFacts
 from railscope_collector.ledger import day_documents
 from railscope_collector.ledger.ledger_store import Ledger
 
+_DAYS_AT_ONCE = 7
+
 
 def mark_missing(facts: UsageFacts, ledger: Ledger, days: range) -> None:
     """Mark the nodes of GPU-days that the ledger does not have: a day that is over needs no fact to be metered.
 
     Blocks; raises UnusableLedgerError.
     """
-    if days:
-        facts.facts.mark_gpus(facts.gpu_days(days) - ledger.final_days(days))
+    # In parts: after a start these are the GPU-days of two months.
+    for first in range(days.start, days.stop, _DAYS_AT_ONCE):
+        few = range(first, min(first + _DAYS_AT_ONCE, days.stop))
+        facts.facts.mark_gpus(facts.gpu_days(few) - ledger.final_days(few))
 
 
 def finalize_day(
