@@ -69,7 +69,6 @@ class _SealedEnvelope(msgspec.Struct):
     batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
     agent_version: wire.Name = ""
     ended: wire.RunEnd | None = None
-    delivered: wire.DeliveredRuns = ()
 
 
 class _SealedBatch(msgspec.Struct):
@@ -128,7 +127,7 @@ class OpenedBody(NamedTuple):
         with invalid("envelope"):
             batches = tuple(map(_open_batch, self.batches))
         origin = (sealed.node, sealed.run, sealed.boot_id)
-        stated = (sealed.agent_version, sealed.ended, sealed.delivered)
+        stated = (sealed.agent_version, sealed.ended)
         return wire.Envelope(wire.VERSION, *origin, sealed.shapes, sealed.names, batches, *stated)
 
 

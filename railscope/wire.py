@@ -183,30 +183,6 @@ class RunEnd(msgspec.Struct, frozen=True, array_like=True):
     streams: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] = {}
 
 
-MAX_DELIVERED_RANGES = 64
-"""Ranges of one stream that an envelope may state as delivered."""
-
-
-class DeliveredRun(msgspec.Struct, frozen=True, array_like=True):
-    """Sequences of a run that other collectors received, and that are not sent again: first and last of each range."""
-
-    run: Name
-    streams: Annotated[
-        dict[
-            Name,
-            Annotated[
-                tuple[tuple[_Sequence, _Sequence], ...],
-                msgspec.Meta(max_length=MAX_DELIVERED_RANGES),
-            ],
-        ],
-        msgspec.Meta(max_length=MAX_SCHEMAS),
-    ]
-
-
-DeliveredRuns: TypeAlias = Annotated[tuple[DeliveredRun, ...], msgspec.Meta(max_length=2)]
-"""The run of the agent, and the previous one."""
-
-
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """Content of one request; shapes and names are encoded."""
 
@@ -219,7 +195,6 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     batches: tuple[Batch, ...] = ()
     agent_version: str = ""
     ended: RunEnd | None = None
-    delivered: DeliveredRuns = ()
 
 
 class SentAt(msgspec.Struct, frozen=True, array_like=True):

@@ -184,6 +184,7 @@ class ActiveRole:
         )
         await run_in_thread(take_over)
         self._stored, self._owns_files = {}, True
+        self.core.received.begin_term()
         async with asyncio.TaskGroup() as group:
             for run in tasks:
                 group.create_task(run())

@@ -191,8 +191,6 @@ class Stage:
                     yield f"{name} {about} {spans(frames)}"
             for run in dict.fromkeys(f"{end.run} {end.streams}" for end in each.ended):
                 yield f"{name} has recorded the end of {run}"
-            for stated in each.delivered:
-                yield f"{name} has recorded as stored {stated.run} {stated.streams}"
         stats = self.run.stats
         assert bool(stats.unstored_bytes) == bool(stats.unstored_envelopes)
         waiting = f"acknowledged {stats.shipped_frames}, waiting {stats.spool_envelopes}"

@@ -28,9 +28,6 @@ def test_ranges_are_a_set_of_sequences(added: list[tuple[int, int]], first: int,
     )
     spans = list(zip(ranges.starts, ranges.ends, strict=True))
     assert all(end + 1 < start for (_, end), (start, _) in pairwise(spans))
-    for begin in range(1, 75):
-        around = range(begin - 1, begin + more + 2)
-        assert ranges.has_neighbour(begin, begin + more) == any(n in model for n in around)
 
 
 @given(
@@ -65,6 +62,29 @@ def test_the_end_of_a_run_shows_what_never_came(
         "n", msgspec.convert(msgspec.to_builtins(received.nodes["n"]), dict[str, ReceivedRun])
     )
     assert (again.count_missing(), again.sizes) == (received.count_missing(), received.sizes)
+
+
+@given(pieces, pieces, st.integers(1, 70))
+def test_a_term_counts_what_is_missing_from_its_first_frame_on(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], last: int
+):
+    """Another collector may have received any frame before that one."""
+    received = ReceivedFrames()
+    for first, more in before:
+        received.add("n", "r", "gpu", first, first + more, now_ns=1)
+    received.begin_term()
+    received.record_end("n", "r", {"gpu": last})
+    assert received.count_missing() == 0
+    came = {n for first, more in before for n in range(first, first + more + 1)}
+    since = after[0][0] if after else 0
+    for first, more in after:
+        received.add("n", "r", "gpu", first, first + more, now_ns=1)
+        came |= set(range(first, first + more + 1))
+    if not before and after:
+        since = min(came)
+    until = max(came | {last}) if before else max(came, default=0)
+    expected = set(range(since, until + 1)) - came if after else set()
+    assert received.count_missing() == len(expected)
 
 
 def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():

@@ -20,7 +20,7 @@ from railscope.catalog import gpu
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP, GPU
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.wire import DeliveredRun, Envelope, RunEnd
+from railscope.wire import Envelope, RunEnd
 from railscope_agent.config import CollectorLink
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.shipping.shipper import Shipper
@@ -141,8 +141,6 @@ class StoringCollector(ScriptedCollector):
     stored: int = 0
     received: list[tuple[int, FrameId]] = field(default_factory=list)
     """Frames of its present log, with the position of their envelope."""
-    delivered: list[DeliveredRun] = field(default_factory=list)
-    """Frames of other collectors, as stated by the agent."""
     ended: list[RunEnd] = field(default_factory=list)
     """Ends of earlier runs, as stated by the agent."""
 
@@ -155,7 +153,6 @@ class StoringCollector(ScriptedCollector):
             return answer
         if envelope.ended:
             self.ended.append(envelope.ended)
-        self.delivered += envelope.delivered
         if not self.has_database:
             return answer
         self.position += 1

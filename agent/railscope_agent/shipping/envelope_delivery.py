@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import structs
-
 from railscope import __version__, batch_encoding, frame, wire, wire1
 from railscope_agent import host
 from railscope_agent.shipping import spool
@@ -38,12 +36,10 @@ class EnvelopeDelivery:
             wire.envelope(self.origin, batches, parts, agent_version=version, ended=ended)
         )
 
-    async def query(
-        self, client: CollectorClient, delivered: tuple[wire.DeliveredRun, ...]
-    ) -> DeliveryResult:
-        """Send an envelope without frames, which states those that other collectors received."""
+    async def query(self, client: CollectorClient) -> DeliveryResult:
+        """Send an envelope without frames: its answer names the collector's log."""
         bare = wire.envelope(self.origin, (), agent_version=self.version)
-        return await client.post(wire.pack(structs.replace(bare, delivered=delivered)), self._sent)
+        return await client.post(wire.pack(bare), self._sent)
 
     async def offer(
         self, client: CollectorClient, body: bytes, receipt: str = ""

@@ -29,7 +29,6 @@ from railscope_agent.sampling import shipping_stats, worker_thread
 from railscope_agent.shipping import envelope_limits, names_store, run_end, spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
 from railscope_agent.shipping.collector_client import CollectorClient
-from railscope_agent.shipping.delivered_frames import DeliveredFrames
 from railscope_agent.shipping.delivery_result import (
     DeliveryResult,
     EnvelopeDecision,
@@ -77,7 +76,7 @@ class Shipper:
     _is_stopping: bool = False
     _problem: str | None = None
     """Problem of the last attempt: empty if it was acknowledged, None before the first."""
-    _is_log_known: bool = field(init=False)
+    _is_log_known: bool = True
     """False if another collector, or one that lost its disk, may respond next."""
     _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
@@ -90,11 +89,8 @@ class Shipper:
         self._ended = run_end.read_run_end(self.directory)
         self._failover = CollectorFailover(self.link, self.clock, self.stats)
         self._client = self._failover.client
-        self._delivered = DeliveredFrames(self.directory)
-        delivered = self._delivered if self.link.urls else None
-        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, delivered)
+        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes)
         self._names = names_store.NamesStore(self.directory / "schemas")
-        self._is_log_known = not self._delivered_elsewhere()
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._names.get, self.version)
         self._disk = worker_thread.WorkerThread("spool")
         self._update_stats()
@@ -282,9 +278,7 @@ class Shipper:
             self._client = client
             # Envelopes that another collector received and did not store are sent first: without it, the newer
             # frames would make it late.
-            is_query = not self._is_log_known and (
-                self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere())
-            )
+            is_query = not self._is_log_known and self.stats.unstored_envelopes > 0
             answer = await (self._query_log() if is_query else self._offer_in_time(*oldest))
             if is_query and answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
                 self._is_log_known = True
@@ -307,19 +301,15 @@ class Shipper:
         """Send an envelope without frames, to find out which log this collector has.
 
         If it is another one, what it has not received is sent in order, before newer envelopes: a collector
-        trusts claims from an hour before the newest frame that it has received. The envelope states the frames that
-        others have received: they are not missing.
+        trusts claims from an hour before the newest frame that it has received.
         """
         # One queue in order: envelopes that wait again after the response are older than those in memory.
         await self._disk.submit(self._spool_memory)
-        answer = await self._delivery.query(self._client, self._delivered_elsewhere())
+        answer = await self._delivery.query(self._client)
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
             # The receipt names the log: those that another log has received wait again.
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
         return answer
-
-    def _delivered_elsewhere(self) -> tuple[wire.DeliveredRun, ...]:
-        return self._delivered.elsewhere(self._client.url)
 
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
@@ -396,9 +386,7 @@ class Shipper:
         """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
         if receipt is None:
             self._spool.select_log("")
-            if (frames := self._release(spooled, body)) and self.link.urls:
-                self._delivered.add(self._client.url, body)
-            return frames
+            return self._release(spooled, body)
         frames = 0
         if spooled is None and body is self._sent_body:
             spooled = self._spooled_body
@@ -415,7 +403,7 @@ class Shipper:
             else:
                 spooled, frames = self._spool.newest, 0
         now_ns = self.clock.now().boot_ns
-        frames += self._spool.receive(spooled, receipt, now_ns, self._client.url)
+        frames += self._spool.receive(spooled, receipt, now_ns)
         self._update_stats()
         return frames
 

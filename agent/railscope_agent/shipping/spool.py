@@ -17,7 +17,6 @@ from typing import NamedTuple
 import structlog
 
 from railscope import durable_files, envelopes, wire
-from railscope_agent.shipping import delivered_frames
 from railscope_agent.shipping.delivery_result import EvidenceReceipt
 
 log = structlog.get_logger(__name__)
@@ -27,6 +26,8 @@ _RESERVE = 64
 """Reciprocal of the share of the spool that is freed at once by dropping received envelopes."""
 _HEAD_BYTES = 8
 _NAME_DIGITS = 12
+_MAX_ENVELOPE_BYTES = 64 << 20
+"""Decompressed size of the largest envelope that is decoded here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class FrameLoss:
 def is_of_other_node(body: bytes, node: str) -> bool:
     """True if an envelope is of another node; False if its node cannot be read."""
     try:
-        return envelopes.read_node(body, delivered_frames.MAX_ENVELOPE_BYTES) != node
+        return envelopes.read_node(body, _MAX_ENVELOPE_BYTES) != node
     except wire.WireError:
         return False
 
@@ -74,15 +75,8 @@ class Spool:
     Raises OSError if the directory cannot be created.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        max_bytes: int,
-        delivered: delivered_frames.DeliveredFrames | None = None,
-    ) -> None:
+    def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory = directory
-        self._delivered = delivered
-        """Frames of the envelopes that were stored; None with one URL."""
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         durable_files.delete_partial_files(self._directory)
@@ -203,12 +197,11 @@ class Spool:
         return True
 
     def receive(
-        self, spooled: SpooledEnvelope | None, receipt: EvidenceReceipt, boot_ns: int, url: str = ""
+        self, spooled: SpooledEnvelope | None, receipt: EvidenceReceipt, boot_ns: int
     ) -> int:
         """Record that a collector received an envelope, and remove those whose evidence is stored.
 
-        `url` is that of the collector. Return the envelope's frames; 0 if they were received before, or the envelope was
-        dropped.
+        Return the envelope's frames; 0 if they were received before, or the envelope was dropped.
         """
         self.select_log(receipt.log)
         newest = next(reversed(self._received.values()), None)
@@ -230,21 +223,8 @@ class Spool:
         # Positions increase, so none behind the first one that is not stored is stored either.
         stored = takewhile(lambda item: item[1].position <= receipt.stored, self._received.items())
         for number in [number for number, _ in stored]:
-            # Before the removal, which deletes the file with the sequences.
-            self._record_delivery(url, self._envelopes[number])
             self.remove(self._envelopes[number])
         return frames
-
-    def _record_delivery(self, url: str, stored: SpooledEnvelope) -> None:
-        if self._delivered is None:
-            return
-        try:
-            body = self._read_body(stored)
-        except OSError as error:
-            log.warning("delivered_frames_lost", problem=str(error))
-            return
-        if body is not None:
-            self._delivered.add(url, body)
 
     def select_log(self, name: str) -> None:
         """Continue with a log; if it is another one, the envelopes that the former one received wait again."""

@@ -3,18 +3,20 @@
 A frame's identity is (node, run, stream, sequence). For each (run, stream) of a node the received
 sequences are stored as disjoint ranges, one range as long as nothing is missing. Ranges do not
 depend on the order of frames.
+
+Missing frames are counted from the first one received of a stream; after another collector was active, from the first one since.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
 
-from railscope.wire import Batch, DeliveredRun
+from railscope.wire import Batch
 
 MAX_RUNS = 1000
 """Maximum remembered runs of one node's agent; frames of older ones would count as new."""
@@ -22,8 +24,6 @@ MAX_STREAMS = 256
 """Streams of one run: as many as the statement of its end may name."""
 MAX_RANGES = 1 << 16
 """Ranges of one node, about 60 streams in each of its runs; above it the oldest runs are dropped."""
-MAX_DELIVERED_RANGES = 500
-"""Ranges of one stream up to which those that other collectors received are added."""
 MAX_LOST_AT_END = 30 * 86_400 * 50
 """Maximum frames of one stream between the last received frame and the end of the run.
 
@@ -34,6 +34,8 @@ MAX_MISSING = 10**9
 """Maximum missing frames of one node in the sum of the cluster, which stays exact as a float."""
 
 
+NEXT = -1
+"""Missing frames are counted from the next one received on."""
 Span: TypeAlias = tuple[int, int]
 
 
@@ -42,6 +44,13 @@ class SequenceRanges(msgspec.Struct, gc=False):
 
     starts: list[int] = []
     ends: list[int] = []
+    counted_from: int = 0
+    """Sequence from which on missing ones are counted, if it is after the first; `NEXT` until one is received."""
+
+    @property
+    def first_counted(self) -> int:
+        """Return the sequence from which on missing ones are counted."""
+        return max(self.starts[0], self.counted_from)
 
     def missing_in(self, first: int, last: int) -> list[Span]:
         """Return the parts of first .. last that have not been received."""
@@ -81,18 +90,16 @@ class SequenceRanges(msgspec.Struct, gc=False):
         self.starts[left:right] = [first]
         self.ends[left:right] = [last]
 
-    def has_neighbour(self, first: int, last: int) -> bool:
-        """True if first .. last overlaps a range or adjoins one, so that adding it makes no further range."""
-        return bisect_left(self.ends, first - 1) < bisect_right(self.starts, last + 1)
-
     def count_missing(self, last: int) -> int:
-        """Return the number of missing sequences from the first received to `last`. Linear in the ranges up to it."""
-        missing, position = 0, self.starts[0] if self.starts else last + 1
+        """Return the number of missing sequences from the first that counts to `last`. Linear in the ranges up to it."""
+        if not self.starts or self.counted_from == NEXT:
+            return 0
+        missing, position = 0, self.first_counted
         for start, end in zip(self.starts, self.ends, strict=True):
             if start > last:
                 break
-            missing += start - position
-            position = end + 1
+            missing += max(0, start - position)
+            position = max(position, end + 1)
         return missing + max(0, last + 1 - position)
 
 
@@ -105,11 +112,12 @@ class ReceivedRun(msgspec.Struct):
     """The last sequence of each stream of the run, as stated by the next run."""
 
     def extent(self, stream: str) -> int:
-        """Return the number of sequences from the first received to the last received or stated."""
+        """Return the number of sequences from the first that counts to the last received or stated."""
         ranges = self.run_streams.get(stream)
         if ranges is None or not ranges.starts:
             return 0
-        return max(ranges.ends[-1], self.ended.get(stream, 0)) - ranges.starts[0] + 1
+        last = max(ranges.ends[-1], self.ended.get(stream, 0))
+        return max(0, last - ranges.first_counted + 1)
 
     def count_missing(self, stream: str) -> int:
         """Return the missing frames of a stream. Linear in its ranges."""
@@ -154,11 +162,14 @@ class ReceivedFrames(msgspec.Struct):
         entry = runs.get(run)
         if entry is None:
             entry = runs[run] = ReceivedRun()
-        # A replay and a delivery to another collector (0) must not make the run look older.
+        # A replay must not make the run look older.
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
         ranges = entry.run_streams.get(stream)
         if ranges is None:
             ranges = entry.run_streams[stream] = SequenceRanges()
+        if ranges.counted_from == NEXT:
+            ranges.counted_from = first
+            self.missing[node] += entry.count_missing(stream)
         if ranges.ends and first == ranges.ends[-1] + 1 and not entry.ended:
             ranges.ends[-1] = last  # the usual case: nothing is missing, and no range is new
             return
@@ -166,7 +177,8 @@ class ReceivedFrames(msgspec.Struct):
         # By the difference of extents, whose cost does not depend on the number of ranges as that of `count_missing`
         # does.
         extent = entry.extent(stream)
-        new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
+        counted = ranges.missing_in(max(first, ranges.counted_from), last)
+        new_frames = sum(b - a + 1 for a, b in counted)
         ranges.add(first, last)
         self.missing[node] += entry.extent(stream) - extent - new_frames
         self.sizes[node] += len(ranges.starts) - size
@@ -199,26 +211,13 @@ class ReceivedFrames(msgspec.Struct):
                 entry.ended[stream] = last
                 self.missing[node] += entry.count_missing(stream) - missing
 
-    def record_delivered(self, node: str, runs: Sequence[DeliveredRun]) -> None:
-        """Record frames that other collectors received: they are not missing, and are not sent again.
-
-        As above, those of a run or stream without frames here are ignored, and so are those that are beyond the bounds.
-        """
-        spans = ((run.run, *item) for run in runs for item in run.streams.items())
-        for run, stream, delivered in spans:
-            ranges = self.run_streams(node, run).get(stream)
-            if ranges is None:
-                continue
-            for first, last in delivered:
-                start = max(
-                    first, ranges.starts[0]
-                )  # what was before the first frame here is not counted
-                is_near = start <= last <= ranges.ends[-1] + MAX_LOST_AT_END
-                # A delivered range that joins others adds none, so the bound does not exclude it.
-                is_bounded = len(ranges.starts) < MAX_DELIVERED_RANGES
-                if is_near and (is_bounded or ranges.has_neighbour(start, last)):
-                    # Receipt 0: a delivery elsewhere must not keep a run that is to be dropped here.
-                    self.add(node, run, stream, start, last, 0)
+    def begin_term(self) -> None:
+        """Count missing frames from the next one of each stream on: another collector may have received those before."""
+        for runs in self.nodes.values():
+            for entry in runs.values():
+                for ranges in entry.run_streams.values():
+                    ranges.counted_from = NEXT
+        self.missing.clear()
 
     def restore_runs(self, node: str, runs: dict[str, ReceivedRun]) -> None:
         """Restore the runs of a node, within the same bounds.

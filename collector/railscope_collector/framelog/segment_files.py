@@ -75,7 +75,7 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
     recognize repetitions. None in records of release 0.4 and earlier.
     """
     has_statements: bool = False
-    """True if the envelope states ends or deliveries of frames: then a start opens the body."""
+    """True if the envelope states the end of a run: then a start opens the body."""
 
     @property
     def is_marked(self) -> bool:

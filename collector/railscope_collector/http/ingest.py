@@ -223,11 +223,11 @@ class Ingest:
             record,
             run=envelope.run,
             accepted=self.core.accepted_batches(envelope),
-            has_statements=bool(envelope.ended or envelope.delivered),
+            has_statements=bool(envelope.ended),
         )
         unstored = self.core.evidence.quarters.unstored
         # All frames are durable already, so nothing is written to the log again.
-        if not (new_frames or envelope.delivered):
+        if not new_frames:
             self.core.record_durable(record, envelope)
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)

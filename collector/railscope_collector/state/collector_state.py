@@ -120,7 +120,7 @@ class CollectorState:
                 record,
                 run=envelope.run,
                 accepted=self.accepted_batches(envelope),
-                has_statements=bool(envelope.ended or envelope.delivered),
+                has_statements=bool(envelope.ended),
             )
         self.record_durable(record, envelope if record.has_statements else None)
         for _ in self.steps(record, envelope):
@@ -210,9 +210,9 @@ class CollectorState:
         )
 
     def record_durable(self, record: segment_files.FrameRecord, envelope: Envelope | None) -> None:
-        """Record the frames of a durable record as received; `envelope` is needed for its statements only."""
-        if envelope is not None:
-            self._record_statements(envelope)
+        """Record the frames of a durable record as received; `envelope` is needed for the end that it states only."""
+        if envelope is not None and envelope.ended:
+            self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
         for stream, first, rows, new in record.accepted or ():
             if new:
                 self.received.add(
@@ -223,11 +223,6 @@ class CollectorState:
                     first + rows - 1,
                     record.received_wall_ns,
                 )
-
-    def _record_statements(self, envelope: Envelope) -> None:
-        if envelope.ended:
-            self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
-        self.received.record_delivered(envelope.node, envelope.delivered)
 
     def _record_evidence(
         self,
