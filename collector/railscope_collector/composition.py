@@ -224,6 +224,7 @@ def build_metering(access: AccessLayer) -> MeteringLayer:
     )
     finalizer = day_finalizer.DayFinalizer(
         core.evidence,
+        storage.reader.waiting,
         live,
         storage.open_stores,
         files.texts,
@@ -231,7 +232,6 @@ def build_metering(access: AccessLayer) -> MeteringLayer:
         clock.now_ns,
         lambda: clock.hold_reason,
         check,
-        storage.reader.waiting,
     )
     retention = day_retention.DayRetention(
         settings,

@@ -59,11 +59,11 @@ class IngestLimits(Struct, frozen=True, kw_only=True):
     """Frames older than this are rejected."""
     pending_evidence_intervals: Annotated[int, Meta(ge=1)] = 50_000
     """Maximum intervals of usage evidence (15 minutes of one node, about 60 KiB) that wait in memory
-    for the database. The nodes with pending intervals have equal shares. Above half of its share, intervals
-    are moved to disk; above its share, the agent of a node keeps its frames.
+    until they are complete, or for space on the disk. The nodes with pending intervals have equal shares; above its
+    share, the agent of a node keeps its frames.
     """
     waiting_evidence_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
-    """Maximum size of usage evidence that waits on disk for the database. The nodes with pending intervals have
+    """Maximum size of usage evidence that waits on disk for the database. The nodes with such evidence have
     equal shares; further evidence of a node stays in memory, up to its share of `pending_evidence_intervals`.
     """
 

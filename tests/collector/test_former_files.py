@@ -79,7 +79,7 @@ def test_the_files_are_read_once_and_kept_for_a_week(tmp_path: Path, *, is_kille
     assert reader.snapshots.position == LogPosition(3)
     assert facts_of(reader.core) == facts_of(core)
     assert reader.core.received == core.received
-    assert [row.interval for row in reader.waiting.read(0)] == [INTERVAL]
+    assert [row.fact for row in reader.waiting.read(0)] == [INTERVAL]
     assert (reader.quarantined, store.document("observed")) == (1, b"copy of the audit log")
     files = StateFiles(store)
     files.open()

@@ -63,18 +63,17 @@ async def test_records_beyond_the_queue_are_read_from_the_log(tmp_path: Path):
     async with run_collector(settings_in(tmp_path)) as running:
         collector = running.collector
         collector.reader.max_queued_bytes = 0
-        unstored = collector.core.evidence.quarters.unstored
-        unstored.log, unstored.position = "a shared database", 1
+        collector.reader.begin_positions(is_incomplete=False)
         answers = [await running.post(bodies[0])]
         answers += await asyncio.gather(*map(running.post, bodies[1:]))
         assert {status for status, _ in answers} == {200}
         assert collector.core.counts.frames == 30
-        assert {reply["stored"] for _, reply in answers} == {0}
-        assert unstored.acknowledge("n1")["stored"] == 0
-        for interval in list(collector.core.evidence.quarters.by_key):
-            unstored.begin_write("n1", interval)
-        unstored.end_write(is_stored=True)
-        assert unstored.acknowledge("n1")["stored"] == 12
+        first = answers[0][1]["position"]
+        assert all(reply["stored"] < first for _, reply in answers)
+        assert collector.reader.acknowledge("n1")["stored"] < first
+        await collector.finalizer.round(everything=True)
+        last = collector.reader.acknowledge("n1")
+        assert last["stored"] == last["position"] == max(reply["position"] for _, reply in answers)
 
 
 async def test_reordered_envelopes_all_count(tmp_path: Path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from railscope.timestamps import DAY_NS
 from railscope_collector.config import IngestLimits
 from railscope_collector.evidence.waiting_evidence import WaitingEvidence
@@ -31,9 +33,12 @@ def resume_from(core: CollectorState, parts: list[bytes]) -> None:
 
 
 def facts_of(core: CollectorState) -> tuple[Any, ...]:
-    """Return all evidence in memory."""
+    """Return all evidence in memory; not its positions, which a restart knows less exactly."""
     book = core.evidence
-    return book.claims.nodes, book.quarters.by_key, book.unwritten
+    quarters = {
+        key: structs.replace(kept, position=0) for key, kept in book.quarters.by_key.items()
+    }
+    return book.claims.nodes, quarters, book.unwritten.keys()
 
 
 def state_reader(core: CollectorState, store: StateStore) -> StateReader:

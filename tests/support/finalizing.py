@@ -8,9 +8,9 @@ import weakref
 from pathlib import Path
 
 import sqlalchemy as sa
-from support.checkpoints import checkpoint_of, resume_from
+from support.checkpoints import checkpoint_of, resume_from, state_reader
 from support.metered import revision_of
-from support.story import at, core_in, no_turns
+from support.story import Envelopes, accept, at, core_in, no_turns
 
 from railscope_collector.account.account_sums import GpuTimeAccount
 from railscope_collector.account.live_account import LiveAccount
@@ -27,10 +27,12 @@ from railscope_collector.files import (
 )
 from railscope_collector.files.inventory_file import DeviceInventory
 from railscope_collector.finalization.day_finalizer import DayFinalizer, MeteringStores
+from railscope_collector.framelog.log_follower import LogPosition
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.metered_day import MeteredDay
 from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_reader import StateReader
 from railscope_collector.state_store import StateStore
 from railscope_collector.tables import metadata
 
@@ -41,6 +43,9 @@ class FinalizingCollector:
     """One collector. `now` is a second of the story."""
 
     limits = IngestLimits()
+    reader: StateReader
+    end = 0
+    """Number of envelopes in the frame log."""
 
     def __init__(self, directory: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,16 +65,30 @@ class FinalizingCollector:
         self.store.close()
         self.store.open()
         self.waiting = WaitingEvidence(self.store, self.limits)
-        core.evidence.quarters.on_disk = self.waiting.open()
+        self.waiting.open()
         self.finalizer = DayFinalizer(
             core.evidence,
+            self.waiting,
             self.live,
             self._open,
             lambda: dict(self.texts),
             self.settings,
             wall_ns=lambda: at(self.now),
-            waiting=self.waiting,
         )
+
+    def begin_positions(self, *, is_incomplete: bool = False) -> None:
+        """Name positions in acknowledgements, as a collector of a shared database."""
+        self.reader = state_reader(self.core, self.store)
+        self.reader.waiting = self.waiting
+        self.reader.begin_positions(is_incomplete=is_incomplete)
+        self.reader.set_position(LogPosition(1, self.end))
+
+    def receive(self, envelopes: Envelopes) -> None:
+        """Apply envelopes, each as a record of the frame log."""
+        for envelope in envelopes:
+            accept(self.core, [envelope])
+            self.end += 1
+            self.reader.set_position(LogPosition(1, self.end))
 
     def _open(self) -> MeteringStores:
         database = Database(self.url, metadata)

@@ -109,11 +109,11 @@ class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=F
     node: str
     id: str
     trusted_from_ns: int = 0
-    """Horizon of the report: the time before it that the end frees is under review. 0 for no limit."""
+    """Horizon of the report, `MAX_AGE_NS` before its receipt: an earlier end counts from here. 0 for no limit."""
 
     @property
     def trusted_end_ns(self) -> int:
-        """The end as it counts until a person accepts it."""
+        """The end as it counts."""
         return max(self.timestamp_ns, self.trusted_from_ns)
 
 

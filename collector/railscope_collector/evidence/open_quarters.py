@@ -7,9 +7,9 @@ that nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -55,9 +55,8 @@ class OpenQuarters:
 
     quarters: quarter_memory.QuarterMemory = field(default_factory=quarter_memory.QuarterMemory)
     claims: open_claims.OpenClaims = field(default_factory=open_claims.OpenClaims)
-    unwritten: dict[claim_events.ClaimFact, None] = field(default_factory=dict)
-    _unwritten_of: Counter[str] = field(default_factory=Counter)
-    """Number of these, by node."""
+    _unwritten: dict[str, dict[claim_events.ClaimFact, int]] = field(default_factory=dict)
+    """Claims and ends that are not on disk, by node, with their positions in the frame log."""
     places: dict[str, GpuPlace] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     """GPUs with a place whose holders may have changed."""
@@ -189,22 +188,36 @@ class OpenQuarters:
             oldest_ns = record.received_wall_ns - node_intervals.MAX_AGE_NS
             fact = claim_events.with_receipt(fact, oldest_ns, record.received_wall_ns)
             if self.claims.add(fact, record.received_wall_ns):
-                if fact not in self.unwritten:
-                    self.unwritten[fact] = None
-                    self._unwritten_of[fact.node] += 1
-                self.quarters.unstored.add(envelope.node, fact)
+                self._add_unwritten(fact, self.quarters.applied + 1)
                 self._mark_changed([fact.gpu])
 
+    def _add_unwritten(self, fact: claim_events.ClaimFact, position: int) -> None:
+        self._unwritten.setdefault(fact.node, {}).setdefault(fact, position)
+
+    @property
+    def unwritten(self) -> dict[claim_events.ClaimFact, int]:
+        """Return the claims and ends that are not on disk, with their positions in the frame log."""
+        return dict(chain.from_iterable(map(dict.items, self._unwritten.values())))
+
     def leave_memory(self, facts: Iterable[claim_events.ClaimFact]) -> None:
-        """Remove claims and ends that the database has."""
+        """Remove claims and ends that are on disk."""
         for fact in facts:
-            if fact in self.unwritten:
-                del self.unwritten[fact]
-                self._unwritten_of[fact.node] -= 1
+            of_node = self._unwritten[fact.node]
+            del of_node[fact]
+            if not of_node:
+                del self._unwritten[fact.node]
 
     def pending(self, node: str) -> int:
         """Return the weight of the facts of a node in memory, in intervals of usual size."""
-        return self.quarters.counts[node] + self._unwritten_of[node] // _CLAIMS_PER_INTERVAL
+        claims = len(self._unwritten.get(node, ()))
+        return self.quarters.counts[node] + claims // _CLAIMS_PER_INTERVAL
+
+    def first_position(self, node: str) -> int | None:
+        """Return the lowest position of the facts of a node in memory; None without any."""
+        # In the order of their positions: records are applied in the order of the log.
+        claims = next(iter(self._unwritten.get(node, {}).values()), None)
+        found = claims, self.quarters.first.get(node)
+        return min((each for each in found if each is not None), default=None)
 
     def _reject(self, record: FrameRecord, problem: str) -> None:
         self.rejected_claims += 1
@@ -235,8 +248,8 @@ class OpenQuarters:
     ) -> None:
         """Restore from a snapshot."""
         self.quarters.restore(quarters)
-        self.unwritten = dict.fromkeys(unwritten)
-        self._unwritten_of = Counter(fact.node for fact in self.unwritten)
+        for fact in unwritten:
+            self._add_unwritten(fact, 0)
         self.claims = open_claims.OpenClaims(dict(nodes))
         for quarter in quarters:
             for uuid, listed in quarter.interval.gpus.items():

@@ -1,9 +1,9 @@
-"""Quarters of nodes in memory, the facts that a shared database lacks, and reports of problems."""
+"""Quarters of nodes in memory, and reports of problems."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -33,15 +33,16 @@ _MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
 
 
 class QuarterInMemory(msgspec.Struct):
-    """An interval in memory, with its last change; `stored` if the database has it or is writing it."""
+    """An interval in memory, with its last change."""
 
     interval: node_intervals.EvidenceInterval = msgspec.field(name="chunk")
     touched_ns: int = 0
-    stored: bool = False
     size_bytes: int = 0
     """Approximate memory use."""
     since_ns: int = 0
-    """Receipt of the first addition that no write contains."""
+    """Receipt of the first addition."""
+    position: int = 0
+    """Position of the frame log from which on it was added to."""
 
     @property
     def interval_count(self) -> int:
@@ -53,8 +54,8 @@ class QuarterInMemory(msgspec.Struct):
 
         A node that sends old frames again and again would otherwise never be quiet.
         """
-        if self.stored or quiet_ns is None:
-            return not self.stored
+        if quiet_ns is None:
+            return True
         return self.touched_ns <= quiet_ns or self.since_ns <= quiet_ns - node_intervals.INTERVAL_NS
 
     @property
@@ -123,93 +124,23 @@ class BootTimes(NamedTuple):
 
 
 @dataclass(slots=True)
-class UnstoredFacts:
-    """Facts that a shared database does not have, with the positions of the acknowledgements that wait for them.
-
-    Each acknowledgement has a position, which only increases. The facts of its envelope were recorded at that
-    position or before, so the database has all of them once every fact that it lacks is of a later one. A fact that
-    is added to keeps its position until it is stored. While a fact is being written, it is not stored, and additions
-    to it are a further fact.
-    """
-
-    log: str = ""
-    """Identity of the state directory; empty if evidence is as safe in the frame log as in the database."""
-    position: int = 0
-    """Position of the next acknowledgement."""
-    applied: int = 0
-    """Position of the acknowledgement whose facts are recorded now; 0: the next one."""
-    _waiting: dict[str, dict[Hashable, int]] = field(default_factory=dict)
-    """Positions by node and fact."""
-    _writing: dict[str, dict[Hashable, int]] = field(default_factory=dict)
-
-    def add(self, node: str, fact: Hashable) -> None:
-        """Record that a fact of a node was recorded or changed."""
-        if self.log:
-            # The earliest position: a fact that is added to is stored as a whole.
-            facts, position = self._waiting.setdefault(node, {}), self.applied or self.position
-            facts[fact] = min(position, facts.get(fact, position))
-
-    def begin_write(self, node: str, fact: Hashable) -> None:
-        """Record that a fact is as of now about to be written."""
-        position = self._waiting.get(node, {}).pop(fact, None)
-        if position is not None:
-            self._writing.setdefault(node, {})[fact] = position
-
-    def move_to_disk(self, node: str, fact: Hashable) -> None:
-        """Record that a fact which is not stored is on disk, among others of its node."""
-        position = self._waiting.get(node, {}).pop(fact, None)
-        if position is not None:
-            on_disk = self._waiting[node].get(ON_DISK, position)
-            # The earliest position: the database has all of a node's file at once, or nothing of it.
-            self._waiting[node][ON_DISK] = min(position, on_disk)
-
-    def leave_disk(self, node: str) -> None:
-        """Record that all facts of a node which were on disk are stored."""
-        self._waiting.get(node, {}).pop(ON_DISK, None)
-
-    def end_write(self, *, is_stored: bool) -> None:
-        """Record the end of a write: the transaction was committed, or may not have been."""
-        if not is_stored:
-            for node, positions in self._writing.items():
-                self._waiting[node].update(positions)  # these are earlier than those of additions
-        self._writing.clear()
-
-    def end_apply(self, node: str, position: int) -> None:
-        """Record that all facts of an acknowledgement were recorded."""
-        if position:
-            self._waiting.get(node, {}).pop(position, None)
-
-    def acknowledge(self, node: str, *, is_applied: bool = True) -> dict[str, str | int]:
-        """Return the position of an acknowledgement, and that up to which all facts of the node are stored.
-
-        Until `end_apply`, an acknowledgement that is not applied yet is a fact itself.
-        """
-        if not self.log:
-            return {}
-        position, self.position = self.position, self.position + 1
-        if not is_applied:
-            self._waiting.setdefault(node, {})[position] = position
-        facts = (by_node.get(node, {}).values() for by_node in (self._waiting, self._writing))
-        # Facts being written count as missing: the transaction may fail.
-        first = min(chain.from_iterable(facts), default=self.position)
-        return {"log": self.log, "position": position, "stored": first - 1}
-
-
-ON_DISK = "on disk"
-"""The intervals of a node that wait on disk, as one fact."""
-
-
-@dataclass(slots=True)
 class QuarterMemory:
-    """All intervals in memory, by node, boot and number."""
+    """All intervals in memory."""
 
     by_key: dict[tuple[str, str, int], QuarterInMemory] = field(default_factory=dict)
+    """Those that are added to, by node, boot and number."""
+    leaving: list[QuarterInMemory] = field(default_factory=list)
+    """Those that are being moved to disk: what is added later is a further interval."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of usual intervals in memory, by node."""
-    on_disk: Counter[str] = field(default_factory=Counter)
-    """Number of intervals that wait on disk, by node."""
-    unstored: UnstoredFacts = field(default_factory=UnstoredFacts)
-    """These intervals, and the other facts that are to be written to the database."""
+    first: dict[str, int] = field(default_factory=dict)
+    """Lowest position of the intervals of each node."""
+    applied: int = 0
+    """Position of the frame log up to which all records are applied: what is recorded now is of a later one."""
+
+    def __len__(self) -> int:
+        """Return the number of intervals."""
+        return len(self.by_key) + len(self.leaving)
 
     def record_rows(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
         """Record the rows of a batch that belong in one interval."""
@@ -244,16 +175,13 @@ class QuarterMemory:
         interval = self.by_key.get(key)
         if interval is None:
             interval = self.by_key[key] = QuarterInMemory(
-                node_intervals.EvidenceInterval(*key, *span)
+                node_intervals.EvidenceInterval(*key, *span),
+                since_ns=record.received_wall_ns,
+                position=self.applied + 1,
             )
-            self.counts[key[0]] += interval.interval_count
+            self._count([interval])
         interval.interval.cover(*span)
-        if interval.stored or not interval.since_ns:
-            interval.since_ns = record.received_wall_ns
         interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
-        # Also while it is being written: that write does not contain the addition.
-        interval.stored = False
-        self.unstored.add(key[0], key)
         return interval
 
     def share_of_node(self, max_intervals: int) -> int:
@@ -262,36 +190,36 @@ class QuarterMemory:
             max(1, max_intervals // max(1, len(self.counts))), MAX_PENDING_INTERVALS_PER_NODE
         )
 
-    def move_to_disk(self, intervals: Iterable[QuarterInMemory]) -> None:
-        """Remove intervals that were written to disk, unless they were added to meanwhile."""
-        for interval in intervals:
-            self.on_disk[interval.interval.node] += 1
-            if interval.stored:
-                self.unstored.move_to_disk(interval.interval.node, interval.key)
-                self.release(interval)
+    def begin_leaving(self, keys: Iterable[tuple[str, str, int]], quiet_ns: int | None) -> None:
+        """Let intervals leave that are due at a time; all of them if it is None."""
+        for key in keys:
+            if self.by_key[key].is_due(quiet_ns):
+                self.leaving.append(self.by_key.pop(key))
 
-    def leave_disk(self, nodes: Mapping[str, int]) -> None:
-        """Record that the database has a file, with the number of intervals of each node."""
-        for node, number in nodes.items():
-            self.on_disk[node] -= number
-            if self.on_disk[node] <= 0:
-                del self.on_disk[node]
-                self.unstored.leave_disk(node)
+    def release(self, intervals: Sequence[QuarterInMemory]) -> None:
+        """Remove intervals that are on disk."""
+        on_disk, nodes = set(map(id, intervals)), {each.interval.node for each in intervals}
+        self.leaving = [each for each in self.leaving if id(each) not in on_disk]
+        for node in nodes:
+            del self.counts[node], self.first[node]
+        remaining = chain(self.by_key.values(), self.leaving)
+        self._count(each for each in remaining if each.interval.node in nodes)
 
-    def release(self, interval: QuarterInMemory) -> None:
-        """Remove an interval that is stored in the database."""
-        node = interval.interval.node
-        del self.by_key[interval.key]
-        self.counts[node] -= interval.interval_count
-        if not self.counts[node]:
-            del self.counts[node]
+    def _count(self, intervals: Iterable[QuarterInMemory]) -> None:
+        for each in intervals:
+            node = each.interval.node
+            self.counts[node] += each.interval_count
+            self.first[node] = min(each.position, self.first.get(node, each.position))
 
     def restore(self, intervals: Iterable[QuarterInMemory]) -> None:
         """Add the intervals of a snapshot."""
         for interval in intervals:
-            interval.stored = False  # its write may have been in progress
-            self.by_key[interval.key] = interval
-            self.counts[interval.interval.node] += interval.interval_count
+            # Of two with one key, one was being moved to disk.
+            if interval.key in self.by_key:
+                self.leaving.append(interval)
+            else:
+                self.by_key[interval.key] = interval
+            self._count([interval])
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 Each round stores files and facts, meters the days that these have marked, and updates the account, a few days of nodes
 between two writes of facts. A day is marked first
 once it is over and its delay has passed; it is written again as a new revision if later facts change it. While the
-database is unavailable everything stays in memory and in snapshots, and is retried.
+database is unavailable everything waits on disk, and is retried.
 
 Any collector of a database meters any marked day: a day of a node is one transaction under a lock of the database, which
 reads all facts that were committed.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,6 +65,8 @@ class DayFinalizer:
     """Updates database and ledger from memory. `open` blocks; it raises UnusableLedgerError."""
 
     book: open_quarters.OpenQuarters
+    waiting: waiting_evidence.WaitingEvidence
+    """Facts on disk."""
     live: LiveAccount
     open: Callable[[], MeteringStores]
     texts: Callable[[], Mapping[str, str] | None]
@@ -75,8 +77,6 @@ class DayFinalizer:
     """The reason for which nothing may be stored or finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
     """Raises UnusableLedgerError if the database is not the one used before."""
-    waiting: waiting_evidence.WaitingEvidence | None = None
-    """Evidence that waits on disk."""
     counts: FinalizerCounters = field(default_factory=FinalizerCounters)
     rejected_files: dict[str, str] = field(default_factory=dict)
     """Text of an administrators' file that the database does not accept, by kind."""
@@ -97,13 +97,13 @@ class DayFinalizer:
     def __post_init__(self) -> None:
         """Create the parts."""
         self._writer = fact_writer.FactWriter(
-            self.book, self._find_changeable_days, self._record_stored, self.waiting
+            self.book, self.waiting, self._find_changeable_days, self._record_stored
         )
         self.book.problems.listeners.append(self._problems.append)
 
     @property
-    def rejected(self) -> set[Hashable]:
-        """Return the facts that the database rejected since the start."""
+    def rejected(self) -> set[int]:
+        """Return the numbers of the facts on disk that the database rejected since the start."""
         return self._writer.rejected
 
     def _record_stored(self) -> None:
@@ -129,14 +129,13 @@ class DayFinalizer:
             await asyncio.sleep(self.settings.period_seconds)
             await self.move_to_disk()
 
-    async def move_to_disk(self) -> None:
-        """Move evidence to disk that two rounds have not stored, if much waits in memory."""
+    async def move_to_disk(self, *, everything: bool = False) -> None:
+        """Move evidence to disk that is ready, or all."""
         if self.hold_reason():
             return  # facts in memory may still be placed differently
-        late_seconds = self.settings.quiet_seconds + 2 * self.settings.period_seconds
-        quiet_ns = self.wall_ns() - round(late_seconds * SECOND_NS)
+        quiet_ns = self.wall_ns() - round(self.settings.quiet_seconds * SECOND_NS)
         try:
-            await self._writer.move_to_disk(quiet_ns)
+            await self._writer.move(None if everything else quiet_ns)
         except (OSError, waiting_evidence.WaitingEvidenceError) as error:
             if not self._is_disk_full:
                 log.error(
@@ -149,9 +148,9 @@ class DayFinalizer:
             self._is_disk_full = False
 
     @property
-    def waiting_bytes(self) -> int:
-        """Return the size of the evidence that waits on disk."""
-        return self.waiting.size_bytes if self.waiting else 0
+    def waiting_intervals(self) -> int:
+        """Return the number of intervals that the database does not have."""
+        return len(self.book.quarters) + self.waiting.quarters
 
     def close(self) -> None:
         """Close the database."""
@@ -174,8 +173,8 @@ class DayFinalizer:
                 log.error(
                     "evidence_write_failed",
                     problem=problem,
-                    intervals=len(self.book.quarters.by_key),
-                    advice="it stays in memory and in snapshots, and is written later",
+                    intervals=self.waiting_intervals,
+                    advice="it stays on disk, and is written later",
                 )
             self.is_failing = True
             return False
@@ -205,18 +204,15 @@ class DayFinalizer:
         stores = self._stores
         # First, and also while nothing may be finalized: a problem may be the reason for that.
         await self._write_problems(stores.files)
-        now_ns = self.wall_ns()
         texts = self.texts()
         is_complete = texts is not None and await self._store_files(stores, texts)
         # Checked again after each step: the clock may become suspect while the database is waited for.
         if self.hold_reason():
-            return None  # facts in memory may still be placed differently
-        quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
+            return None
+        await self.move_to_disk(everything=everything)
         # Another collector of the group is active: agents send it what is not stored.
         with contextlib.suppress(leases.LostLeaseError):
-            await self._writer.write_evidence(stores.facts, None if everything else quiet_ns)
-            # After the evidence in memory, so that an outage does not delay what is received now.
-            await self._writer.write_waiting(stores.facts)
+            await self._writer.upload(stores.facts)
         return stores if is_complete and not self.hold_reason() else None
 
     async def _write_problems(self, files: file_versions.FileStore) -> None:
@@ -298,7 +294,7 @@ class DayFinalizer:
             if self.hold_reason():
                 return True
             tried.add(node_day)
-            with self._isolate(node_day):
+            async with self._isolate(stores, node_day):
                 written = await database.call_database(
                     marked_days.finalize_day,
                     stores.facts,
@@ -313,14 +309,20 @@ class DayFinalizer:
                 self.counts.revisions += sum(each.added and each.revision > 1 for each in written)
         return len(waiting) <= _AT_ONCE
 
-    @contextlib.contextmanager
-    def _isolate(self, node_day: open_days.NodeDay) -> Iterator[None]:
-        """A day of a node that cannot be metered prevents no other."""
+    @contextlib.asynccontextmanager
+    async def _isolate(
+        self, stores: MeteringStores, node_day: open_days.NodeDay
+    ) -> AsyncIterator[None]:
+        """A day of a node that cannot be metered prevents no other; an unavailable database prevents all."""
         try:
             yield
-        except (database.RejectedValueError, database.PausedTransactionError) as fault:
+        except database.RejectedValueError as fault:
             self._reject(node_day, fault)
-        except (database.UnusableLedgerError, OSError):
+        except database.UnusableLedgerError as fault:
+            # A server ends a transaction that pauses, as that of a day with very many claims: it then still answers.
+            await database.call_database(stores.facts.has_any)
+            self._reject(node_day, fault)
+        except OSError:
             raise
         except Exception as fault:  # noqa: BLE001 - all other days continue
             self._reject(node_day, fault)
@@ -344,7 +346,7 @@ class DayFinalizer:
         stale = [each for each in found if each[0] not in tried]
         for node_day, version in stale[:_AT_ONCE]:
             tried.add(node_day)
-            with self._isolate(node_day):
+            async with self._isolate(stores, node_day):
                 await database.call_database(
                     self._open_days.meter, stores.facts, files, node_day, version
                 )

@@ -31,6 +31,11 @@ class LogPosition(NamedTuple):
     segment: int = 0
     offset: int = 0
 
+    @property
+    def number(self) -> int:
+        """Return the position as one number, which increases along the log: no segment has 2^40 bytes."""
+        return self.segment << 40 | self.offset
+
 
 LOG_START = LogPosition()
 

@@ -47,7 +47,7 @@ class CollectorMetrics:
 
     def cells(self, views: view_refresh.CollectorViews) -> list[view_cells.ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
-        counts, intervals = self.core.counts, self.core.evidence.quarters
+        counts = self.core.counts
         plain = [
             (catalog.ENVELOPES, counts.envelopes),
             (catalog.FRAMES, counts.frames),
@@ -68,8 +68,8 @@ class CollectorMetrics:
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
             (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
-            (catalog.EVIDENCE_WAITING, len(intervals.by_key) + intervals.on_disk.total()),
-            (catalog.EVIDENCE_WAITING_SIZE, self.finalizer.waiting_bytes),
+            (catalog.EVIDENCE_WAITING, self.finalizer.waiting_intervals),
+            (catalog.EVIDENCE_WAITING_SIZE, self.finalizer.waiting.size_bytes),
             (catalog.EVIDENCE_STORED, self.finalizer.counts.intervals),
             (catalog.EVIDENCE_REJECTED, len(self.finalizer.rejected)),
             (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),

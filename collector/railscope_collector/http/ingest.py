@@ -225,14 +225,13 @@ class Ingest:
             accepted=self.core.accepted_batches(envelope),
             has_statements=bool(envelope.ended),
         )
-        unstored = self.core.evidence.quarters.unstored
         # All frames are durable already, so nothing is written to the log again.
         if not new_frames:
             self.core.record_durable(record, envelope)
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
             counts: dict[str, int | str] = {"accepted_frames": 0, "duplicate_frames": total}
-            return counts | unstored.acknowledge(credential.name)
+            return counts | self.reader.acknowledge(credential.name)
         self._check_evidence(credential.name)
         audited = self._count_audited(envelope, sender)
         positions: dict[str, int | str] = {}

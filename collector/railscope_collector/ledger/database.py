@@ -80,10 +80,6 @@ class RejectedValueError(UnusableLedgerError):
     """The database does not accept a value; it would reject the same value again."""
 
 
-class PausedTransactionError(UnusableLedgerError):
-    """The server ended a transaction in which its client paused (`transactions.limit_idle_time`)."""
-
-
 class NoLedgerError(UnusableLedgerError):
     """The database contains no ledger."""
 
@@ -179,11 +175,6 @@ class Database:
                 message = f"the ledger {self.name} rejects a value: {_reason(error)}"
                 raise RejectedValueError(message) from error
             state = getattr(error.orig, "sqlstate", None)
-            if state == _PAUSED:
-                message = (
-                    f"the ledger {self.name} ended a transaction that paused: {_reason(error)}"
-                )
-                raise PausedTransactionError(message) from error
             if state == _READ_ONLY:
                 self.engine.dispose()  # another server of the URL may accept writes now
             message = (
@@ -342,7 +333,6 @@ def _reason(error: DBAPIError) -> str:
 
 
 _READ_ONLY = "25006"  # also of a former primary that keeps its connections
-_PAUSED = "25P03"
 _REJECTIONS = {"22", "23", "54"}
 """Classes of errors of PostgreSQL: data exception, violated constraint, exceeded limit of the program."""
 

@@ -72,7 +72,7 @@ def read_former_files(
             *state_snapshots.TABLES,
             *state_files.TABLES,
             state_reader.QUARANTINE,
-            waiting_evidence.TABLE,
+            *waiting_evidence.TABLES,
         )
         with store.transaction() as connection:
             for path in found:
@@ -108,7 +108,7 @@ def _read(path: Path, store: StateStore, connection: Connection) -> None:
             state_reader.insert_quarantined(
                 connection, segment, record.node, "by release 0.3.0", content
             )
-    else:
+    elif path.name == "observed":
         store.put_document(connection, path.name, path.read_bytes())
 
 
@@ -145,5 +145,6 @@ def _read_waiting(content: bytes, connection: Connection) -> None:
         message = "damaged file: its content does not match its hash"
         raise _FormerFileError(message)
     intervals = msgspec.msgpack.decode(body, type=list[tuple[str, bytes]])
-    rows = [(node, zlib.crc32(compressed), compressed) for node, compressed in intervals]
+    kind = waiting_evidence.QUARTER
+    rows = [(node, 0, kind, zlib.crc32(each), each) for node, each in intervals]
     connection.executemany(waiting_evidence.INSERT, rows)

@@ -90,7 +90,7 @@ class IntervalPart(msgspec.Struct, array_like=True, tag="ChunkPart"):
 
 
 class FactsPart(msgspec.Struct, array_like=True, tag=True):
-    """Claims and their ends that are still to be written to the database."""
+    """Claims and their ends that are not on disk by themselves yet."""
 
     claims: list[claim_events.ReportedClaim]
     ends: list[claim_events.ReportedEnd]
@@ -132,9 +132,12 @@ def make_parts(core: CollectorState) -> Iterator[SnapshotPart]:
     for gpus in _groups(list(book.places)):
         yield PlacesPart({gpu: book.places[gpu] for gpu in gpus})
     for key in list(book.quarters.by_key):
-        # It may have been written to the database since the keys were copied.
+        # It may have been moved to disk since the keys were copied.
         if interval := book.quarters.by_key.get(key):
             yield IntervalPart(interval)
+    # After these: one that was being moved since is here, or on disk.
+    for interval in list(book.quarters.leaving):
+        yield IntervalPart(interval)
     for facts in _groups(list(book.unwritten)):
         yield FactsPart(
             [fact for fact in facts if isinstance(fact, claim_events.ReportedClaim)],

@@ -8,10 +8,9 @@ A record that cannot be decoded, that would exceed the bounds of a restart, or t
 collector at each start. It is skipped, counted, and copied to the table `quarantined_records`, as its segment will be deleted
 eventually.
 
-With a shared database, each acknowledgement names the state directory and a position in it (see
-`railscope_collector.evidence.quarter_memory.UnstoredFacts`). Positions increase from one start to the next by the number of the
-start. What a restart read is at the first position of all, so the positions of earlier starts count as stored once the
-database has all of it. An incomplete state gets a new identity: then agents send again what was not stored.
+With a shared database, each acknowledgement names the state directory, the position of the record in its log, and the position
+up to which all facts of the node are in the database: every fact in memory or on disk has the position from which on records
+added to it. An incomplete state gets a new identity: then agents send again what was not stored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import structlog
 
 from railscope import envelopes, service, wire
 from railscope_collector.config import IngestLimits
-from railscope_collector.evidence import quarter_memory, waiting_evidence
+from railscope_collector.evidence import waiting_evidence
 from railscope_collector.fleet.recent_events import SeenEvent, events_of
 from railscope_collector.framelog import segment_files
 from railscope_collector.framelog.framelog import FrameLog
@@ -51,23 +50,14 @@ MIN_REPLAYED_BYTES = 64 << 20
 RETRY_SECONDS = 5.0
 ANSWER_SECONDS = 0.003
 """Delay before a record is applied, in which the senders of its group are answered: each answer passes the loop several times."""
-IDENTITY = "acknowledgements"
+IDENTITY = "identity"
 """Document with the identity of the state directory, with a shared database only."""
 QUARANTINE = """CREATE TABLE IF NOT EXISTS quarantined_records (
     digest BLOB PRIMARY KEY, segment INTEGER NOT NULL, node TEXT NOT NULL, problem TEXT NOT NULL, content BLOB NOT NULL
 ) STRICT"""
 _REJECTED = "the state rejected it: see envelope_processing_failed"
-_POSITIONS_OF_A_START = 1 << 40
-"""More positions than one start uses: those of the next start are all higher."""
 
 log = structlog.get_logger(__name__)
-
-
-class StateIdentity(msgspec.Struct):
-    """Identity of a state directory, and the number of starts with it."""
-
-    log: str
-    starts: int = 0
 
 
 class DurableRecord(NamedTuple):
@@ -76,8 +66,6 @@ class DurableRecord(NamedTuple):
     end: LogPosition
     record: segment_files.FrameRecord
     envelope: wire.Envelope
-    acknowledged: int = 0
-    """Position of its acknowledgement; 0 without a shared database."""
 
 
 @dataclass(slots=True)
@@ -104,8 +92,8 @@ class StateReader:
     _newest: LogPosition = LOG_START
     _is_behind: bool = False
     """True while records are read from the log: those that have just become durable are there, too."""
-    _skipped: deque[tuple[LogPosition, str, int]] = field(default_factory=deque)
-    """Ends, nodes and acknowledgements of records that are read from the log, with a shared database."""
+    _identity: str = ""
+    """Identity of the state directory, with a shared database."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _is_woken: bool = False
 
@@ -121,9 +109,9 @@ class StateReader:
         store.create(QUARANTINE)
         ((self.quarantined,),) = store.read("SELECT count(*) FROM quarantined_records") or [(0,)]
         # Before the replay, which would add the same intervals to memory.
-        self.core.evidence.quarters.on_disk = self.waiting.open()
+        self.waiting.open()
         self.snapshots.restore()
-        self.position = self.snapshots.position
+        self.set_position(self.snapshots.position)
         newest_ns = self._read_received(is_applied=is_shared)
         of_nodes = (node.timestamp_ns for node in self.core.fleet.nodes.values())
         return max(newest_ns, max(of_nodes, default=0))
@@ -140,6 +128,7 @@ class StateReader:
             if is_applied:
                 self.core.schemas.segment = position.segment
                 self._replay(record, position)
+                self.set_position(position)
                 continue
             envelope = None
             if record.has_statements:
@@ -147,7 +136,7 @@ class StateReader:
                     envelope = self._unpack(record)
             self.core.record_durable(record, envelope)
         if is_applied or is_first:
-            self.position = LogPosition(self.frames.number, self.frames.offset)
+            self.set_position(LogPosition(self.frames.number, self.frames.offset))
             self.restored.set()
         self._is_behind = not self.restored.is_set()
         return newest_ns
@@ -184,34 +173,20 @@ class StateReader:
             yield from events_of(record, envelope)
 
     def begin_positions(self, *, is_incomplete: bool) -> None:
-        """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError.
+        """Begin to name positions in acknowledgements, after the state was restored. Blocking; raises OSError.
 
         If evidence that waited on disk is lost, all frames that agents send again count as new.
         """
         self.core.receipts.is_awaited = True
-        store, identity = self.snapshots.store, None
-        if content := store.document(IDENTITY):
-            identity = msgspec.json.decode(content, type=StateIdentity)
+        store = self.snapshots.store
+        self._identity = (store.document(IDENTITY) or b"").decode()
         if self.waiting.damaged:
             self.core.received.clear()
         # Agents compare this identity: a new one makes them send again what the lost files may have contained.
-        if identity is None or is_incomplete or self.skipped:
-            identity = StateIdentity(token_hex(16))
-        # Durable before a position is given out: a position that two starts use would acknowledge evidence that was
-        # lost between.
-        identity.starts += 1
-        with store.transaction() as connection:
-            store.put_document(connection, IDENTITY, msgspec.json.encode(identity))
-        book = self.core.evidence
-        unstored = book.quarters.unstored
-        unstored.log, unstored.position = identity.log, 1
-        for interval in book.quarters.by_key.values():
-            unstored.add(interval.interval.node, interval.key)
-        for node in book.quarters.on_disk:
-            unstored.add(node, quarter_memory.ON_DISK)
-        for fact in book.unwritten:
-            unstored.add(fact.node, fact)
-        unstored.position = identity.starts * _POSITIONS_OF_A_START
+        if not self._identity or is_incomplete or self.skipped:
+            self._identity = token_hex(16)
+            with store.transaction() as connection:
+                store.put_document(connection, IDENTITY, self._identity.encode())
 
     # Live --------------------------------------------------------------------------------------
 
@@ -227,19 +202,25 @@ class StateReader:
         """Take a record that has become durable; return the positions for its acknowledgement."""
         self._newest = end
         self.core.record_durable(record, envelope if record.has_statements else None)
-        answer = self.core.evidence.quarters.unstored.acknowledge(record.node, is_applied=False)
-        number = int(answer.get("position", 0))
-        if self._is_behind:
-            if number:
-                self._skipped.append((end, record.node, number))
-        else:
-            self._queue.append(DurableRecord(end, record, envelope, number))
+        if not self._is_behind:
+            self._queue.append(DurableRecord(end, record, envelope))
             self._queued_bytes += len(record.body)
             self._is_behind = self._queued_bytes > self.max_queued_bytes
             if not self._is_woken:
                 self._is_woken = True
                 asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._wake.set)
-        return answer
+        return self.acknowledge(record.node)
+
+    def acknowledge(self, node: str) -> dict[str, str | int]:
+        """Return the newest position, and that up to which all facts of a node are in a shared database."""
+        if not self._identity:
+            return {}
+        # What is not applied yet counts as missing, and so does what is being written: the transaction may fail.
+        stored = self.position.number
+        for first in (self.core.evidence.first_position(node), self.waiting.first.get(node)):
+            stored = stored if first is None else min(stored, first - 1)
+        newest = max(self._newest, self.position).number
+        return {"log": self._identity, "position": newest, "stored": max(stored, 0)}
 
     async def run(self) -> None:
         """Apply records until cancelled."""
@@ -259,7 +240,7 @@ class StateReader:
 
     async def _catch_up(self, slices: TimeSlices) -> None:
         """Read the records after the position from the log, up to its end."""
-        directory, unstored = self.frames.directory, self.core.evidence.quarters.unstored
+        directory = self.frames.directory
         follower = LogFollower(directory, self.position, state_directory=directory.parent)
         try:
             while True:
@@ -271,17 +252,12 @@ class StateReader:
                 for record in map(self._correct_receipt, records):
                     envelope, problem = self._open(record)
                     if envelope is not None:
-                        # Of a later acknowledgement, facts would count as stored too early; of an earlier one, too late.
-                        first = self._skipped[0][2] if self._skipped else 0
-                        problem = await self._run_steps(record, envelope, first, slices)
+                        problem = await self._run_steps(record, envelope, slices)
                     if problem:
                         await service.run_in_thread(
                             self._quarantine, follower.position, record, problem
                         )
                 self._advance(follower.position)
-                while self._skipped and self._skipped[0][0] <= self.position:
-                    _, node, number = self._skipped.popleft()
-                    unstored.end_apply(node, number)
         except OSError as error:
             log.error("frame_log_read_failed", problem=str(error))
             await asyncio.sleep(RETRY_SECONDS)
@@ -289,36 +265,23 @@ class StateReader:
             follower.close()
 
     async def _apply(self, item: DurableRecord, slices: TimeSlices) -> None:
-        unstored = self.core.evidence.quarters.unstored
         if item.end <= self.position:  # it was read from the log
-            unstored.end_apply(item.record.node, item.acknowledged)
             return
         if item.end.segment > self.position.segment:
             self._advance(LogPosition(item.end.segment))
-        problem = await self._run_steps(item.record, item.envelope, item.acknowledged, slices)
-        unstored.end_apply(item.record.node, item.acknowledged)
+        problem = await self._run_steps(item.record, item.envelope, slices)
         if problem:
             await service.run_in_thread(self._quarantine, item.end, item.record, problem)
-        self.position = item.end
+        self.set_position(item.end)
 
     async def _run_steps(
-        self,
-        record: segment_files.FrameRecord,
-        envelope: wire.Envelope,
-        acknowledged: int,
-        slices: TimeSlices,
+        self, record: segment_files.FrameRecord, envelope: wire.Envelope, slices: TimeSlices
     ) -> str:
         """Apply a record; return the problem if the state does not accept it."""
-        unstored, faults = self.core.evidence.quarters.unstored, self._faults
-        steps = self.core.steps(record, envelope)
-        while True:
-            # Facts are of the position of their acknowledgement, however late they are recorded.
-            unstored.applied = acknowledged
-            is_ended = next(steps, unstored) is unstored
-            unstored.applied = 0
-            if is_ended:
-                return _REJECTED if self._faults > faults else ""
+        faults = self._faults
+        for _ in self.core.steps(record, envelope):
             await slices.yield_if_due()
+        return _REJECTED if self._faults > faults else ""
 
     @property
     def _faults(self) -> int:
@@ -326,10 +289,15 @@ class StateReader:
 
     def _advance(self, position: LogPosition) -> None:
         is_next = 0 < self.position.segment < position.segment
-        self.position = position
+        self.set_position(position)
         if is_next:
             self.core.schemas.segment = max(self.core.schemas.segment, position.segment)
             self.snapshots.note_segment(position)
+
+    def set_position(self, position: LogPosition) -> None:
+        """Record that all records up to a position are applied: facts that are recorded now are of a later one."""
+        self.position = position
+        self.core.evidence.quarters.applied = position.number
 
     # Records -----------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
-from support.checkpoints import state_reader
 from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
@@ -59,7 +58,7 @@ class RejectingCollector(FinalizingCollector):
     """A collector of a shared database, with queries of its test."""
 
     def stored(self, node: str) -> int:
-        return int(self.core.evidence.quarters.unstored.acknowledge(node)["stored"])
+        return int(self.reader.acknowledge(node)["stored"])
 
     def values(self, column: sa.Column[str]) -> set[str]:
         """Return the values of a column in the database."""
@@ -74,7 +73,7 @@ def make_rejecting(tmp_path: Path) -> Iterator[Callable[[str], RejectingCollecto
 
     def one(url: str) -> RejectingCollector:
         made.append(RejectingCollector(tmp_path / "one", url))
-        state_reader(made[0].core, made[0].store).begin_positions(is_incomplete=False)
+        made[0].begin_positions()
         return made[0]
 
     yield one
@@ -107,14 +106,14 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     column: str,
     value: str,
 ):
-    """It is reported and counted, waits in memory and in the checkpoint, and is written once it is accepted."""
+    """It is reported and counted, waits on disk, and is written once it is accepted."""
     site = make_rejecting(url)
     await site.round(-100)
     site.reject(table, column, value)
     positions = {}
     for node in NODES:
-        accept(site.core, reports(node, f"job-{node}"))
-        positions[node] = int(site.core.evidence.quarters.unstored.acknowledge(node)["position"])
+        site.receive(reports(node, f"job-{node}"))
+        positions[node] = int(site.reader.acknowledge(node)["position"])
     with capture_logs() as logs:
         for now in (400, 500):
             await site.round(now)
@@ -127,7 +126,7 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     checkpoint = site.checkpoint()
     site.permit(table, column)
     site.restart(checkpoint)
-    state_reader(site.core, site.store).begin_positions(is_incomplete=False)
+    site.begin_positions()
     await site.round(600)
     assert site.values(table.c.node) == set(NODES)
     assert not site.finalizer.rejected

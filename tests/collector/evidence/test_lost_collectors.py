@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from sqlalchemy import select
-from support.checkpoints import state_reader
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector
-from support.story import NodeReporter, accept, claim_ended, claim_started, gpus_of
+from support.story import NodeReporter, claim_ended, claim_started, gpus_of
 
 from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.frame import Frame
@@ -56,7 +55,7 @@ class Site:
         directory = self.directory / f"collector-{number}"
         shutil.rmtree(directory, ignore_errors=True)
         found = FinalizingCollector(directory, self.url)
-        state_reader(found.core, found.store).begin_positions(is_incomplete=False)
+        found.begin_positions()
         return found
 
     def close(self) -> None:
@@ -84,8 +83,8 @@ class Site:
         if oldest is None:
             return False
         collector = self.collectors[self.in_use]
-        accept(collector.core, [self.node.record(self.envelopes[oldest[1]], self.now)])
-        answer = collector.core.evidence.quarters.unstored.acknowledge(NODE)
+        collector.receive([self.node.record(self.envelopes[oldest[1]], self.now)])
+        answer = collector.reader.acknowledge(NODE)
         if is_answered:
             receipt = msgspec.convert(answer, EvidenceReceipt)
             self.spool.receive(oldest[0], receipt, self.now)
@@ -104,7 +103,7 @@ class Site:
         """Restart a collector with its disk."""
         found = self.collectors[number]
         found.restart(found.checkpoint())
-        state_reader(found.core, found.store).begin_positions(is_incomplete=False)
+        found.begin_positions()
 
     def restart_agent(self) -> None:
         """Restart the agent: it has only its disk."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,15 +12,20 @@ import pytest
 from hypothesis import given, strategies as st
 from ledger_days import LATER, a_day, ledger_hours
 from structlog.testing import capture_logs
-from support.checkpoints import state_reader
 from support.disk import memory_directory, small_file_system
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.story import DAY, NodeReporter, accept, at
 
 from railscope_collector.config import IngestLimits
-from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval
-from railscope_collector.evidence.waiting_evidence import WaitingEvidence, delete_damaged
+from railscope_collector.evidence.claim_events import ReportedEnd
+from railscope_collector.evidence.node_intervals import EvidenceInterval
+from railscope_collector.evidence.waiting_evidence import (
+    EncodedFact,
+    Fact,
+    WaitingEvidence,
+    delete_damaged,
+)
 from railscope_collector.state_store import StateStore
 from tests.failover.database_pair import DatabaseServer, server_identity
 
@@ -34,14 +38,12 @@ class WaitingCollector(FinalizingCollector):
     limits = IngestLimits(pending_evidence_intervals=4)
 
     def begin(self, *, is_incomplete: bool = False) -> WaitingCollector:
-        reader = state_reader(self.core, self.store)
-        reader.waiting = self.waiting
-        reader.begin_positions(is_incomplete=is_incomplete or bool(self.waiting.damaged))
+        self.begin_positions(is_incomplete=is_incomplete or bool(self.waiting.damaged))
         return self
 
-    def acknowledge(self, node: str = "n1") -> tuple[int, int]:
+    def acknowledge(self) -> tuple[int, int]:
         """Return the position of an acknowledgement, and that up to which all is stored."""
-        fields = self.core.evidence.quarters.unstored.acknowledge(node)
+        fields = self.reader.acknowledge("n1")
         return int(fields["position"]), int(fields["stored"])
 
     @property
@@ -50,7 +52,7 @@ class WaitingCollector(FinalizingCollector):
 
     @property
     def on_disk(self) -> int:
-        return self.core.evidence.quarters.on_disk.total()
+        return self.waiting.quarters
 
     async def attempt(self, now: float) -> bool:
         """Run one round and move what is beyond the bound; true if the round succeeded."""
@@ -103,7 +105,7 @@ async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_withou
         with capture_logs() as logs:
             for now in range(0, LATER, QUARTER):
                 arrived = [each for each in envelopes if each[0].received_wall_ns < at(now)]
-                accept(site.core, arrived)
+                site.receive(arrived)
                 del envelopes[: len(arrived)]
                 assert not await site.attempt(now)
                 if now % (6 * HOUR) == 0:
@@ -121,7 +123,7 @@ async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_withou
         assert not site.waiting.damaged
         (directory / "other").unlink(missing_ok=True)
         database.start()
-        accept(site.core, envelopes)
+        site.receive(envelopes)
         await site.round(LATER)
         assert (site.on_disk, site.waiting.size_bytes) == (0, 0)
         await site.round(LATER + HOUR, everything=True)
@@ -142,7 +144,7 @@ async def test_agents_send_again_what_a_damaged_row_contained(tmp_path: Path, ur
     await undisturbed.round(LATER)
     site = WaitingCollector(tmp_path / "one", url).begin()
     envelopes = a_day(NodeReporter())
-    accept(site.core, envelopes)
+    site.receive(envelopes)
     site.now = LATER
     await site.finalizer.move_to_disk()
     assert site.on_disk > 10
@@ -150,7 +152,7 @@ async def test_agents_send_again_what_a_damaged_row_contained(tmp_path: Path, ur
     site.restart(site.checkpoint())
     site.begin()
     assert site.waiting.problem.startswith("1 damaged")
-    accept(site.core, envelopes)
+    site.receive(envelopes)
     assert site.core.counts.duplicates == 0
     await site.round(LATER, everything=True)
     for each in (site, undisturbed):
@@ -174,31 +176,55 @@ def damage_row(store: StateStore, data_bit: int) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1 << 40)), min_size=1),
+    st.lists(
+        st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1 << 40), st.booleans()), min_size=1
+    ),
     st.integers(0, 1 << 30),
 )
 @fewer_examples(20)
-def test_the_table_returns_what_was_written(found: list[tuple[str, int]], data_bit: int):
-    """No change of any bit of an interval is accepted."""
-    intervals = [EvidenceInterval(node, "boot-1", number, 0, 1) for node, number in found]
+def test_the_table_returns_what_was_written(
+    found: list[tuple[str, int, bool]], data_bit: int
+) -> None:
+    """No change of any bit of a fact is accepted."""
+    facts: list[Fact] = [
+        ReportedEnd(number, "GPU-1", node, "job")
+        if is_end
+        else EvidenceInterval(node, "boot-1", number, 0, 1)
+        for node, number, is_end in found
+    ]
+    lowest: dict[str, int] = {}
+    for position, (node, _, _) in enumerate(found, 1):
+        lowest.setdefault(node, position)
     with tempfile.TemporaryDirectory() as name:
         store = StateStore(Path(name))
         store.open()
-        rows = WaitingEvidence(store, IngestLimits())
-        rows.open()
-        nodes = [node for node, _ in found]
-        rows.write(nodes, [encode_interval(each) for each in intervals], 2)
-        again = WaitingEvidence(store, IngestLimits())
-        assert again.open() == Counter(nodes)
+        rows = opened(store)
+        rows.write([encoded(fact, position) for position, fact in enumerate(facts, 1)], 2)
+        again = opened(store)
+        assert again.first == rows.first == lowest
+        assert again.quarters == rows.quarters == sum(not is_end for _, _, is_end in found)
         assert again.size_bytes == rows.size_bytes > 0
-        assert [row.interval for row in again.read(0)] == intervals
+        assert [row.fact for row in again.read(0)] == facts
         damage_row(store, data_bit)
-        damaged = WaitingEvidence(store, IngestLimits())
-        damaged.open()
-        assert [row.interval for row in damaged.read(0)] == [None, *intervals[1:]]
+        damaged = opened(store)
+        assert [row.fact for row in damaged.read(0)] == [None, *facts[1:]]
         assert list(delete_damaged(store)) == [damaged.problem]
-        again = WaitingEvidence(store, IngestLimits())
-        assert again.open().total() == len(found) - 1
+        again = opened(store)
+        assert len(again.read(0)) == len(found) - 1
         again.delete([row.number for row in again.read(0)])
-        assert (again.size_bytes, again.open()) == (0, Counter())
+        assert (again.size_bytes, again.first, again.quarters) == (0, {}, 0)
         store.close()
+
+
+def opened(store: StateStore) -> WaitingEvidence:
+    """Return the facts on disk."""
+    found = WaitingEvidence(store, IngestLimits())
+    found.open()
+    return found
+
+
+def encoded(fact: Fact, position: int) -> EncodedFact:
+    """Return a fact as it is written."""
+    if isinstance(fact, EvidenceInterval):
+        return EncodedFact.of_quarter(fact, position)
+    return EncodedFact.of_claim(fact, position)
