@@ -103,7 +103,8 @@ async def test_frames_continue_at_the_other_collector(site: ProgramDirectory) ->
     await pair.receives(0)
     assert await missing_frames(pair.second) == 0
     received, elsewhere = pair.frames()
-    assert await missing_frames(pair.first) == len(elsewhere - received), "they are not of a group"
+    missing = await missing_frames(pair.first)
+    assert 0 < missing <= len(elsewhere - received), "without a group, each counts for itself"
     second.signal(signal.SIGTERM)
     assert await second.wait_for_end() == 0, "a second signal ends it at once"
 
