@@ -42,7 +42,6 @@ from railscope_collector.clock import CollectorClock
 from railscope_collector.config import CollectorSettings
 from railscope_collector.console.audit_pages import AuditHealth, witness_rows
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.framelog import state_files
 from railscope_collector.http import signed_entries
 from railscope_collector.http.witness_api import WitnessApi
 from railscope_collector.ledger import directory_holder
@@ -52,7 +51,7 @@ from railscope_collector.state.state_reader import StateReader
 log = structlog.get_logger(__name__)
 
 PUBLIC_KEY_FILE = "audit.pub"
-_CHECK_FILES_SECONDS = 86_400.0
+_FORMER_SECONDS = 86_400.0
 
 
 @dataclass(slots=True)
@@ -204,15 +203,11 @@ class AuditService:
         """Hold the state directory, by the identity of its outbox, in a shared database. Raises DirectoryInUseError."""
         await self.holder.begin(self.trail.log.own.collector)
 
-    async def check_files(self, files: state_files.StateFiles) -> None:
-        """Compare the state directory with its expected files, every day, until cancelled."""
-        while True:
-            # The first comparison was that of the start.
-            await asyncio.sleep(_CHECK_FILES_SECONDS)
-            if former := self.trail.log.former:
-                await service.run_in_thread(former_log.delete_old, former, self.trail.wall_ns())
-            if lost := await service.run_in_thread(files.find_new_losses):
-                await self.trail.log.append(self.trail.draft_missing_files(lost))
+    async def delete_former_log(self) -> None:
+        """Delete the files of an imported log after a week, until cancelled."""
+        while former := self.trail.log.former:
+            await asyncio.sleep(_FORMER_SECONDS)
+            await service.run_in_thread(former_log.delete_old, former, self.trail.wall_ns())
 
     def start(self, outer: asyncio.TaskGroup, group: asyncio.TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""

@@ -110,26 +110,23 @@ class CollectorClock:
     _state: ClockState | None = None
     is_replaced: bool = False
     """True if a restart of the collector must assign frames new timestamps."""
-    defect: str = field(init=False, default="")
-    """Defect of the stored file; while it is set, the file is not overwritten."""
     _polled_ns: int = 0
     _stored_ns: int = 0
     _is_open: bool = False
     _lock: Lock = field(default_factory=Lock)
     """Held while the file is written: a step is stored at once, the reference periodically in a thread."""
 
-    def open(self, newest_ns: int = 0, defect: str = "") -> None:
+    def open(self, newest_ns: int = 0) -> None:
         """Read the stored reference, or initialize it from the wall clock. Blocking; raises OSError.
 
-        `newest_ns` is the receipt time of the newest durable frame, `defect` that of the stored file.
+        `newest_ns` is the receipt time of the newest durable frame; with frames but without a readable file, the clock
+        is unconfirmed.
         """
-        self.defect = defect
         boot_ns = self.boot_ns()
         try:
             state = read_state(self.directory)
         except ClockFileError as error:
-            # Reported before: its loss was accepted unless `defect` is set.
-            log.warning("clock_read_failed", problem=str(error))
+            log.error("clock_read_failed", problem=str(error))
             state = None
         # A reference belongs to one boot: the boot clock starts again at zero.
         if state is None or state.boot_id != self.boot_id or not self.boot_id:
@@ -145,7 +142,11 @@ class CollectorClock:
             state.corrections = previous.corrections
             # After a long time off, a clock whose battery failed cannot be distinguished from a correct one.
             state.is_unconfirmed = wall_ns - max(previous.kept_ns, newest_ns) > MAX_UNSEEN_NS
-            state.since_ns = wall_ns if state.is_unconfirmed else 0
+        elif newest_ns:
+            state.is_unconfirmed = (
+                True  # the file was lost, and with it whether the clock was suspect
+            )
+        state.since_ns = wall_ns if state.is_unconfirmed else 0
         if wall_ns < newest_ns:
             state.reference_ns = newest_ns - boot_ns
             state.problem = "the wall clock is before the newest frame of the frame log"
@@ -166,10 +167,7 @@ class CollectorClock:
     def hold_reason(self) -> str:
         """Reason why nothing may be finalized or stored permanently; empty if there is none."""
         replaced = "frames must be given new timestamps by the accepted clock"
-        lost = (
-            f"the file {FILE} of the state directory is lost: {self.defect}" if self.defect else ""
-        )
-        return self._current().hold_reason or lost or (replaced if self.is_replaced else "")
+        return self._current().hold_reason or (replaced if self.is_replaced else "")
 
     @property
     def doubted_since_ns(self) -> int:
@@ -262,7 +260,7 @@ class CollectorClock:
             self._stored_ns = boot_ns
             if self._state is not None:
                 self._state.kept_ns = self._state.reference_ns + boot_ns
-            if not self._is_open or self._state is None or self.defect:
+            if not self._is_open or self._state is None:
                 return  # this collector may not write the file
             try:
                 durable_files.write_durably(self.directory / FILE, encode_state(self._state))

@@ -50,7 +50,7 @@ from railscope_collector.files.seller_file import find_seller
 from railscope_collector.finalization import day_finalizer, day_retention
 from railscope_collector.fleet import schemas
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.framelog import framelog, state_files
+from railscope_collector.framelog import framelog
 from railscope_collector.http import (
     active_routing,
     audit_api,
@@ -87,7 +87,8 @@ class StorageLayer:
     role: active_collector.ActiveRole
     clock: collector_clock.CollectorClock
     store: state_store.StateStore
-    files: state_files.StateFiles
+    lost: dict[str, str]
+    """Problem of each file of the state directory that was lost before the start."""
     log: framelog.FrameLog
     reader: StateReader
     identity_conflicts: identity_conflicts.IdentityConflictDetector
@@ -110,7 +111,7 @@ class StorageLayer:
 
     def cells(self) -> Iterator[ViewCell]:
         """Yield the metrics of damaged files and rows."""
-        yield ViewCell(LOST_FILES, (), len(self.files.damage))
+        yield ViewCell(LOST_FILES, (), len(self.lost))
         yield ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))
 
 
@@ -132,8 +133,7 @@ def build_storage(
         lambda now_ns: core.fleet.clock_offsets_ns(now_ns - stale_ns),
         wall_ns=wall_ns,
     )
-    files = state_files.StateFiles(store)
-    log = framelog.FrameLog(directory / "frames", sizes.segment_bytes, sizes.max_bytes, files=files)
+    log = framelog.FrameLog(directory / "frames", sizes.segment_bytes, sizes.max_bytes)
     snapshots = StateSnapshots(
         store,
         core,
@@ -152,7 +152,7 @@ def build_storage(
         role,
         clock,
         store,
-        files,
+        log.lost,
         log,
         reader,
         conflicts,

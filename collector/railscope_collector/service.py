@@ -12,10 +12,10 @@ from pathlib import Path
 import structlog
 
 from railscope import __version__, service, systemd
-from railscope_collector import clock, composition, config
+from railscope_collector import clock, composition, config, state_store
 from railscope_collector.billing import billing_reader
 from railscope_collector.evidence import file_versions
-from railscope_collector.framelog import state_files
+from railscope_collector.framelog import segment_files
 from railscope_collector.http import web_server
 from railscope_collector.http.write_probes import RETRY_SECONDS, SpaceWatch, find_write_problem
 from railscope_collector.ledger.database import UnusableLedgerError
@@ -54,11 +54,7 @@ class Collector:
         api = composition.build_api(access, metering, receiving, views)
         sinks = composition.build_sinks(access, views, api)
         http = composition.build_http(access, receiving, views.refresher, sinks, self.billing)
-        self.directory, self.store, self.state_files = (
-            storage.directory,
-            storage.store,
-            storage.files,
-        )
+        self.directory, self.store, self.lost = storage.directory, storage.store, storage.lost
         self.core, self.clock, self.log = storage.core, storage.clock, storage.log
         self.reader = storage.reader
         self.identity_conflicts, self.database = storage.identity_conflicts, storage.database
@@ -96,7 +92,6 @@ class Collector:
             self.reading.close()
             self.database.close()
             self.log.close()
-            self.state_files.close()
             self.store.close()
             # Last: another process must not open these files before.
             os.close(lock)
@@ -172,7 +167,7 @@ class Collector:
                 group.create_task(self.role.run(directory, self._take_over, active))
                 for work in (
                     self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
-                    self.reader.snapshots.run(), self.audit.check_files(self.state_files), self.files.watch(),
+                    self.reader.snapshots.run(), self.audit.delete_former_log(), self.files.watch(),
                     self.clock_records.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
@@ -193,12 +188,13 @@ class Collector:
         self.diagnosis.take_over()
 
     async def _report_lost_schemas(self) -> None:
-        """Report missing schemas that records of earlier starts refer to."""
+        """Report missing shapes and names that records of earlier starts refer to."""
         await self.reader.restored.wait()
-        before = set(self.state_files.damage)
-        self.state_files.compare_schemas(self.core.counts.unknown_schemas)
-        if lost := sorted(set(self.state_files.damage) - before):
-            await self.trail.log.append(self.trail.draft_missing_files(lost))
+        if unknown := len(self.core.counts.unknown_schemas):
+            name = "shapes and names in state.sqlite"
+            self.lost[name] = f"{unknown} are missing: frames that refer to them cannot be read"
+            log.error("file_lost", file=name, problem=self.lost[name])
+            await self.trail.log.append(self.trail.draft_missing_files([name]))
 
     def _read_files(self) -> None:
         """Read the administrators' files, and the nodes of a trial. Blocking; raises SettingsError, OSError."""
@@ -211,34 +207,48 @@ class Collector:
 
     def restore(self) -> None:
         """Read schemas, the newest snapshot and the records after it. Blocking; raises OSError."""
-        state_files.open_store(self.store)
-        problems = former_files.read_former_files(self.store)
+        has_run = (self.directory / segment_files.EXTENT).exists()
+        is_former = (self.directory / former_files.MANIFEST).exists()
+        self.store.open(is_expected=has_run and not is_former)
+        self.lost |= former_files.read_former_files(self.store)
         self.audit.open()
         self.access.open()
         self._read_files()
         self.core.schemas.open()
-        self.state_files.open()
-        self.state_files.damage |= problems
         self.log.open()
-        files, damage = self.state_files, self.state_files.damage
-        state = None if clock.FILE in damage else clock.read_state(self.directory)
-        corrections = {s.since_ns: s.delta_ns for s in state.corrections} if state else {}
-        self.reader.corrections = corrections
+        self.reader.corrections = self._read_corrections(is_expected=has_run)
         newest_ns = self.reader.restore(is_shared=not self.database.is_embedded)
         self.log.continue_at(self.reader.snapshots.position.segment)
         self.core.schemas.segment = self.log.number
         # After the restore: a clock that was set back is behind the newest frame.
-        self.clock.open(newest_ns, damage.get(clock.FILE, "") if files.is_incomplete else "")
+        self.clock.open(newest_ns)
         if self.settings.diagnosis.enabled:
             self.diagnosis.open()
-        self.state_files.compare_schemas(self.core.counts.unknown_schemas)
-        if problem := self.reader.waiting.problem:
-            damage["waiting_evidence"] = problem
+        for name, problem in (
+            (state_store.FILE, self.store.problem),
+            ("waiting_evidence", self.reader.waiting.lost),
+        ):
+            if problem:
+                self.lost[name] = problem
+        for name, problem in self.lost.items():
+            log.error("file_lost", file=name, problem=problem)
         # Recorded before `begin`, after which nothing shows the loss.
-        if damage:
-            self.trail.log.append_before_running(self.trail.draft_missing_files(damage))
-        self.state_files.begin(self.log.number, self.log.offset)
+        if self.lost:
+            self.trail.log.append_before_running(self.trail.draft_missing_files(self.lost))
+        self.log.begin()
         if records := self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=records)
         if not self.database.is_embedded:
-            self.reader.begin_positions(is_incomplete=bool(damage or records))
+            self.reader.begin_positions(is_incomplete=bool(self.lost or records))
+
+    def _read_corrections(self, *, is_expected: bool) -> dict[int, int]:
+        """Return the shifts of receipts by decisions about the clock; a lost file of the clock is a loss."""
+        problem = "missing file" if is_expected else ""
+        try:
+            if state := clock.read_state(self.directory):
+                return {step.since_ns: step.delta_ns for step in state.corrections}
+        except clock.ClockFileError as error:
+            problem = str(error)
+        if problem:
+            self.lost[clock.FILE] = problem
+        return {}

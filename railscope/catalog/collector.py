@@ -35,7 +35,7 @@ CONNECTIONS_CLOSED = _COLLECTOR.counter("railscope_collector_closed_connections_
 COMMITS = _COLLECTOR.counter("railscope_collector_frame_log_commits_total", "Groups of envelopes made durable in the frame log.", "collector")
 COMMIT_TIME = _COLLECTOR.counter("railscope_collector_frame_log_commit_seconds_total", "Time spent making envelopes durable.", "collector, write and fdatasync", scale=declare.NANO)
 LOG_SIZE = _COLLECTOR.gauge("railscope_collector_frame_log_size_bytes", "Size of the frame log on disk.", "collector")
-LOST_FILES = _COLLECTOR.gauge("railscope_collector_lost_files", "Files of the state directory that are missing, damaged or shorter than they were: segments, schemas, the clock, the database of the state, evidence in it that waits for the ledger.", "tables of the state directory")
+LOST_FILES = _COLLECTOR.gauge("railscope_collector_lost_files", "Files of the state directory that the start found missing, damaged or shorter than they were: the end of the frame log, the clock, the database of the state, shapes and names in it, evidence in it that waited for the ledger.", "files of the state directory")
 DAMAGED_EVIDENCE = _COLLECTOR.gauge("railscope_collector_evidence_damaged_rows", "Rows of evidence in the database that cannot be read; their content is not used.", "ledger")
 LOG_LINES_SUPPRESSED = _COLLECTOR.counter("railscope_collector_log_lines_suppressed_total", "Log lines suppressed because the same line was written within the last minute; the next line of that kind states their number.", "collector")
 VIEWS_TIME = _COLLECTOR.gauge("railscope_collector_views_refresh_seconds", "Duration of the last refresh of all views.", "collector", scale=declare.NANO)

@@ -33,7 +33,7 @@ class MachineClocks:
     def right_ns(self) -> int:
         return self.began_ns + self.boot_ns
 
-    def started(self, newest_ns: int = 0, lost: str = "") -> CollectorClock:
+    def started(self, newest_ns: int = 0) -> CollectorClock:
         one = CollectorClock(
             self.directory,
             lambda _: self.offsets,
@@ -42,7 +42,7 @@ class MachineClocks:
             lambda: self.boot_ns,
             self.boot,
         )
-        one.open(newest_ns, lost)
+        one.open(newest_ns)
         return one
 
     def _changed(self, state: ClockState) -> None:
@@ -175,15 +175,13 @@ def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
         assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or agent.problem
 
 
-def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Path):
+@pytest.mark.parametrize("content", [None, b""])
+def test_a_clock_whose_file_was_lost_waits_for_a_node(tmp_path: Path, content: bytes | None):
     machine = MachineClocks(tmp_path)
-    (tmp_path / clock.FILE).write_bytes(b"")
-    agent = machine.started(lost="it is empty")
-    assert "it is empty" in agent.hold_reason
-    machine.boot_ns += clock.STORE_EVERY_NS
-    assert agent.now_ns() == machine.right_ns
-    assert agent.is_store_due
-    agent.store()
-    assert (tmp_path / clock.FILE).read_bytes() == b""
     machine.started()
-    assert clock.read_state(tmp_path) is not None, "the loss was accepted"
+    (tmp_path / clock.FILE).unlink()
+    if content is not None:
+        (tmp_path / clock.FILE).write_bytes(content)
+    agent = machine.started(newest_ns=machine.right_ns - 1)
+    assert "no node has confirmed the clock" in agent.hold_reason
+    assert clock.read_state(tmp_path) is not None, "it is written again"

@@ -22,7 +22,6 @@ from railscope_collector.evidence.node_intervals import EvidenceInterval, encode
 from railscope_collector.evidence.open_quarters import GpuPlace
 from railscope_collector.framelog.log_follower import LOG_START, LogPosition
 from railscope_collector.framelog.segment_files import FrameRecord, encode_record
-from railscope_collector.framelog.state_files import StateFiles, open_store
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.former_files import read_former_files
 from railscope_collector.state_store import StateStore
@@ -58,7 +57,7 @@ def former_directory(directory: Path, core: CollectorState) -> None:
 
 def opened(directory: Path) -> StateStore:
     store = StateStore(directory)
-    open_store(store)
+    store.open()
     return store
 
 
@@ -81,10 +80,6 @@ def test_the_files_are_read_once_and_kept_for_a_week(tmp_path: Path, *, is_kille
     assert reader.core.received == core.received
     assert [row.fact for row in reader.waiting.read(0)] == [INTERVAL]
     assert (reader.quarantined, store.document("observed")) == (1, b"copy of the audit log")
-    files = StateFiles(store)
-    files.open()
-    assert set(files.damage) == {"frames/0000000002", "frames/0000000003", "clock"}
-    files.close()
     kept = {path.name for path in tmp_path.glob("*.before")}
     assert kept == {f"{name}.before" for name in ("checkpoint", "waiting", "quarantine", "observed", "frames.manifest")}  # fmt: skip
     read_former_files(store, lambda: time.time_ns() + 8 * DAY_NS)

@@ -15,7 +15,6 @@ from railscope_collector.config import PREFIX, CollectorSettings
 _ADMINISTRATION = "railscope_collector.commands.administration"
 _COMMANDS = {
     "accept-clock": (_ADMINISTRATION, "accept_clock_command", "Make the running collector accept the current wall clock."),
-    "accept-loss": (_ADMINISTRATION, "accept_loss_command", "Let the next start continue without files that were lost."),
     "archive": ("railscope_collector.commands.archive", "archive_group", "List, verify and restore archived usage evidence."),
     "check": (_ADMINISTRATION, "check_command", "Validate settings, files, ledger and servers."),
     "copy-database": (_ADMINISTRATION, "copy_database_command", "Copy the ledger from SQLite to PostgreSQL."),

@@ -18,11 +18,8 @@ from railscope_collector import clock, tables
 from railscope_collector.audit import ledger_check
 from railscope_collector.commands import collector_check, config_option, load_settings
 from railscope_collector.config import CollectorSettings
-from railscope_collector.evidence import waiting_evidence
-from railscope_collector.framelog import state_files
 from railscope_collector.ledger import database, database_copy, database_location
 from railscope_collector.service import Collector
-from railscope_collector.state_store import StateStore, StateStoreError
 
 log = structlog.get_logger(__name__)
 
@@ -81,28 +78,6 @@ def check_command(config: Path | None) -> None:
         sys.exit(1)
 
 
-@click.command(name="accept-loss")
-@config_option
-@click.confirmation_option(prompt="Lost files stay lost once the collector starts again. Continue?")
-def accept_loss_command(config: Path | None) -> None:
-    """Let the next start continue without files that were lost; run it while no collector runs."""
-    directory = settings.state_directory(load_settings(config))
-    store = StateStore(directory)
-    try:
-        state_files.open_store(store)
-        lines = [*state_files.accept_loss(store), *waiting_evidence.delete_damaged(store)]
-    except StateStoreError as error:
-        raise click.ClickException(str(error)) from error
-    finally:
-        store.close()
-    for line in lines:
-        click.echo(line)
-    click.echo(
-        "accepted: the next start continues without "
-        f"{'this file' if len(lines) == 1 else f'{len(lines)} files'}"
-    )
-
-
 @click.command(name="accept-clock")
 @config_option
 @click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
@@ -112,7 +87,7 @@ def accept_clock_command(config: Path | None) -> None:
     try:
         state = clock.read_state(directory)
     except clock.ClockFileError as error:
-        message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
+        message = f"{error}; fix: restart the collector, which begins a new one"
         raise click.ClickException(message) from error
     if state is None or not state.hold_reason:
         message = "nothing to accept: the clock is neither suspect nor unconfirmed"

@@ -114,7 +114,7 @@ class CommandContext:
         try:
             state = clock.read_state(file.parent)
         except clock.ClockFileError as error:
-            message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
+            message = f"{error}; fix: restart the collector, which begins a new one"
             raise closing_record.ClosingError(message) from error
         if state is not None and state.hold_reason:
             message = (

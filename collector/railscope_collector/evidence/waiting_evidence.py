@@ -5,14 +5,15 @@ unavailable, facts wait here. Their size is less than a hundredth of that of the
 read from the frame log again, which need not be longer for an outage. Each node has an equal share of the disk, so that none
 delays another: what is beyond it stays in memory.
 
-A fact that cannot be decoded is reported and kept, and delays no other: it does not count as stored. All calls block.
+A damaged fact is deleted at the start, which reports it. One that cannot be decoded is reported and kept, and delays no other: it
+does not count as stored. All calls block.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple, TypeAlias
@@ -90,7 +91,9 @@ class WaitingEvidence:
     limits: IngestLimits
     full: set[str] = field(default_factory=set)
     """Nodes with a fact that did not fit in their share of the disk, until the database accepts facts."""
-    damaged: set[int] = field(default_factory=set)
+    lost: str = ""
+    """How many facts were damaged before the start; empty if none was."""
+    undecoded: set[int] = field(default_factory=set)
     """Numbers of facts that cannot be decoded."""
     used: Counter[str] = field(default_factory=Counter)
     """Bytes of each node."""
@@ -106,23 +109,20 @@ class WaitingEvidence:
         """Return the size of all facts."""
         return self.used.total()
 
-    @property
-    def problem(self) -> str:
-        """Return how many facts are damaged; empty if none is."""
-        count = len(self.damaged)
-        return f"{count} damaged rows of evidence that waits for the database" if count else ""
-
     def open(self) -> None:
-        """Count the facts, and find damaged ones."""
+        """Count the facts; delete damaged ones."""
         self.store.create(*TABLES)
-        last = 0
+        last, damaged = 0, list[int]()
         while rows := self._read_rows(last):
             last = rows[-1][0]
-            self.damaged.update(
-                number
-                for number, _, _, checksum, content in rows
-                if zlib.crc32(content) != checksum
-            )
+            for number, _, _, checksum, content in rows:
+                if zlib.crc32(content) != checksum:
+                    damaged.append(number)
+        if damaged and not self.store.is_read_only:
+            self.lost = f"{len(damaged)} damaged rows of evidence that waited for the database"
+            with self.store.transaction() as connection:
+                delete = "DELETE FROM waiting_evidence WHERE number = ?"
+                connection.executemany(delete, [(number,) for number in damaged])
         query = """SELECT node, sum(length(content) + length(node) + ?), min(position), sum(kind = ?)
             FROM waiting_evidence GROUP BY node"""
         rows = self.store.read(query, (_ROW_BYTES, QUARTER))
@@ -187,7 +187,7 @@ class WaitingEvidence:
         return self.store.read(query, (after, READ_ROWS))
 
     def _decode(self, number: int, node: str, kind: str, content: bytes) -> Fact | None:
-        if number in self.damaged:
+        if number in self.undecoded:
             return None
         try:
             encoded = zlib.decompress(content)
@@ -198,9 +198,9 @@ class WaitingEvidence:
             problem = str(error)
         if not problem:
             return fact
-        advice = "it does not count as stored; follow the runbook RailscopeCollectorFilesLost"
-        log.error("waiting_evidence_damaged", node=node, problem=problem, advice=advice)
-        self.damaged.add(number)
+        advice = "it is kept, and does not count as stored; install the release that wrote it"
+        log.error("waiting_evidence_rejected", node=node, problem=problem, advice=advice)
+        self.undecoded.add(number)
         return None
 
     def delete(self, numbers: Collection[int]) -> None:
@@ -225,15 +225,6 @@ class WaitingEvidence:
                     del self.first[node]
                 else:
                     self.first[node] = position
-
-
-def delete_damaged(store: StateStore) -> Iterator[str]:
-    """Delete the damaged facts of a database that no collector uses; yield their number as a line. Raises OSError."""
-    waiting = WaitingEvidence(store, IngestLimits())
-    waiting.open()
-    if waiting.damaged:
-        yield waiting.problem
-        waiting.delete(waiting.damaged)
 
 
 def _size(node: str, content: bytes) -> int:

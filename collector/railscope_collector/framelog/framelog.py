@@ -2,6 +2,10 @@
 
 Records that arrive together are written and synchronized together, then acknowledged; readers apply them afterwards.
 `segment_files` describes their format on disk.
+
+`frames.extent` beside the segments contains the durable end of the newest one; it is overwritten in place after each group,
+without being synchronized, so a power loss can only make it smaller. Readers in other processes read up to it, and a start finds
+by it what was lost at the end of the log. A loss is reported once; the log continues in a new segment.
 """
 
 from __future__ import annotations
@@ -17,8 +21,13 @@ from typing import TypeAlias
 
 import structlog
 
-from railscope.durable_files import append_durably, sync_directory, truncate_durably
-from railscope_collector.framelog import segment_files, state_files
+from railscope.durable_files import (
+    append_durably,
+    sync_directory,
+    truncate_durably,
+    write_durably,
+)
+from railscope_collector.framelog import segment_files
 from railscope_collector.framelog.log_follower import LogPosition
 
 # Bounds the memory while a disk is slow: above it senders are rejected, and keep their envelopes in the spool.
@@ -63,8 +72,8 @@ class FrameLog:
     segment_bytes: int
     max_bytes: int
     stats: segment_files.FrameLogStats = field(default_factory=segment_files.FrameLogStats)
-    files: state_files.StateFiles | None = None
-    """Records the segments, to detect later losses."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Problem of each file that was lost before the start."""
     offset: int = field(default=0, init=False)
     """Bytes in the current segment."""
     number: int = field(default=0, init=False)
@@ -73,6 +82,8 @@ class FrameLog:
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _descriptor: int = -1
+    _extent: int = -1
+    """Descriptor of the file with the durable end."""
     _marker: bytes = b""
     _is_stopped: bool = False
     _bytes_written: int = 0
@@ -86,12 +97,16 @@ class FrameLog:
         """Open the newest segment after its last whole record. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segment_files.segment_numbers(self.directory)
-        fresh_segment = self.files.fresh_segment if self.files else 0
-        self.number = fresh_segment or (numbers[-1] if numbers else 1)
-        if numbers and not fresh_segment:
-            path = segment_files.segment_path(self.directory, self.number)
-            for end, _ in segment_files.read_segment(path, segment_files.FrameLogStats()):
-                self.offset = end
+        newest = numbers[-1] if numbers else 0
+        self.number, self.offset = newest or 1, self._intact_bytes(newest)
+        # Nothing is written over what is left of a segment, and positions in the log increase.
+        number, size = self._read_extent(has_segments=bool(numbers))
+        if (number, size) > (newest, self.offset):
+            found = f"has {self.offset} bytes" if number == newest else "is missing"
+            self.lost[f"frames/{number:010d}"] = f"it {found}: expected {size} bytes"
+            self.number, self.offset = number + 1, 0
+        if self.number == newest:
+            path = segment_files.segment_path(self.directory, newest)
             self._descriptor = os.open(path, os.O_WRONLY)
             # A crash while writing leaves a torn record, which no record may follow, and whole ones that are not on
             # the disk yet: a frame that is sent again is acknowledged without a write if one of them has it.
@@ -108,6 +123,32 @@ class FrameLog:
             segment_files.segment_path(self.directory, n).stat().st_size
             for n in segment_files.segment_numbers(self.directory)
         )
+
+    def begin(self) -> None:
+        """Store the durable end from now on; nothing shows an earlier loss any more. Raises OSError."""
+        path = self.directory.parent / segment_files.EXTENT
+        write_durably(path, segment_files.encode_extent(self.number, self.offset))
+        self._extent = os.open(path, os.O_WRONLY)
+
+    def _intact_bytes(self, number: int) -> int:
+        """Return the size of a segment up to the end of its last whole record; 0 if there is none."""
+        if not number:
+            return 0
+        path = segment_files.segment_path(self.directory, number)
+        records = segment_files.read_segment(path, segment_files.FrameLogStats())
+        return max((end for end, _ in records), default=0)
+
+    def _read_extent(self, *, has_segments: bool) -> tuple[int, int]:
+        """Return the newest segment and its durable end as they were stored; zeros if they are lost."""
+        problem = "missing file" if has_segments else ""
+        try:
+            if extent := segment_files.read_extent(self.directory.parent):
+                return extent
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            self.lost[segment_files.EXTENT] = problem
+        return 0, 0
 
     def continue_at(self, number: int) -> None:
         """Begin a later segment: a restart does not read those before it. Raises OSError."""
@@ -209,8 +250,7 @@ class FrameLog:
         self.offset += len(data)
         self._bytes_written += len(data)
         # After the write: the recorded size is never more than the segment has.
-        if self.files:
-            self.files.record_written(self.number, self.offset)
+        self._write_extent()
         self.stats.commits += 1
         self.stats.commit_ns += time.perf_counter_ns() - started
         # After the write: a record is never divided, so the last one may exceed the size.
@@ -220,12 +260,8 @@ class FrameLog:
 
     def _rotate(self) -> None:
         """Continue in a new segment; if none can be created, the old one grows further."""
-        full_segment, size = self.number, self.offset
         try:
-            self._begin(full_segment + 1)
-            if self.files:
-                self.files.record_full(full_segment, size)
-                self.files.record_written(full_segment + 1, 0)
+            self._begin(self.number + 1)
         # Not an error of the group, which is durable: its senders must get their acknowledgement.
         except OSError as error:
             log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
@@ -236,6 +272,11 @@ class FrameLog:
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
         self.offset, self.number = 0, number
+        self._write_extent()
+
+    def _write_extent(self) -> None:
+        if self._extent >= 0:
+            os.pwrite(self._extent, segment_files.encode_extent(self.number, self.offset), 0)
 
     def delete_before(self, number: int) -> None:
         """Delete the oldest segments above the size bound, but none from `number` on."""
@@ -245,15 +286,13 @@ class FrameLog:
                 return
             path = segment_files.segment_path(self.directory, candidate)
             size = path.stat().st_size
-            # First: a crash between the two must not make the deleted segment a lost one.
-            if self.files:
-                self.files.record_deletion(candidate)
             path.unlink()
             self._bytes_deleted += size
 
     def close(self) -> None:
         """Close the file."""
         self._thread.shutdown(wait=True)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        for descriptor in (self._descriptor, self._extent):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._extent = -1

@@ -20,15 +20,17 @@ import structlog
 from railscope import untrusted_text
 from railscope.timestamps import DAY_NS
 from railscope_collector.evidence import waiting_evidence
-from railscope_collector.framelog import segment_files, state_files
+from railscope_collector.framelog import segment_files
 from railscope_collector.state import state_reader, state_snapshots
 from railscope_collector.state_store import StateStore
 
 log = structlog.get_logger(__name__)
 
+MANIFEST = "frames.manifest"
+"""List of the segments; nothing replaces it."""
 FILES = (
     "checkpoint",
-    state_files.FORMER_MANIFEST,
+    MANIFEST,
     "waiting",
     "quarantine",
     "observed",
@@ -50,13 +52,6 @@ class _Trailer(msgspec.Struct, array_like=True, tag="Ending"):
     pass
 
 
-class _Manifest(msgspec.Struct):
-    sealed: dict[int, int] = {}
-    checkpoint: int = 0
-    clock: bool = False
-    accepted: bool = False
-
-
 class _FormerFileError(ValueError):
     """A file that cannot be read; the message states the problem."""
 
@@ -70,7 +65,6 @@ def read_former_files(
     if found and not store.document(_READ):
         store.create(
             *state_snapshots.TABLES,
-            *state_files.TABLES,
             state_reader.QUARANTINE,
             *waiting_evidence.TABLES,
         )
@@ -94,9 +88,6 @@ def read_former_files(
 def _read(path: Path, store: StateStore, connection: Connection) -> None:
     if path.name == "checkpoint":
         _read_checkpoint(path.read_bytes(), connection)
-    elif path.name == state_files.FORMER_MANIFEST:
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
-        state_files.insert_expected(connection, manifest.sealed, has_clock=manifest.clock)
     elif path.name == "waiting":
         for file in sorted(path.glob("*.evidence")):
             _read_waiting(file.read_bytes(), connection)

@@ -156,6 +156,12 @@ class StateReader:
         """Apply a record of an earlier start."""
         envelope, problem = self._open(record)
         if envelope is not None:
+            schemas = {batch.schema for batch in envelope.batches}
+            if unknown := {each for each in schemas if self.core.schemas.get(each) is None}:
+                # Not received: with a shared database, agents send it again with its shapes and names.
+                self.core.counts.unknown_schemas |= unknown
+                self.skipped += 1
+                return
             faults = self._faults
             self.core.accept(record, envelope)
             problem = _REJECTED if self._faults > faults else ""
@@ -180,7 +186,7 @@ class StateReader:
         self.core.receipts.is_awaited = True
         store = self.snapshots.store
         self._identity = (store.document(IDENTITY) or b"").decode()
-        if self.waiting.damaged:
+        if self.waiting.lost:
             self.core.received.clear()
         # Agents compare this identity: a new one makes them send again what the lost files may have contained.
         if not self._identity or is_incomplete or self.skipped:

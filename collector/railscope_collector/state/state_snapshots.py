@@ -140,19 +140,9 @@ class StateSnapshots:
             return False
         return True
 
-    def _reason_to_withhold(self) -> str:
-        """Return why the state must not become permanent: a loss would, too, and so would wrong timestamps."""
-        files = self.frames.files
-        if files and files.is_incomplete:
-            return (
-                f"{len(files.damage)} files of the state directory are lost; fix: restore them and start again,"
-                " or run `railscope collector accept-loss`"
-            )
-        return self.reason_to_withhold()
-
     async def _write(self, position: LogPosition, horizon_ns: int) -> str:
         """Write a snapshot, and return an empty text; or return the reason why none was written. Raises OSError."""
-        if reason := self._reason_to_withhold():
+        if reason := self.reason_to_withhold():
             return reason
         slices = TimeSlices()
         received = self.core.received
@@ -173,7 +163,7 @@ class StateSnapshots:
             await slices.yield_if_due()
         await run_in_thread(self._write_parts, generation, pieces)
         # Frames that were applied meanwhile may have to receive other timestamps.
-        if reason := self._reason_to_withhold():
+        if reason := self.reason_to_withhold():
             return reason
         contents = {name: make(horizon_ns) for name, make in self.documents.items()}
         if any(content is None for content in contents.values()):
