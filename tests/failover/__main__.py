@@ -235,14 +235,17 @@ class FailoverRun:
         raise FailoverError(message)
 
     async def _pending(self, name: str) -> int:
-        """Return the intervals of evidence of a collector that are not in the database."""
+        """Return the intervals of evidence that a collector is still to store.
+
+        Agents have sent those of one that waits to the active one; it stores them if it is active again.
+        """
         url = f"http://{failures.HOST}:{self.ports[name]}/metrics"
         async with self._session.get(url) as response:
             text = (await http_responses.read_body(response, _MAX_RESPONSE_BYTES)).decode()
-        metric = "railscope_collector_evidence_pending_intervals "
-        return next(
-            int(float(line.split()[1])) for line in text.splitlines() if line.startswith(metric)
-        )
+        values = {line.split("{")[0].split()[0]: line.split()[-1] for line in text.splitlines()}
+        if values.get("railscope_collector_active") == "0":
+            return 0
+        return int(values["railscope_collector_evidence_pending_intervals"])
 
     async def _close(self, name: str, rows: Iterable[bytes]) -> dict[str, bytes]:
         """Close the period of the day with a collector's settings; return the statements of the tenants."""
