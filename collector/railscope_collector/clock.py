@@ -116,11 +116,11 @@ class CollectorClock:
     _lock: Lock = field(default_factory=Lock)
     """Held while the file is written: a step is stored at once, the reference periodically in a thread."""
 
-    def open(self, newest_ns: int = 0) -> None:
+    def open(self, newest_ns: int = 0, *, is_lost: bool = False) -> None:
         """Read the stored reference, or initialize it from the wall clock. Blocking; raises OSError.
 
-        `newest_ns` is the receipt time of the newest durable frame; with frames but without a readable file, the clock
-        is unconfirmed.
+        `newest_ns` is the receipt time of the newest durable frame. If the stored reference `is_lost`, the clock is
+        unconfirmed.
         """
         boot_ns = self.boot_ns()
         try:
@@ -130,22 +130,20 @@ class CollectorClock:
             state = None
         # A reference belongs to one boot: the boot clock starts again at zero.
         if state is None or state.boot_id != self.boot_id or not self.boot_id:
-            state = self._new_state(state, newest_ns, boot_ns)
+            state = self._new_state(state, newest_ns, boot_ns, is_unconfirmed=is_lost)
         self._state, self._polled_ns, self._is_open = state, boot_ns, True
         self._store(boot_ns)
 
-    def _new_state(self, previous: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
+    def _new_state(
+        self, previous: ClockState | None, newest_ns: int, boot_ns: int, *, is_unconfirmed: bool
+    ) -> ClockState:
         """Return the initial state of a boot."""
         wall_ns = self.wall_ns()
-        state = ClockState(self.boot_id, wall_ns - boot_ns)
+        state = ClockState(self.boot_id, wall_ns - boot_ns, is_unconfirmed=is_unconfirmed)
         if previous:
             state.corrections = previous.corrections
             # After a long time off, a clock whose battery failed cannot be distinguished from a correct one.
             state.is_unconfirmed = wall_ns - max(previous.kept_ns, newest_ns) > MAX_UNSEEN_NS
-        elif newest_ns:
-            state.is_unconfirmed = (
-                True  # the file was lost, and with it whether the clock was suspect
-            )
         state.since_ns = wall_ns if state.is_unconfirmed else 0
         if wall_ns < newest_ns:
             state.reference_ns = newest_ns - boot_ns

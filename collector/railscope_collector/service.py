@@ -221,7 +221,7 @@ class Collector:
         self.log.continue_at(self.reader.snapshots.position.segment)
         self.core.schemas.segment = self.log.number
         # After the restore: a clock that was set back is behind the newest frame.
-        self.clock.open(newest_ns)
+        self.clock.open(newest_ns, is_lost=clock.FILE in self.lost)
         if self.settings.diagnosis.enabled:
             self.diagnosis.open()
         for name, problem in (

@@ -33,7 +33,7 @@ class MachineClocks:
     def right_ns(self) -> int:
         return self.began_ns + self.boot_ns
 
-    def started(self, newest_ns: int = 0) -> CollectorClock:
+    def started(self, newest_ns: int = 0, *, is_lost: bool = False) -> CollectorClock:
         one = CollectorClock(
             self.directory,
             lambda _: self.offsets,
@@ -42,7 +42,7 @@ class MachineClocks:
             lambda: self.boot_ns,
             self.boot,
         )
-        one.open(newest_ns)
+        one.open(newest_ns, is_lost=is_lost)
         return one
 
     def _changed(self, state: ClockState) -> None:
@@ -182,6 +182,6 @@ def test_a_clock_whose_file_was_lost_waits_for_a_node(tmp_path: Path, content: b
     (tmp_path / clock.FILE).unlink()
     if content is not None:
         (tmp_path / clock.FILE).write_bytes(content)
-    agent = machine.started(newest_ns=machine.right_ns - 1)
+    agent = machine.started(is_lost=True)
     assert "no node has confirmed the clock" in agent.hold_reason
     assert clock.read_state(tmp_path) is not None, "it is written again"
