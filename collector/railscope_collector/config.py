@@ -62,7 +62,7 @@ class IngestLimits(Struct, frozen=True, kw_only=True):
     until they are complete, or for space on the disk. The nodes with pending intervals have equal shares; above its
     share, the agent of a node keeps its frames.
     """
-    waiting_evidence_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
+    waiting_evidence_bytes: Annotated[int, Meta(ge=64 << 20)] = 4 << 30
     """Maximum size of usage evidence that waits on disk for the database. The nodes with such evidence have
     equal shares; further evidence of a node stays in memory, up to its share of `pending_evidence_intervals`.
     """

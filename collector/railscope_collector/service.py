@@ -218,7 +218,7 @@ class Collector:
         self.log.open()
         self.reader.corrections = self._read_corrections(is_expected=has_run)
         newest_ns = self.reader.restore(is_shared=not self.database.is_embedded)
-        self.log.continue_at(self.reader.snapshots.position.segment)
+        self.log.continue_after(self.reader.snapshots.position)
         self.core.schemas.segment = self.log.number
         # After the restore: a clock that was set back is behind the newest frame.
         self.clock.open(newest_ns, is_lost=clock.FILE in self.lost)
@@ -232,14 +232,19 @@ class Collector:
                 self.lost[name] = problem
         for name, problem in self.lost.items():
             log.error("file_lost", file=name, problem=problem)
-        # Recorded before `begin`, after which nothing shows the loss.
+        if damaged := self.log.stats.damaged_records + self.log.stats.lost_segments:
+            log.error(
+                "frame_log_damaged",
+                records=self.log.stats.damaged_records,
+                segments=self.log.stats.lost_segments,
+            )
         if self.lost:
             self.trail.log.append_before_running(self.trail.draft_missing_files(self.lost))
-        self.log.begin()
-        if records := self.log.stats.damaged_records:
-            log.error("frame_log_damaged", records=records)
         if not self.database.is_embedded:
-            self.reader.begin_positions(is_incomplete=bool(self.lost or records))
+            self.reader.begin_positions(is_incomplete=bool(self.lost or damaged))
+        # Last: from here on nothing shows a loss.
+        self.log.begin()
+        self.reader.waiting.begin()
 
     def _read_corrections(self, *, is_expected: bool) -> dict[int, int]:
         """Return the shifts of receipts by decisions about the clock; a lost file of the clock is a loss."""

@@ -28,6 +28,7 @@ def record(number: int, size: int = 50) -> FrameRecord:
 @asynccontextmanager
 async def running(log: FrameLog) -> AsyncIterator[FrameLog]:
     log.open()
+    log.begin()
     task = asyncio.create_task(log.run())
     try:
         yield log
@@ -50,12 +51,12 @@ def content(directory: Path) -> list[FrameRecord]:
 
 
 async def test_what_append_returned_for_is_there_after_reopening(tmp_path: Path):
-    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+    async with running(FrameLog(tmp_path / "frames", 1 << 20, 1 << 30)) as log:
         await asyncio.gather(*(log.append(record(n), taken) for n in range(100)))
         assert log.stats.commits < 100, "records that come together are stored together"
-    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+    async with running(FrameLog(tmp_path / "frames", 1 << 20, 1 << 30)) as log:
         await log.append(record(100), taken)
-    assert content(tmp_path) == [record(n) for n in range(101)]
+    assert content(tmp_path / "frames") == [record(n) for n in range(101)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,7 +64,7 @@ async def test_what_append_returned_for_is_there_after_reopening(tmp_path: Path)
 def test_a_torn_tail_is_cut_off_and_all_before_it_stays(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ):
-    directory = tmp_path_factory.mktemp("log")
+    directory = tmp_path_factory.mktemp("log") / "frames"
 
     async def write() -> int:
         async with running(FrameLog(directory, 1 << 20, 1 << 30)) as log:
@@ -90,7 +91,7 @@ def test_a_torn_tail_is_cut_off_and_all_before_it_stays(
 def test_a_flipped_bit_costs_only_its_record_and_is_counted(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
 ):
-    directory = tmp_path_factory.mktemp("log")
+    directory = tmp_path_factory.mktemp("log") / "frames"
 
     async def write() -> None:
         async with running(FrameLog(directory, 1 << 20, 1 << 30)) as log:
@@ -109,23 +110,23 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
 
 
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):
-    async with running(FrameLog(small_disk, 1 << 20, 1 << 30)) as log:
+    async with running(FrameLog(small_disk / "frames", 1 << 20, 1 << 30)) as log:
         await log.append(record(1, 1000), taken)
         with pytest.raises(FrameLogError, match=os.strerror(errno.ENOSPC)):
             await log.append(record(2, 80_000), taken)
         await log.append(record(3, 1000), taken)
-    assert content(small_disk) == [record(1, 1000), record(3, 1000)]
+    assert content(small_disk / "frames") == [record(1, 1000), record(3, 1000)]
 
 
 async def test_a_record_inside_a_record_is_not_taken_for_one(tmp_path: Path):
     """Not even if the record around it is torn: senders cannot predict the marker."""
-    other = tmp_path / "other"
+    other = tmp_path / "other" / "frames"
     async with running(FrameLog(other, 1 << 20, 1 << 30)) as log:
         await log.append(record(66), taken)
     forged = segment_path(other, 1).read_bytes()
     honest = FrameRecord("n1", 1, SentAt(1, 2, "b"), forged + bytes(500))
-    async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
+    async with running(FrameLog(tmp_path / "frames", 1 << 20, 1 << 30)) as log:
         await log.append(honest, taken)
-    path = segment_path(tmp_path, 1)
+    path = segment_path(tmp_path / "frames", 1)
     os.truncate(path, path.stat().st_size - 100)
-    assert content(tmp_path) == []
+    assert content(tmp_path / "frames") == []

@@ -22,6 +22,7 @@ async def append(directory: Path, *bodies: bytes) -> None:
     """Put bodies into the frame log as an older collector might have."""
     frames = FrameLog(directory / "state" / "frames", 1 << 26, 1 << 30)
     frames.open()
+    frames.begin()
     writing = asyncio.create_task(frames.run())
     for body in bodies:
         await frames.append(FrameRecord("n1", SENT.wall_ns, SENT, body), lambda _end: None)

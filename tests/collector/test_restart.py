@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from support.checkpoints import facts_of, state_reader
-from support.story import NodeReporter, accept, core_in, gpus_of
+from support.story import NodeReporter, accept, core_in, gpus_of, store_parts
 
 from railscope_collector.framelog.log_follower import LOG_START, LogPosition
+from railscope_collector.framelog.segment_files import encode_record, frame_payload, start_segment
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state_store import StateStore
 
@@ -65,4 +67,62 @@ async def test_a_damaged_snapshot_is_stated_and_not_restored(core: CollectorStat
     assert again.snapshots.position == LOG_START
     assert not again.core.fleet.nodes
     assert store.problem.startswith("damaged snapshot")
+    store.close()
+
+
+def written(directory: Path, core: CollectorState, nodes: list[str]) -> list[LogPosition]:
+    """Write a frame log with a record of each node; return the ends of the records."""
+    directory.mkdir()
+    descriptor, marker = start_segment(directory, 1)
+    ends: list[LogPosition] = []
+    with os.fdopen(descriptor, "wb") as file:
+        for node in nodes:
+            reporter = NodeReporter(node)
+            found = reporter.record(reporter.frames(gpus_of(f"GPU-{node}"), range(0, 101, 10)))
+            store_parts(core.schemas, found[1])
+            file.write(frame_payload(marker, encode_record(found[0])))
+            ends.append(LogPosition(1, file.tell()))
+    return ends
+
+
+def test_facts_that_a_restart_reads_are_not_stored(tmp_path: Path):
+    """An agent deletes what is stored: of each record, only facts in the database count."""
+    core, store = core_in(tmp_path / "schemas"), opened(tmp_path)
+    ends = written(tmp_path / "frames", core, ["n1", "n2", "n3"])
+    reader = state_reader(core, store)
+    reader.frames.open()
+    reader.restore(is_shared=True)
+    reader.begin_positions(is_incomplete=False)
+    for node, end in zip(("n1", "n2", "n3"), ends, strict=True):
+        answer = reader.acknowledge(node)
+        assert int(answer["stored"]) < end.number <= int(answer["position"])
+    assert reader.acknowledge("another node")["stored"] == ends[-1].number
+    reader.frames.close()
+    store.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "the oldest segment"])
+def test_a_log_that_ends_before_the_snapshot_is_a_loss(tmp_path: Path, left: str):
+    core, store = core_in(tmp_path / "schemas"), opened(tmp_path)
+    if left != "nothing":
+        written(tmp_path / "frames", core, ["n1"])
+    reader = state_reader(core, store)
+    reader.frames.open()
+    reader.frames.continue_after(LogPosition(4, 7))
+    assert "frames" in reader.frames.lost
+    reader.frames.begin()
+    assert (reader.frames.number, reader.frames.offset) == (5, 0)
+    reader.frames.close()
+    store.close()
+
+
+def test_a_segment_that_is_missing_among_others_is_counted(tmp_path: Path):
+    core, store = core_in(tmp_path / "schemas"), opened(tmp_path)
+    written(tmp_path / "frames", core, ["n1"])
+    start_segment(tmp_path / "frames", 3)
+    reader = state_reader(core, store)
+    reader.frames.open()
+    reader.restore(is_shared=True)
+    assert reader.frames.stats.lost_segments == 1
+    reader.frames.close()
     store.close()

@@ -7,7 +7,7 @@ that nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -199,6 +199,13 @@ class OpenQuarters:
         """Return the claims and ends that are not on disk, with their positions in the frame log."""
         return dict(chain.from_iterable(map(dict.items, self._unwritten.values())))
 
+    def unwritten_of_others(
+        self, nodes: Collection[str]
+    ) -> list[tuple[claim_events.ClaimFact, int]]:
+        """Return the claims and ends that are not on disk of all but these nodes, with their positions."""
+        found = [of_node for node, of_node in self._unwritten.items() if node not in nodes]
+        return [each for of_node in found for each in of_node.items()]
+
     def leave_memory(self, facts: Iterable[claim_events.ClaimFact]) -> None:
         """Remove claims and ends that are on disk."""
         for fact in facts:
@@ -216,8 +223,8 @@ class OpenQuarters:
         """Return the lowest position of the facts of a node in memory; None without any."""
         # In the order of their positions: records are applied in the order of the log.
         claims = next(iter(self._unwritten.get(node, {}).values()), None)
-        found = claims, self.quarters.first.get(node)
-        return min((each for each in found if each is not None), default=None)
+        found = [*self.quarters.positions.get(node, {}).values()]
+        return min(found if claims is None else [*found, claims], default=None)
 
     def _reject(self, record: FrameRecord, problem: str) -> None:
         self.rejected_claims += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -133,8 +132,8 @@ class QuarterMemory:
     """Those that are being moved to disk: what is added later is a further interval."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of usual intervals in memory, by node."""
-    first: dict[str, int] = field(default_factory=dict)
-    """Lowest position of the intervals of each node."""
+    positions: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Positions of the intervals of each node, by their identity."""
     applied: int = 0
     """Position of the frame log up to which all records are applied: what is recorded now is of a later one."""
 
@@ -179,7 +178,7 @@ class QuarterMemory:
                 since_ns=record.received_wall_ns,
                 position=self.applied + 1,
             )
-            self._count([interval])
+            self._count(interval)
         interval.interval.cover(*span)
         interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
         return interval
@@ -198,18 +197,19 @@ class QuarterMemory:
 
     def release(self, intervals: Sequence[QuarterInMemory]) -> None:
         """Remove intervals that are on disk."""
-        on_disk, nodes = set(map(id, intervals)), {each.interval.node for each in intervals}
+        on_disk = set(map(id, intervals))
         self.leaving = [each for each in self.leaving if id(each) not in on_disk]
-        for node in nodes:
-            del self.counts[node], self.first[node]
-        remaining = chain(self.by_key.values(), self.leaving)
-        self._count(each for each in remaining if each.interval.node in nodes)
-
-    def _count(self, intervals: Iterable[QuarterInMemory]) -> None:
         for each in intervals:
             node = each.interval.node
-            self.counts[node] += each.interval_count
-            self.first[node] = min(each.position, self.first.get(node, each.position))
+            self.counts[node] -= each.interval_count
+            del self.positions[node][id(each)]
+            if not self.positions[node]:
+                del self.counts[node], self.positions[node]
+
+    def _count(self, interval: QuarterInMemory) -> None:
+        node = interval.interval.node
+        self.counts[node] += interval.interval_count
+        self.positions.setdefault(node, {})[id(interval)] = interval.position
 
     def restore(self, intervals: Iterable[QuarterInMemory]) -> None:
         """Add the intervals of a snapshot."""
@@ -219,7 +219,7 @@ class QuarterMemory:
                 self.leaving.append(interval)
             else:
                 self.by_key[interval.key] = interval
-            self._count([interval])
+            self._count(interval)
 
 
 @dataclass(slots=True)

@@ -40,6 +40,8 @@ INSERT = (
 )
 READ_ROWS = 256
 """Facts that are read at once: as many as one transaction of the ledger has."""
+_LEVEL = 1
+"""Of zlib: a higher one takes many times as long and saves a few percent."""
 _ROW_BYTES = 48
 """Size of a row beside its node and content."""
 QUARTER, CLAIM, END = "quarter", "claim", "end"
@@ -91,6 +93,8 @@ class WaitingEvidence:
     limits: IngestLimits
     full: set[str] = field(default_factory=set)
     """Nodes with a fact that did not fit in their share of the disk, until the database accepts facts."""
+    damaged: list[int] = field(default_factory=list)
+    """Numbers of damaged facts, until `begin`."""
     lost: str = ""
     """How many facts were damaged before the start; empty if none was."""
     undecoded: set[int] = field(default_factory=set)
@@ -110,19 +114,17 @@ class WaitingEvidence:
         return self.used.total()
 
     def open(self) -> None:
-        """Count the facts; delete damaged ones."""
+        """Count the facts, and find damaged ones."""
         self.store.create(*TABLES)
-        last, damaged = 0, list[int]()
+        last = 0
         while rows := self._read_rows(last):
             last = rows[-1][0]
             for number, _, _, checksum, content in rows:
                 if zlib.crc32(content) != checksum:
-                    damaged.append(number)
-        if damaged and not self.store.is_read_only:
-            self.lost = f"{len(damaged)} damaged rows of evidence that waited for the database"
-            with self.store.transaction() as connection:
-                delete = "DELETE FROM waiting_evidence WHERE number = ?"
-                connection.executemany(delete, [(number,) for number in damaged])
+                    self.damaged.append(number)
+        if self.damaged:
+            count = len(self.damaged)
+            self.lost = f"{count} damaged rows of evidence that waited for the database"
         query = """SELECT node, sum(length(content) + length(node) + ?), min(position), sum(kind = ?)
             FROM waiting_evidence GROUP BY node"""
         rows = self.store.read(query, (_ROW_BYTES, QUARTER))
@@ -130,20 +132,27 @@ class WaitingEvidence:
         self.first = {node: position for node, _, position, _ in rows}
         self.quarters = sum(quarters for _, _, _, quarters in rows)
 
+    def begin(self) -> None:
+        """Delete damaged facts: nothing shows their loss any more."""
+        self.delete(self.damaged)
+        self.damaged.clear()
+
     def write(self, facts: Sequence[EncodedFact], node_count: int) -> list[bool]:
         """Write facts; return for each of them if it fits in its node's share.
 
-        Each of `node_count` nodes has an equal share of the disk. Those that do not fit are not written.
+        Each of `node_count` nodes has an equal share of the disk, and at least space for one fact. Those that do not fit are
+        not written.
         Raises also WaitingEvidenceError: then none is written.
         """
         max_bytes = self.limits.waiting_evidence_bytes
         share = max_bytes // max(1, node_count)
+        contents = [zlib.compress(each.content, _LEVEL) for each in facts]
         with self._counting:
             fits, rows, added = [], [], Counter[str]()
-            for node, position, kind, content in facts:
-                compressed = zlib.compress(content)
+            for (node, position, kind, _), compressed in zip(facts, contents, strict=True):
                 size = _size(node, compressed)
-                fits.append(self.used[node] + added[node] + size <= share)
+                used = self.used[node] + added[node]
+                fits.append(not used or used + size <= share)
                 if fits[-1]:
                     added[node] += size
                     rows.append((node, position, kind, zlib.crc32(compressed), compressed))

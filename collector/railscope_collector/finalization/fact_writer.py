@@ -53,10 +53,17 @@ class FactWriter:
         """
         memory, waiting = self.book.quarters, self.waiting
         async with self._moving:
+            # First: what is received from here on may be held back.
+            facts = self.book.unwritten_of_others(waiting.full)
+            node_count = len(memory.counts.keys() | waiting.used.keys())
+            for of_facts in _groups(facts):
+                encoded = [waiting_evidence.EncodedFact.of_claim(*each) for each in of_facts]
+                fits = await service.run_in_thread(waiting.write, encoded, node_count)
+                # Only now: until then memory and snapshots have the only copy.
+                self.book.leave_memory(fact for fact, _ in compress(of_facts, fits))
             for keys in _groups(list(memory.by_key)):
                 await asyncio.sleep(0)  # there may be 50,000 of them
                 memory.begin_leaving(keys, quiet_ns)
-            node_count = len(memory.counts.keys() | waiting.used.keys())
             intervals = [each for each in memory.leaving if each.interval.node not in waiting.full]
             for of_intervals in _groups(intervals):
                 encoded = []
@@ -66,14 +73,7 @@ class FactWriter:
                     if number % _YIELD_EVERY == 0:
                         await asyncio.sleep(0)
                 fits = await service.run_in_thread(waiting.write, encoded, node_count)
-                # Only now: until then memory and snapshots have the only copy.
                 memory.release(list(compress(of_intervals, fits)))
-            claims = self.book.unwritten.items()
-            facts = [each for each in claims if each[0].node not in waiting.full]
-            for of_facts in _groups(facts):
-                encoded = [waiting_evidence.EncodedFact.of_claim(*each) for each in of_facts]
-                fits = await service.run_in_thread(waiting.write, encoded, node_count)
-                self.book.leave_memory(fact for fact, _ in compress(of_facts, fits))
 
     async def upload(self, store: fact_store.FactStore) -> None:
         """Write the facts on disk to the database, oldest first; a damaged or rejected one delays no other.

@@ -94,7 +94,7 @@ class FrameLog:
     """A thread of its own: in the shared pool, a group would wait for compression and queries."""
 
     def open(self) -> None:
-        """Open the newest segment after its last whole record. Raises OSError."""
+        """Find the end of the log: after the last whole record of the newest segment. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segment_files.segment_numbers(self.directory)
         newest = numbers[-1] if numbers else 0
@@ -115,17 +115,17 @@ class FrameLog:
             # A crash may have preceded it: a power failure could remove the name of a segment with acknowledged
             # records.
             sync_directory(self.directory)
-        else:
-            self._descriptor, self._marker = segment_files.start_segment(
-                self.directory, self.number
-            )
         self._bytes_written = sum(
             segment_files.segment_path(self.directory, n).stat().st_size
             for n in segment_files.segment_numbers(self.directory)
         )
 
     def begin(self) -> None:
-        """Store the durable end from now on; nothing shows an earlier loss any more. Raises OSError."""
+        """Begin to write, and to store the durable end: nothing shows an earlier loss any more. Raises OSError."""
+        if self._descriptor < 0:
+            self._descriptor, self._marker = segment_files.start_segment(
+                self.directory, self.number
+            )
         path = self.directory.parent / segment_files.EXTENT
         write_durably(path, segment_files.encode_extent(self.number, self.offset))
         self._extent = os.open(path, os.O_WRONLY)
@@ -150,10 +150,14 @@ class FrameLog:
             self.lost[segment_files.EXTENT] = problem
         return 0, 0
 
-    def continue_at(self, number: int) -> None:
-        """Begin a later segment: a restart does not read those before it. Raises OSError."""
-        if number > self.number:
-            self._begin(number)
+    def continue_after(self, position: LogPosition) -> None:
+        """Continue after the position of a snapshot; a log that ends before it has lost its end."""
+        if (self.number, self.offset) < position:
+            problem = f"the log ends in segment {self.number}: expected {position.segment}"
+            self.lost["frames"] = problem
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor, self.number, self.offset = -1, position.segment + 1, 0
 
     @property
     def size(self) -> int:
@@ -275,8 +279,7 @@ class FrameLog:
         self._write_extent()
 
     def _write_extent(self) -> None:
-        if self._extent >= 0:
-            os.pwrite(self._extent, segment_files.encode_extent(self.number, self.offset), 0)
+        os.pwrite(self._extent, segment_files.encode_extent(self.number, self.offset), 0)
 
     def delete_before(self, number: int) -> None:
         """Delete the oldest segments above the size bound, but none from `number` on."""

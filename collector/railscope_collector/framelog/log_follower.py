@@ -51,7 +51,7 @@ class LogFollower:
     damaged_records: int = 0
     """Places with bytes that are no record."""
     lost_segments: int = 0
-    """Segments that were deleted before they were read to their end."""
+    """Segments that were deleted before they were read to their end, and numbers that were left out after a loss."""
     read_bytes: int = READ_BYTES
     _descriptor: int = -1
     _marker: bytes = b""
@@ -126,9 +126,7 @@ class LogFollower:
         except FileNotFoundError:  # deleted meanwhile: the next call finds its successor
             return self._open_next()
         self._marker = segment_files.read_marker(path)
-        if (
-            segment and number == numbers[0]
-        ):  # the oldest are deleted first; other numbers may be left out
+        if segment:
             self.lost_segments += number - first
         if number != segment:
             self.position = LogPosition(number)

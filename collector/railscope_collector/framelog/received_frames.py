@@ -39,7 +39,7 @@ NEXT = -1
 Span: TypeAlias = tuple[int, int]
 
 
-class SequenceRanges(msgspec.Struct, gc=False):
+class SequenceRanges(msgspec.Struct, gc=False, omit_defaults=True):
     """Disjoint, sorted, inclusive ranges of sequence numbers: starts[i] .. ends[i]."""
 
     starts: list[int] = []

@@ -90,6 +90,8 @@ class FrameLogStats:
     commits: int = 0
     commit_ns: int = 0
     damaged_records: int = 0
+    lost_segments: int = 0
+    """Segments that the start did not find."""
 
 
 _encoder = msgspec.msgpack.Encoder()

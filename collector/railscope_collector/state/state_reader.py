@@ -111,6 +111,9 @@ class StateReader:
         # Before the replay, which would add the same intervals to memory.
         self.waiting.open()
         self.snapshots.restore()
+        if self.waiting.lost:
+            # A lost one is written again when its agent repeats it.
+            self.core.evidence.claims.nodes.clear()
         self.set_position(self.snapshots.position)
         newest_ns = self._read_received(is_applied=is_shared)
         of_nodes = (node.timestamp_ns for node in self.core.fleet.nodes.values())
@@ -127,8 +130,8 @@ class StateReader:
             newest_ns = max(newest_ns, record.received_wall_ns)
             if is_applied:
                 self.core.schemas.segment = position.segment
+                # Its facts have the position after the snapshot: no later one than that of their record.
                 self._replay(record, position)
-                self.set_position(position)
                 continue
             envelope = None
             if record.has_statements:
@@ -150,6 +153,7 @@ class StateReader:
                     yield follower.position, self._correct_receipt(record)
         finally:
             self.frames.stats.damaged_records = follower.damaged_records
+            self.frames.stats.lost_segments = follower.lost_segments
             follower.close()
 
     def _replay(self, record: segment_files.FrameRecord, position: LogPosition) -> None:

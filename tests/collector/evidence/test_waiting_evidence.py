@@ -37,7 +37,10 @@ class WaitingCollector(FinalizingCollector):
     limits = IngestLimits(pending_evidence_intervals=4)
 
     def begin(self, *, is_incomplete: bool = False) -> WaitingCollector:
+        if self.waiting.lost:
+            self.core.evidence.claims.nodes.clear()
         self.begin_positions(is_incomplete=is_incomplete or bool(self.waiting.lost))
+        self.waiting.begin()
         return self
 
     def acknowledge(self) -> tuple[int, int]:
@@ -205,8 +208,10 @@ def test_the_table_returns_what_was_written(
         assert again.size_bytes == rows.size_bytes > 0
         assert [row.fact for row in again.read(0)] == facts
         damage_row(store, data_bit)
-        damaged = opened(store)
-        assert damaged.lost.startswith("1 damaged row")
+        for _ in range(2):  # a start that is killed leaves it
+            damaged = opened(store)
+            assert damaged.lost.startswith("1 damaged row")
+        damaged.begin()
         again = opened(store)
         assert not again.lost
         assert [row.fact for row in again.read(0)] == facts[1:]
