@@ -206,6 +206,8 @@ async def test_what_the_previous_release_answers_and_reads_is_left(
     await collector.stop()
     assert {"nodes", "gpus", f"nodes/{NODE}", "incidents", "cluster"} <= answers.keys()
     gone = keys_of(answers) - keys_of(answers_now)
+    # The account has a tenant once a quarter of an hour is stored, which is after this test.
+    gone = {key for key in gone if not key.startswith("account.tenants.vision")}
     gone |= {f"railscope {key}" for key in keys_of(listed) - keys_of(listed_now)}
     notes = (ROOT / "docs/compatibility.md").read_text()
     # A key is named itself, or one that contained it.
