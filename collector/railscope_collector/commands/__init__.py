@@ -15,7 +15,7 @@ from railscope_collector.config import PREFIX, CollectorSettings
 _ADMINISTRATION = "railscope_collector.commands.administration"
 _COMMANDS = {
     "accept-clock": (_ADMINISTRATION, "accept_clock_command", "Make the running collector accept the current wall clock."),
-    "archive": ("railscope_collector.commands.archive", "archive_group", "List, verify and restore archived usage evidence."),
+    "archive": ("railscope_collector.commands.archive", "archive_group", "List and verify archived usage evidence, and compute days from it."),
     "check": (_ADMINISTRATION, "check_command", "Validate settings, files, ledger and servers."),
     "copy-database": (_ADMINISTRATION, "copy_database_command", "Copy the ledger from SQLite to PostgreSQL."),
     "run": (_ADMINISTRATION, "run", "Receive frames and serve the views until stopped."),
