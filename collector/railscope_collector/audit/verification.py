@@ -22,12 +22,13 @@ from railscope_collector.audit.verify_outcome import (
     VerifyOutcome,
     raise_verify_error,
 )
-from railscope_collector.ledger import ledger_records
+from railscope_collector.ledger import ledger_probe, ledger_records
 from railscope_collector.ledger.database import UnusableLedgerError
 
 _BUNDLES = 16
 """Bundles of 256 records that are read in one transaction."""
-_FORMER_TABLES = {
+_OTHER_TABLES = {
+    ledger_probe.PROBE_TABLE.name,
     "audit_taken",
     "collector_member",
     "evidence_archived_fact",
@@ -38,7 +39,7 @@ _FORMER_TABLES = {
     "evidence_decision",
     "evidence_gpu",
 }
-"""Tables of earlier releases, which this one does not read."""
+"""The row that a collector's readiness writes, and tables of earlier releases, which this one does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ def _decode(raw: bytes, number: int) -> AuditRecord:
 def _check_tables(connection: sa.Connection, known: sa.MetaData) -> None:
     """Check that the database has no other tables, and that those of the log have their triggers."""
     found = set(sa.inspect(connection).get_table_names())
-    for name in sorted(found - known.tables.keys() - _FORMER_TABLES):
+    for name in sorted(found - known.tables.keys() - _OTHER_TABLES):
         message = f"unexpected table {name} in the database"
         raise LogVerificationError(VerifyOutcome.ALTERED, message)
     for table in tables.TABLES:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 
-_probe_table = sa.Table(
+PROBE_TABLE = sa.Table(
     "write_probe",
     # Metadata of its own: the tables of the ledger are append-only, and this row changes.
     sa.MetaData(),
@@ -25,13 +25,11 @@ def commit_probe(database: Database) -> None:
     opening the database and reading from it succeed with all of these.
     """
     with database.transaction(writes=True) as connection:
-        if not sa.inspect(connection).has_table(_probe_table.name):
-            _probe_table.create(connection)
-        changed = connection.execute(
-            sa.update(_probe_table).values(writes=_probe_table.c.writes + 1)
-        )
+        if not sa.inspect(connection).has_table(PROBE_TABLE.name):
+            PROBE_TABLE.create(connection)
+        changed = connection.execute(sa.update(PROBE_TABLE).values(writes=PROBE_TABLE.c.writes + 1))
         if not changed.rowcount:
-            connection.execute(sa.insert(_probe_table).values(id=1, writes=1))
+            connection.execute(sa.insert(PROBE_TABLE).values(id=1, writes=1))
 
 
 def find_ledger_problem(open_database: Callable[[], Database]) -> str:
