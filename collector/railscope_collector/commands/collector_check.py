@@ -29,7 +29,7 @@ from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import archive_files, fact_store
 from railscope_collector.files import seller_file
 from railscope_collector.ledger import ledger_probe
-from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database import Database, FormerLedgerError, UnusableLedgerError
 from railscope_collector.ledger.database_location import check_file, ledger_url
 from railscope_collector.sinks import influx
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
@@ -233,11 +233,14 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
     url = make_url(ledger_url(settings.ledger, directory))
     if settings.ledger.url or settings.ledger.url_file:  # else created at the start
         check_file(url)
-    with _check_database(url) as database:
-        if database is None:
-            return f"{url.render_as_string()} will be created at the first start"
-        ledger_probe.commit_probe(database)
-        return f"{database.name} is writable"
+    try:
+        with _check_database(url) as database:
+            if database is None:
+                return f"{url.render_as_string()} will be created at the first start"
+            ledger_probe.commit_probe(database)
+            return f"{database.name} is writable"
+    except FormerLedgerError:
+        return f"{url.render_as_string()} is of release 0.3.0: the first start raises it"
 
 
 def _check_switches(settings: CollectorSettings) -> str:

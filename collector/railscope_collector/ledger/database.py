@@ -84,12 +84,16 @@ class NoLedgerError(UnusableLedgerError):
     """The database contains no ledger."""
 
 
+class FormerLedgerError(UnusableLedgerError):
+    """The ledger is one of release 0.3.0, which its collectors may still write; a collector raises it at its start."""
+
+
 class Database:
     """A database with the tables of the ledger. Raises UnusableLedgerError from every method.
 
     `tables` are all tables of the product (`railscope_collector.tables.metadata`). They are created in an empty
-    database, unless `make` is false. `fill` adds their rows in the same transaction; it is for a database that
-    must be empty.
+    database, and missing ones in that of release 0.3.0, unless `make` is false. `fill` adds their rows in the same
+    transaction; it is for a database that must be empty.
     """
 
     def __init__(
@@ -227,6 +231,10 @@ class Database:
                 " that use it, and create another database"
             )
             raise UnusableLedgerError(message)
+        self._upgrade(connection, present)
+
+    def _upgrade(self, connection: sa.Connection, present: set[str]) -> None:
+        """Add the tables that a ledger of release 0.3.0 lacks, and the sums of its days."""
         version = connection.execute(
             sa.select(sa.func.max(schema.schema_version.c.version))
         ).scalar_one()
@@ -236,6 +244,12 @@ class Database:
                 " run the version of Railscope that wrote it, or use another database"
             )
             raise UnusableLedgerError(message)
+        if version == schema.ROWS_VERSION and not self._make:
+            message = (
+                f"the ledger {self.name} has schema version {version}: expected {schema.VERSION}; fix: start a collector"
+                " of this release, or import a job list: each raises it"
+            )
+            raise FormerLedgerError(message)
         for table in self._tables.sorted_tables:
             if table.name not in present:  # created by an earlier release
                 table.create(connection)

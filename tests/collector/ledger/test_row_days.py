@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from days import DAY, HOUR, START
 from msgspec.structs import replace
 from support.books import claim, evidence_of, gpu
 from support.metered import revision_of, write_day
 
+from railscope.cli import root
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing.evidence_reconciliation import evidence_checks
 from railscope_collector.ledger import schema
@@ -39,8 +41,8 @@ def without_triggers(connection: sa.Connection, table: str) -> None:
 
 
 @pytest.fixture
-def upgraded(url: str) -> Iterator[Ledger]:
-    """A ledger of release 0.3.0, opened by this one."""
+def former(url: str) -> str:
+    """The URL of a ledger of release 0.3.0."""
     earlier = Ledger.open(url, metadata)
     with earlier.database.transaction(writes=True) as connection:
         for name, rows in ROWS.items():
@@ -53,9 +55,32 @@ def upgraded(url: str) -> Iterator[Ledger]:
         without_triggers(connection, "ledger_schema")
         connection.execute(sa.text("UPDATE ledger_schema SET version = 6"))
     earlier.close()
-    ledger = Ledger.open(url, metadata)
+    return url
+
+
+@pytest.fixture
+def upgraded(former: str) -> Iterator[Ledger]:
+    """A ledger of release 0.3.0, opened by this one."""
+    ledger = Ledger.open(former, metadata)
     yield ledger
     ledger.close()
+
+
+def test_commands_leave_a_ledger_that_former_collectors_may_write(former: str, tmp_path: Path):
+    """What these write after the sums of all days were added would be in no sum."""
+    settings = tmp_path / "collector.toml"
+    settings.write_text(f'state_directory = "{tmp_path}"\n[ledger]\nurl = "{former}"\n')
+    command = CliRunner()
+    checked = command.invoke(root, ["collector", "check", "--config", str(settings)])
+    assert "is of release 0.3.0: the first start raises it" in checked.stdout
+    listed = command.invoke(root, ["bill", "list", "--ledger", former])
+    assert listed.exit_code == 1
+    assert "has schema version 6: expected 8; fix: start a collector" in listed.stderr
+    engine = sa.create_engine(former.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        versions = connection.execute(sa.text("SELECT max(version) FROM ledger_schema"))
+        assert versions.scalar_one() == schema.ROWS_VERSION
+    engine.dispose()
 
 
 def test_a_day_is_read_from_its_rows(upgraded: Ledger):
