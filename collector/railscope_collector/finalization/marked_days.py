@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from railscope_collector.evidence import day_metering, fact_store
 from railscope_collector.evidence.file_versions import AdministratorInputs
 from railscope_collector.evidence.usage_facts import UsageFacts
-from railscope_collector.ledger import day_documents
+from railscope_collector.ledger import day_documents, row_days
 from railscope_collector.ledger.ledger_store import Ledger
 
 _DAYS_AT_ONCE = 7
@@ -48,7 +48,8 @@ def finalize_day(
         gpus = fact_store.gpus_on(connection, node, day)
         found = store.read_day(connection, gpus, day)
         meter, metered = day_metering.DayMeter.of_facts(day, found, files), []
-        for gpu in gpus:
+        # No fact states which GPUs the collectors of 0.3.0 assumed for a claim: metered again, its time would be credited.
+        for gpu in sorted({*gpus} - row_days.find_counted(connection, day, gpus)):
             metered.append(meter.meter(gpu))
             # Of a GPU with many shared claims this takes seconds: the server ends a transaction that pauses for a minute.
             connection.execute(sa.select(1))

@@ -57,6 +57,14 @@ def newest_numbers(
     }
 
 
+def find_counted(connection: sa.Connection, day: int, gpus: Collection[str]) -> set[str]:
+    """Return the GPUs that claims for a number of GPUs held on a day, as its newest rows state."""
+    newest = newest_numbers(connection, range(day, day + 1), gpus)
+    counted = sa.select(entries.c.gpu_uuid, entries.c.revision).distinct()
+    rows = connection.execute(counted.where(entries.c.day == day, entries.c.placement != ""))
+    return {gpu for gpu, revision in rows if newest.get((gpu, day)) == revision}
+
+
 def read_revisions(
     connection: sa.Connection, numbers: Mapping[tuple[str, int], int]
 ) -> Iterator[RowRevision]:

@@ -18,10 +18,14 @@ from days import DAY, HOUR, START
 from msgspec.structs import replace
 from support.books import claim, evidence_of, gpu
 from support.metered import revision_of, write_day
+from support.story import NodeReporter, accept, gpus_of, temporary_core
 
 from railscope.cli import root
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing.evidence_reconciliation import evidence_checks
+from railscope_collector.evidence.fact_store import FactStore
+from railscope_collector.evidence.file_versions import AdministratorInputs
+from railscope_collector.finalization.marked_days import finalize_day
 from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.day_documents import WrittenRevision, sum_day
@@ -133,6 +137,17 @@ def test_a_document_is_the_next_revision_of_rows(upgraded: Ledger):
     (total,) = [(of, quantity) for (_, of), quantity in totals.items() if quantity]
     assert total == (("", "idle"), Fraction(HOUR, 2))
     assert shorter.pieces[0].start_ns == START + HOUR // 2
+
+
+def test_gpus_that_the_collector_placed_claims_on_are_not_metered_again(upgraded: Ledger):
+    """Claim g was for a number of GPUs: its time would be credited with any late fact about its node."""
+    node, core = NodeReporter("node1", origin_ns=START), temporary_core()
+    accept(core, [node.record(node.frames(gpus_of(GPU, "GPU-1"), range(0, 600, 30)))])
+    store, days = FactStore(upgraded.database), range(DAY, DAY + 1)
+    store.write([each.interval for each in core.evidence.quarters.by_key.values()], (), days)
+    finalize_day(store, lambda _: AdministratorInputs(), ("node1", DAY), START + 2 * DAY_NS)
+    assert not store.marked_days(days)
+    assert upgraded.newest(DAY, DAY + 1) == {(GPU, DAY): 2, ("GPU-1", DAY): 1}
 
 
 def test_a_day_of_rows_is_not_compared_with_the_facts(upgraded: Ledger):
