@@ -88,7 +88,10 @@ def recompute_command(place: command_options.CommandContext, period: Period, nod
         for day in _days(period):
             found = archive.recompute_day(day, files, node)
             equal = job_report.format_count(found.equal, "GPU-day")
-            click.echo(f"{format_day(day)}: {equal} equal, {len(found.problems):,} problems")
+            former = f", {found.former:,} of release 0.3 not compared" if found.former else ""
+            click.echo(
+                f"{format_day(day)}: {equal} equal, {len(found.problems):,} problems{former}"
+            )
             for problem in found.problems:
                 has_problem = True
                 click.echo(f"DIFFERS {problem}")

@@ -87,6 +87,8 @@ class RecomputedDay:
 
     day: int
     equal: int = 0
+    former: int = 0
+    """Number of GPU-days that release 0.3 metered, by its own rules: they are not compared."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -252,7 +254,8 @@ class DayArchive:
             for gpu, revision in revisions.items()
             if node in {"", *(piece.node for piece in revision.day.pieces)}
         }
-        computed: set[str] = set()
+        former = {gpu for gpu in missing if revisions[gpu].is_former}
+        result.former, computed = len(former), former
         for file in self.files(range(day, day + 1)):
             for found in decode_file(self.read(file)):
                 meter = DayMeter.of_facts(day, found, files)

@@ -22,7 +22,9 @@ from support.story import NodeReporter, accept, gpus_of, temporary_core
 
 from railscope.cli import root
 from railscope.timestamps import DAY_NS
+from railscope_collector.archive_stores import DirectoryStore
 from railscope_collector.billing.evidence_reconciliation import evidence_checks
+from railscope_collector.evidence.day_archive import DayArchive, RecomputedDay
 from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.evidence.file_versions import AdministratorInputs
 from railscope_collector.finalization.marked_days import finalize_day
@@ -161,6 +163,11 @@ def test_a_day_of_rows_is_not_compared_with_the_facts(upgraded: Ledger):
     write_day(upgraded, next(iter(known.meter(day.start))))
     checks = list(evidence_checks(upgraded, known, Period(START, START + DAY_NS)))
     assert not [check for check in checks if check.absence or not check.passes]
+
+
+def test_a_day_of_rows_is_not_compared_with_the_archive(upgraded: Ledger, tmp_path: Path):
+    archive = DayArchive(FactStore(upgraded.database), DirectoryStore(tmp_path))
+    assert archive.recompute_day(DAY, AdministratorInputs()) == RecomputedDay(DAY, former=1)
 
 
 @pytest.mark.parametrize(
