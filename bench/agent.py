@@ -131,7 +131,7 @@ def report_scrapes(report: harness.BenchReport, directory: Path, root: Path, scr
 def agent_server(root: Path, directory: Path) -> harness.ServerProcess:
     """Return our agent on a tree; its other sources have their defaults and are idle there."""
     environment = {
-        "RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(SCRAPE_SECONDS),
+        "RAILSCOPE_AGENT_PERIOD_SECONDS": f"{{ rdma = {SCRAPE_SECONDS} }}",
         "RAILSCOPE_AGENT_METRICS__DETAIL": "full",  # node_exporter exposes every file that it reads
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",  # the agent must not lengthen its periods
     }

@@ -20,10 +20,13 @@ import website
 import yaml
 from support import stories
 from support.each import of_each
+from support.machine import FakeHost
 from test_command_errors import CommandLine
 
 from railscope import settings
 from railscope.catalog import EVENTS, METRICS, rollups
+from railscope_agent.config import AgentSettings, TextfileSettings
+from railscope_agent.service import Agent
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -128,6 +131,19 @@ def _exists(arguments: list[str], line: str) -> None:
     assert [
         argument for argument in arguments if argument.startswith("--") and argument not in known
     ] == [], line
+
+
+def test_the_periods_of_all_sources_are_listed():
+    listed: dict[str, str] = {}
+    for names, seconds in re.findall(
+        r"^\| (`.*?`) \| ([\d.]+ s.*?) \|", (DOCS / "readings.md").read_text(), re.MULTILINE
+    ):
+        each = re.findall(r"`(\w+)`", names)
+        periods = seconds.split(", ")
+        listed |= zip(each, periods * (len(each) // len(periods)), strict=True)
+    settings = AgentSettings(textfile=TextfileSettings(directory="/metrics"))
+    sources = Agent(settings, FakeHost()).sampler.sources
+    assert listed == {source.name: f"{source.period_seconds:g} s" for source in sources}
 
 
 @pytest.mark.parametrize("page", ["operator.md", "tenancy.md", "readings.md"])

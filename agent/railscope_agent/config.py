@@ -19,97 +19,6 @@ MAX_SECONDS = 86_400.0
 """Upper bound of periods and timeouts; a longer one is a mistake in the unit."""
 
 
-class SourcePeriods(Struct, frozen=True, kw_only=True):
-    """Periods of the sources, by name: seconds between two reads."""
-
-    gpu: Annotated[float, Meta(ge=0.02)] = 1.0
-    """GPU load, memory, clocks, power and temperature."""
-    gpu_activity: Annotated[float, Meta(ge=0.12)] = 1.0
-    """Activity of SMs, pipes and links of GPUs and MIG devices (GPM)."""
-    gpu_event: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
-    """Events of the NVIDIA driver."""
-    gpu_sharing: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """Numbers of processes on GPUs and of virtual GPUs, and the sharing mode."""
-    gpu_process: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """Each process on GPUs, and each virtual GPU."""
-    gpu_burst: Annotated[float, Meta(ge=0.1, le=10.0)] = 1.0
-    """Samples that the NVIDIA driver buffers (nvmlDeviceGetSamples)."""
-    mig: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """Memory and state of MIG devices."""
-    tenancy: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
-    """Claims on GPUs and on parts of GPUs."""
-    gpu_health: Annotated[float, Meta(ge=0.1)] = 10.0
-    """ECC, remapped rows, PCIe, fabric and recovery state of GPUs."""
-    gpu_verdict: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """Health verdict of each GPU."""
-    gpu_device: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """State of the GPUs on the PCI bus: driver, virtual machine, unbound, missing."""
-    nvlink: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """State, bytes and errors of NVLinks."""
-    gpu_settings: Annotated[float, Meta(ge=0.1)] = 60.0
-    """GPU limits, thresholds and modes, and GPU errors by location."""
-    nvlink_signal: Annotated[float, Meta(ge=0.1)] = 60.0
-    """Error ratios and corrected codewords of NVLinks."""
-    rdma: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
-    """Counters and state of RDMA ports."""
-    nic: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
-    """Driver statistics of NICs."""
-    link: Annotated[float, Meta(ge=0.1)] = 5.0
-    """Speed and carrier of interfaces."""
-    link_errors: Annotated[float, Meta(ge=0.1)] = 5.0
-    """Forward error correction and pause of interfaces whose driver statistics lack them."""
-    nic_settings: Annotated[float, Meta(ge=1)] = 60.0
-    """NIC settings and their changes."""
-    optics: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
-    """Transceivers and cables of NICs."""
-    neighbour: Annotated[float, Meta(ge=1)] = 10.0
-    """Switch ports that NICs are connected to (LLDP)."""
-    pcie: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """PCIe links and errors."""
-    gpu_pcie: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """PCIe links of GPUs, up to the root port."""
-    host: Annotated[float, Meta(ge=0.1)] = 5.0
-    """CPUs, memory, disks and network of the node."""
-    protocols: Annotated[float, Meta(ge=0.1)] = 5.0
-    """TCP, UDP, IP, backlogs and connection tracking."""
-    bonds: Annotated[float, Meta(ge=0.1)] = 5.0
-    """Bonds and their members."""
-    gpudirect: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """GPUDirect Storage and GPUDirect kernel modules."""
-    nfs: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """NFS mounts."""
-    lustre: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """Lustre clients."""
-    ceph: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """Ceph clients."""
-    nvme: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
-    """State and health of NVMe drives."""
-    rapl: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """Energy and power limits of processors (RAPL)."""
-    hwmon: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 10.0
-    """Temperatures, fans, voltages and power."""
-    edac: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
-    """Errors of main memory (EDAC)."""
-    flight_recorder: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
-    """Dumps of PyTorch's flight recorders."""
-    collective_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
-    """State of each rank that has such a dump."""
-    nccl_inspector: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
-    """Logs of NCCL Inspector."""
-    communicator: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
-    """Totals of each communicator in such logs."""
-    nccl_ras: Annotated[float, Meta(ge=15, le=MAX_SECONDS)] = 60.0
-    """NCCL's RAS subsystem, if collectives.ras is on: one query per job."""
-    nccl_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
-    """State of ranks as of the last answers of RAS."""
-    kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
-    """The kernel log."""
-    agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """The agent's own state."""
-    textfile: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 15.0
-    """Files in textfile.directory."""
-
-
 class BurstSettings(Struct, frozen=True, kw_only=True):
     """Burst sampling: histograms over short windows."""
 
@@ -191,7 +100,7 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
     groups: dict[str, Literal["off", "basic", "standard", "full"]] = {}
     """Detail by group of metrics, or off, in place of that for all groups."""
     disabled_sources: str = ""
-    """Sources that are not sampled at all: space-separated names, those of period_seconds or nic_burst. Their readings are
+    """Sources that are not sampled at all: space-separated names (docs/readings.md). Their readings are
     missing in frames too. Neither agent nor sources that metering or the health of GPUs needs, such as kernel, can
     be disabled.
     """
@@ -301,7 +210,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     """debug, info, warning or error."""
     read_timeout_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 1.0
     """Minimum timeout of a read. The timeout is the period of the source, if that is longer."""
-    period_seconds: SourcePeriods = SourcePeriods()
+    period_seconds: dict[str, Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)]] = {}
+    """Seconds between two reads of a source, by its name, in place of its default. Names and defaults: docs/readings.md."""
     bursts: BurstSettings = BurstSettings()
     budget: BudgetSettings = BudgetSettings()
     collector: CollectorLink = CollectorLink()

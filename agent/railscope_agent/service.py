@@ -32,7 +32,7 @@ from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configure
 from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
-from railscope_agent.machine_sources import assign_periods, machine_sources
+from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, source_reader
 from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.sampling.source import Source
@@ -46,7 +46,6 @@ from railscope_agent.sources import (
 )
 from railscope_agent.sources.agent_metrics import SelfMetricsSource
 from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
-from railscope_agent.sources.nvidia.processes import GpuProcessSource
 from railscope_agent.streams import kernel_log
 from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.xid_matcher import XidMatcher
@@ -62,20 +61,6 @@ SECOND_READ_NS = 150_000_000
 RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
 LOG_CLOCK_FILE = "kernel-log-clock.json"
-UNSHIPPED_SOURCES = {
-    GpuProcessSource.name, "collective_rank", "communicator", "nccl_rank",
-}  # fmt: skip
-"""Sources that are not shipped: every job would add a schema that all collectors have to store."""
-DERIVED_SOURCES = (
-    tenancy.ClaimSource.name, "flight_recorder", "collective_rank", "nccl_inspector", "communicator",
-    "nccl_ras", "nccl_rank", GpuVerdictSource.name, SelfMetricsSource.name,
-)  # fmt: skip
-"""Sources computed from the readings of the others, in the order in which they have to be read."""
-
-
-def is_shipped(frame: Frame) -> bool:
-    """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
-    return frame.schema.stream not in UNSHIPPED_SOURCES
 
 
 def node_name(settings: AgentSettings, host: Host) -> str:
@@ -156,12 +141,7 @@ class Agent:
             lambda: self.keeper,
             lambda: self.sampler.hung.by_device,
         )
-        sources: list[Source] = [
-            *machine_sources(self.settings, xids),
-            self._verdicts,
-            self_metrics,
-        ]
-        return assign_periods(sources, self.settings.period_seconds)
+        return machine_sources(self.settings, xids, [self._verdicts, self_metrics])
 
     def _drop_caches(self) -> None:
         self.endpoint.forget()
@@ -192,8 +172,12 @@ class Agent:
         self.health.observe(frame)
         # Numbered here and not at the source: only what is shipped has numbers, so a missing one is a lost
         # event.
-        if self._shipper and is_shipped(frame):
+        if self._shipper and self.is_shipped(frame):
             self._shipper.publish(self._numbering.number_events(frame))
+
+    def is_shipped(self, frame: Frame) -> bool:
+        """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
+        return self.sampler.statuses[frame.schema.stream].source.is_shipped
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
@@ -330,13 +314,12 @@ class Agent:
         Sources that compare two reads have no readings after the first: they are read again after a pause.
         """
         all_sources = tuple(self.sampler.sources)
-        machine = [source for source in all_sources if source.name not in DERIVED_SOURCES]
-        await self._read_once(machine)
-        if again := [source for source in machine if self._waits(source)]:
-            await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_READ_NS)
-            await self._read_once(again)
-        for name in DERIVED_SOURCES:
-            await self._read_once([source for source in all_sources if source.name == name])
+        for stage in sorted({source.stage for source in all_sources}):
+            of_stage = [source for source in all_sources if source.stage == stage]
+            await self._read_once(of_stage)
+            if not stage and (again := [source for source in of_stage if self._waits(source)]):
+                await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_READ_NS)
+                await self._read_once(again)
         self.sampler.sources = all_sources
 
     async def _read_once(self, sources: Sequence[Source]) -> None:

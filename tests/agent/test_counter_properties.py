@@ -23,7 +23,7 @@ from railscope_agent.config import AgentSettings
 from railscope_agent.host import Host
 from railscope_agent.sampling.probe_result import ColumnBuilder, ProbeResult
 from railscope_agent.sampling.row_builder import RowBuilder
-from railscope_agent.sampling.source import SourceWithoutResources, longest_period_seconds
+from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import Agent
 from railscope_agent.sources.nvidia.column_history import DeviceTotals
@@ -177,11 +177,11 @@ LIMITED = (
 )
 
 
-class OneCounter(SourceWithoutResources):
+class OneCounter(Source):
     """A source of one counter, and with a total that of its device."""
 
     name = "counter"
-    family = "counter"
+    period_seconds = 1.0
 
     def __init__(self, metric: Metric, total: Metric | None = None) -> None:
         self.metric = metric
@@ -287,7 +287,7 @@ def test_a_fall_that_no_processor_could_have_made_is_a_reset(
 
 def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
     smallest = 65_532_610_987  # 2^32 units of 15.26 uJ: AMD, and memory of Intel
-    seconds = round(longest_period_seconds(RaplSource()))
+    seconds = round(RaplSource.longest_period_seconds)
     counter = EnergyCounter(smallest)
     counter.advance(0, 0)
     used = 0

@@ -20,7 +20,7 @@ from railscope.frame import Schema
 from railscope.reading import Absent, Reading
 from railscope_agent.config import AgentSettings
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.service import Agent, is_shipped
+from railscope_agent.service import Agent
 from railscope_agent.sources.nvidia.column_history import (
     LONGEST_SAMPLE_NS,
     Integral,
@@ -229,7 +229,7 @@ async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
         host.calls[compute] = [{"pid": each, "usedGpuMemory": 1000} for each in (pid, pid + 1)]
         await agent.once()
         for frame in agent.endpoint.fresh_frames():
-            if is_shipped(frame):
+            if agent.is_shipped(frame):
                 schemas.setdefault(frame.schema.stream, set()).add(frame.schema)
     assert "gpu_sharing" in schemas
     assert "gpu_process" not in schemas

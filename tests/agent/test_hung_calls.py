@@ -35,7 +35,7 @@ from railscope_agent.sampling.guard import (
 from railscope_agent.sampling.probe_result import ProbeResult
 from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.shipping_stats import ShippingStats
-from railscope_agent.sampling.source import SourceWithoutResources
+from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK, PARTIAL
 from railscope_agent.sources.agent_metrics import SelfMetricsSource
@@ -235,11 +235,10 @@ async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: F
         assert [frame.timestamp.boot_ns % NS for frame in run.frames] == [0, 0, 0], "on the grid"
 
 
-class FaultySource(SourceWithoutResources):
+class FaultySource(Source):
     """A source with a bug."""
 
     name = "faulty"
-    family = "faulty"
     period_seconds = 1.0
 
     def __init__(self) -> None:

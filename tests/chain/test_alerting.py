@@ -106,9 +106,7 @@ async def test_a_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
         "RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "30",  # reads may wait for the processor
-        "RAILSCOPE_AGENT_PERIOD_SECONDS__NIC_SETTINGS": "2",
-        "RAILSCOPE_AGENT_PERIOD_SECONDS__NVLINK": "1",
-        "RAILSCOPE_AGENT_PERIOD_SECONDS__LINK": "1",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS": "{ nic_settings = 2, nvlink = 1, link = 1 }",
     }
     started = await asyncio.gather(*(site.agent(node, **settings) for node in FAULTS))
     agents = dict(zip(FAULTS, started, strict=True))

@@ -232,8 +232,7 @@ async def start(
     )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
-        "RAILSCOPE_AGENT_PERIOD_SECONDS__LINK": "1",
-        "RAILSCOPE_AGENT_PERIOD_SECONDS__NIC_SETTINGS": "2",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS": "{ link = 1, nic_settings = 2 }",
     }
     agents = await asyncio.gather(*(site.agent(spec.node, **settings) for spec in SPECS))
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))

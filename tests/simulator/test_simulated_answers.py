@@ -48,7 +48,7 @@ def unanswered(spec: NodeSpec, sources: Sequence[Source]) -> tuple[set[str], set
 
 @pytest.mark.parametrize(("model", "mode"), ALL_WAYS)
 def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
-    sources = [s for s in machine_sources(AgentSettings()) if s.family == "nvml"]
+    sources = [s for s in machine_sources(AgentSettings()) if s.lane == "nvml"]
     missing, reported = unanswered(NodeSpec("gpu-001", gpus=2, model=model, mode=mode), sources)
     assert len(reported) >= 6
     assert missing == set()
@@ -56,7 +56,7 @@ def test_every_call_of_the_agent_is_answered(model: str, mode: str) -> None:
 
 @pytest.mark.parametrize(("model", "nic"), [("b200", "cx7"), *(("h100", nic) for nic in NICS)])
 def test_every_call_about_nics_has_a_result(model: str, nic: str) -> None:
-    sources = [s for s in machine_sources(AgentSettings()) if s.family != "nvml"]
+    sources = [s for s in machine_sources(AgentSettings()) if s.lane != "nvml"]
     missing, reported = unanswered(NodeSpec("gpu-001", gpus=8, model=model, nic=nic), sources)
     assert {"nic", "rdma", "link", "pcie"} <= reported
     assert {call for call in missing if call.startswith(("ethtool.", "netlink.", "lldp."))} == set()

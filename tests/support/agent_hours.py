@@ -9,13 +9,13 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Collection
 
-import msgspec
 from support.clock import NS, ManualClock
+from support.machine import FakeHost
 from support.sampling import families
 
 from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
-from railscope_agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
+from railscope_agent.config import AgentSettings, BudgetSettings, BurstSettings
 from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
@@ -45,11 +45,12 @@ def node_of_1970(node: str, scenario: str = "training", **more: object) -> NodeS
 
 def _settings() -> AgentSettings:
     """The defaults, but without reads between scrapes, and without burst sampling."""
-    periods = msgspec.structs.asdict(SourcePeriods())
     return AgentSettings(
-        period_seconds=SourcePeriods(
-            **{name: max(one, float(SCRAPE_SECONDS)) for name, one in periods.items()}
-        ),
+        period_seconds={
+            source.name: SCRAPE_SECONDS
+            for source in Agent(AgentSettings(), FakeHost()).sampler.sources
+            if source.period_seconds < SCRAPE_SECONDS and source.name != "nic_burst"
+        },
         bursts=BurstSettings(enabled=False),
         budget=BudgetSettings(cpu_ratio=0, memory_bytes=0),
     )

@@ -29,7 +29,7 @@ _BIG = 1 << 53
 
 def nvml_sources() -> list[Source]:
     """Return every source that calls NVML, as the agent has them."""
-    return [source for source in machine_sources(AgentSettings()) if source.family == "nvml"]
+    return [source for source in machine_sources(AgentSettings()) if source.lane == "nvml"]
 
 
 def full_gpus(

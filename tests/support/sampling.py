@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from support.clock import ManualClock
 from support.machine import FakeHost
-from support.reading import ORIGIN
+from support.reading import ORIGIN, at_period
 
 from railscope.frame import Frame
 from railscope_agent.commands.read_once import CaptureWalk
-from railscope_agent.config import AgentSettings, SourcePeriods
+from railscope_agent.config import AgentSettings
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.sampler import ReadLimits, Sampler
-from railscope_agent.sampling.source import Source, lane_of
+from railscope_agent.sampling.source import Source
 from railscope_agent.service import Agent
 
 COLLECTIVE_SOURCES = frozenset(
@@ -33,7 +33,6 @@ COLLECTIVE_SOURCES = frozenset(
 
 
 PATIENCE_SECONDS = 60
-EVERY_SECOND = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))
 
 
 @dataclass
@@ -64,7 +63,7 @@ class RunningSampler:
 
 def families(sources: Iterable[Source]) -> int:
     """Return the number of lanes: each sleeps until its next read."""
-    return len({lane_of(source) for source in sources})
+    return len({source.lane for source in sources})
 
 
 @asynccontextmanager
@@ -94,8 +93,8 @@ async def run_sampler(
 
 def source_of(name: str) -> Source:
     """Return the source of a name that an agent with default settings has, read every second."""
-    every = machine_sources(AgentSettings(node="node-1", period_seconds=EVERY_SECOND))
-    return next(source for source in every if source.name == name)
+    every = machine_sources(AgentSettings(node="node-1"))
+    return at_period(next(source for source in every if source.name == name), 1.0)
 
 
 def read_sources(walk: CaptureWalk, agent: Agent, names: Container[str]) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import re
 import struct
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -36,12 +36,11 @@ from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_agent.config import PREFIX, AgentSettings, BurstSettings
 from railscope_agent.host.recorded_host import MomentAnswers, RecordedClock, RecordedHost
-from railscope_agent.machine_sources import assign_periods, machine_sources
+from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling import guard as guards
-from railscope_agent.sampling.source import PeriodicSource, Source
+from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import REPROBE_NS, SourceReader
 from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
-from railscope_agent.service import UNSHIPPED_SOURCES
 from railscope_agent.shipping import EventNumbering
 from railscope_agent.shipping.envelope_limits import split_into_envelopes
 from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
@@ -106,6 +105,7 @@ class ReplayedNode:
         settings: AgentSettings,
         names: Collection[str] = (),
         metrics: Collection[str] = (),
+        min_period_seconds: float = 0.0,
     ) -> None:
         """Raises SettingsError for an unknown source or metric."""
         self.origin = _origin(about)
@@ -129,13 +129,12 @@ class ReplayedNode:
         self._sources: list[_ReplayedSource] = []
         xids = XidMatcher()
         verdicts = GpuVerdictSource(lambda: self.statuses, xids)
-        sources = [*machine_sources(settings, xids), verdicts]
-        disabled = settings.metrics.disabled_sources.split()
-        selected = _select(assign_periods(sources, settings.period_seconds), names, disabled)
+        sources = machine_sources(settings, xids, [verdicts])
+        selected = _select(sources, names, settings.metrics.disabled_sources.split())
         selection = _selected_metrics(metrics)
         for source in selected:
-            if isinstance(source, PeriodicSource):
-                source.selection = selection
+            source.selection = selection
+            source.period_seconds = max(source.period_seconds, min_period_seconds)
             status = self.statuses[source.name] = SourceState(source)
             reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
             self._sources.append(_ReplayedSource(status, reader))
@@ -252,15 +251,15 @@ class CaptureReplay(ReplayedNode):
 
 
 def _select(
-    sources: Iterable[Source], names: Collection[str], disabled: Iterable[str]
+    sources: Sequence[Source], names: Collection[str], disabled: Iterable[str]
 ) -> list[Source]:
     """Return the named sources without disabled ones; without names, those whose frames an agent ships."""
-    by_name = {source.name: source for source in sources}
-    if unknown := sorted(set(names) - by_name.keys() - set(disabled)):
-        message = f"unknown source: {unknown[0]}: expected one of {', '.join(sorted(by_name))}"
+    known = {source.name for source in sources}
+    if unknown := sorted(set(names) - known - set(disabled)):
+        message = f"unknown source: {unknown[0]}: expected one of {', '.join(sorted(known))}"
         raise SettingsError(message)
     return [
-        by_name[name] for name in by_name if name in (names or by_name.keys() - UNSHIPPED_SOURCES)
+        source for source in sources if source.name in names or (source.is_shipped and not names)
     ]
 
 

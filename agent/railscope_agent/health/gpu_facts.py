@@ -25,6 +25,7 @@ from railscope_agent.health import (
 from railscope_agent.health.gpu_lifetime import GpuLifetime
 from railscope_agent.host import MAX_GPUS
 from railscope_agent.sampling import status
+from railscope_agent.sampling.source import NVML
 from railscope_agent.streams.xid_matcher import EVERY_GPU, UNNAMED_GPU, ActionableXid, XidMatcher
 from railscope_agent.topology.pci import NVSWITCH
 
@@ -34,8 +35,6 @@ DEVICE_SOURCE = "gpu_device"
 """Source of the state of GPUs on the PCI bus."""
 BUS_SOURCE = "pcie"
 """Source of the devices on the PCI bus; without it, NVSwitches are not known."""
-DRIVER_FAMILY = "nvml"
-"""Family of the sources that call NVML."""
 SOURCES = (
     rule.LOAD,
     rule.HEALTH,
@@ -117,7 +116,9 @@ class GpuFacts:
     def update(self, statuses: Mapping[str, status.SourceState], now_ns: int) -> None:
         """Process the current frames of the sources of facts, and of all sources that call NVML."""
         self._facts.update(statuses, now_ns)
-        of_driver = [each for each in statuses.values() if each.source.family == DRIVER_FAMILY]
+        of_driver = [
+            each for each in statuses.values() if each.source.lane == NVML and not each.source.stage
+        ]
         driver_frames = (each.fresh_frame(now_ns) for each in of_driver)
         self._needs_reset = _gpus_to_reset(filter(None, driver_frames))
         self._find_gpus_at_switches()

@@ -15,7 +15,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.config import BudgetSettings
 from railscope_agent.sampling.governor import AT_LIMIT, WITHIN, GovernedLoad, Governor
 from railscope_agent.sampling.meter import ProcessMeter
-from railscope_agent.sampling.source import Source, lane_of, longest_period_seconds
+from railscope_agent.sampling.source import Source
 
 log = structlog.get_logger(__name__)
 
@@ -31,9 +31,9 @@ def create_governor(budget: BudgetSettings, sources: Iterable[Source]) -> Govern
         (
             GovernedLoad(
                 source.name,
-                lane_of(source),
+                source.lane,
                 round(source.period_seconds * SECOND_NS),
-                round(longest_period_seconds(source) * SECOND_NS),
+                round(max(source.longest_period_seconds, source.period_seconds) * SECOND_NS),
             )
             for source in sources
         ),

@@ -23,7 +23,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Clock, Host
 from railscope_agent.sampling.budget_keeper import BudgetKeeper
 from railscope_agent.sampling.guard import CallAbandonedError, GuardedHost, HungCalls
-from railscope_agent.sampling.source import Source, lane_of, source_stage
+from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import REPROBE_NS, ReadOutcome, SourceReader
 from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 
@@ -89,7 +89,7 @@ class _Lane:
         *,
         is_stepped: bool,
     ) -> None:
-        self.members = sorted(members, key=lambda member: source_stage(member.status.source))
+        self.members = sorted(members, key=lambda member: member.status.source.stage)
         self.guard = guard
         self._sampler = sampler
         self._offset_ns = offset_ns
@@ -266,7 +266,7 @@ class Sampler:
         guards: dict[str, GuardedHost] = {}
         meter = self.keeper.meter if self.keeper else None
         for source in self.sources:
-            name = lane_of(source)
+            name = source.lane
             guard = guards.setdefault(name, GuardedHost(self.host, self.hung))
             reader = SourceReader(source, guard, self.origin, meter, self.reprobe_ns)
             member = _Member(self.statuses[source.name], reader, now_ns)

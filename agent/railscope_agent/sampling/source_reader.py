@@ -174,7 +174,7 @@ class SourceReader:
         self._inventory = inventory
         self._checks.find_columns(inventory.columns, completed.columns)
         self._width = len(inventory.columns)
-        selection = source.selected_metrics(self.source)
+        selection = self.source.selection
         all_columns, described = completed.columns, completed.columnless_entities
         order = Schema.ordered(all_columns)
         if selection:

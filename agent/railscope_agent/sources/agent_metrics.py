@@ -33,12 +33,13 @@ _AGENT_METRICS = (
 )  # fmt: skip
 
 
-class SelfMetricsSource(base.SourceWithoutResources):
+class SelfMetricsSource(base.Source):
     """The agent's own state as columns."""
 
     name = "agent"
-    family = "agent"
-    stage = 2
+    lane = base.SYSTEM
+    period_seconds = 5.0
+    stage = 4
     longest_period_seconds = 5.0
     """The metrics that report faults must not be the first to become stale."""
 

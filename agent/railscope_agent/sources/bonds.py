@@ -11,6 +11,7 @@ from railscope_agent.host import Host
 from railscope_agent.sampling.answer_readings import parsed_reading
 from railscope_agent.sampling.fact_readers import nonempty_facts, read_text
 from railscope_agent.sampling.probe_result import ProbeFinding
+from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.network_links import NET
 from railscope_agent.sources.scan_source import Found, ScanSource
 
@@ -26,7 +27,8 @@ class BondSource(ScanSource):
     """
 
     name = "bonds"
-    family = "host"
+    lane = SYSTEM
+    period_seconds = 5.0
 
     def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
         """Yield the state of each bond and of its members."""

@@ -95,7 +95,7 @@ class CephSource(ScanSource):
     """Requests in flight, latencies and bytes of every client."""
 
     name = "ceph"
-    family = "ceph"
+    period_seconds = 10.0
 
     def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
         """Yield the metrics of each client that its kernel reports."""

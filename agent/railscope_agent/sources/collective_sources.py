@@ -13,7 +13,7 @@ from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.gpus import inventory, process_lists
 from railscope_agent.host import JOB_FILES, Host
 from railscope_agent.sampling import probe_result, row_builder
-from railscope_agent.sampling.source import PeriodicSource, Source
+from railscope_agent.sampling.source import Source
 from railscope_agent.sources.source_bases import ReportedReadings, ReportingSource
 from railscope_agent.sources.tenancy import ClaimSource
 
@@ -75,24 +75,23 @@ class CollectiveSources:
             self.settings.nccl_inspector_directory,
         )
         return [
-            _FileSource(self, "flight_recorder", "flight recorder", "list", recorder),
-            ReportingSource("collective_rank", self.ranks, _OF_RANKS),
-            _FileSource(self, "nccl_inspector", "NCCL Inspector", "list_inspector", inspector),
-            ReportingSource("communicator", self.communicators, _OF_COMMUNICATORS),
-            _RasSource(self, "nccl_ras"),
-            ReportingSource("nccl_rank", self.nccl_ranks, _OF_NCCL_RANKS),
+            _FileSource(self, "flight_recorder", 10.0, "flight recorder", "list", recorder),
+            ReportingSource("collective_rank", 10.0, self.ranks, _OF_RANKS),
+            _FileSource(self, "nccl_inspector", 5.0, "NCCL Inspector", "list_inspector", inspector),
+            ReportingSource("communicator", 5.0, self.communicators, _OF_COMMUNICATORS),
+            _RasSource(self, "nccl_ras", 60.0),
+            ReportingSource("nccl_rank", 10.0, self.nccl_ranks, _OF_NCCL_RANKS),
         ]
 
 
-class _OnDemandSource(PeriodicSource, ABC):
+class _OnDemandSource(Source, ABC):
     """A source that is loaded when a job uses it."""
 
-    family = "collectives"
-    stage = 1
+    stage = 2
     """It is read after the sources of processes and claims."""
 
-    def __init__(self, sources: CollectiveSources, name: str) -> None:
-        self.name = name
+    def __init__(self, sources: CollectiveSources, name: str, period_seconds: float) -> None:
+        self.name, self.period_seconds = name, period_seconds
         self._sources = sources
 
     @abstractmethod
@@ -103,7 +102,9 @@ class _OnDemandSource(PeriodicSource, ABC):
         """Load the source if it is used."""
         if finding := self._finding(host):
             return probe_result.ProbeResult(findings=(finding,))
-        return self._sources.by_name[self.name].probe(host)
+        source = self._sources.by_name[self.name]
+        source.period_seconds = self.period_seconds
+        return source.probe(host)
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the source, unless it is not used."""
@@ -119,10 +120,16 @@ class _OnDemandSource(PeriodicSource, ABC):
 class _FileSource(_OnDemandSource):
     """A source of files of jobs: used while their directory exists."""
 
-    def __init__(
-        self, sources: CollectiveSources, name: str, subject: str, listing: str, directory: str
+    def __init__(  # noqa: PLR0913, PLR0917 - one row each in the list of sources
+        self,
+        sources: CollectiveSources,
+        name: str,
+        period_seconds: float,
+        subject: str,
+        listing: str,
+        directory: str,
     ) -> None:
-        super().__init__(sources, name)
+        super().__init__(sources, name, period_seconds)
         self._subject, self._listing, self._directory = subject, listing, directory
 
     def _finding(self, host: Host) -> probe_result.ProbeFinding | None:
@@ -140,6 +147,9 @@ class _FileSource(_OnDemandSource):
 
 class _RasSource(_OnDemandSource):
     """NCCL's RAS subsystem: used if it is switched on."""
+
+    min_period_seconds = 15.0
+    """A query gathers data from all ranks of the job."""
 
     def _finding(self, host: Host) -> probe_result.ProbeFinding | None:  # noqa: ARG002 - it connects to nothing
         if self._sources.settings.ras == "off":

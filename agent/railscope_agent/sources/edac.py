@@ -14,6 +14,7 @@ from railscope.catalog import entities, sensors as catalog
 from railscope.frame import Entity
 from railscope_agent.host import Host
 from railscope_agent.sampling.probe_result import ProbeFinding, format_count
+from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.scan_source import Found, ScanSource, counters, facts, matching
 
 EDAC_ROOT = "/sys/devices/system/edac"
@@ -43,7 +44,8 @@ class EdacSource(ScanSource):
     """Corrected and uncorrected errors of every memory controller and module."""
 
     name = "edac"
-    family = "host"
+    lane = SYSTEM
+    period_seconds = 60.0
 
     def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
         """Yield the counters of the controllers, of their modules, and of the PCI buses."""

@@ -68,12 +68,10 @@ class RankReport:
     record: RankRecord | None
 
 
-class FlightRecorderSource(source.SourceWithoutResources):
+class FlightRecorderSource(source.Source):
     """Dumps by state, ranks by state, and events about ranks."""
 
     name = "flight_recorder"
-    family = "collectives"
-    stage = 1
     """It is read after the sources of processes and claims."""
 
     def __init__(

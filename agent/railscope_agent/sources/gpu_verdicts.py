@@ -26,11 +26,12 @@ SAVE_EVERY_NS = 600_000_000_000
 _ReportedVerdict = tuple[int, tuple[str, ...]]
 
 
-class GpuVerdictSource(base.SourceWithoutResources):
+class GpuVerdictSource(base.Source):
     """State, reasons and recommended action of every GPU, and an event when they change."""
 
     name = "gpu_verdict"
-    family = "gpu_verdict"
+    lane = base.NVML
+    period_seconds = 10.0
     stage = 1
     longest_period_seconds = 20.0
     """Upper bound of the delay until a GPU that needs draining is reported."""

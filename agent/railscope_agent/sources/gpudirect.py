@@ -15,6 +15,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
+from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.scan_source import Found, ScanSource, parse_natural, whole_lines
 
 ROOT = "/proc/driver/nvidia-fs"
@@ -113,7 +114,8 @@ class GpuDirectSource(ScanSource):
     """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
 
     name = "gpudirect"
-    family = "host"
+    lane = SYSTEM
+    period_seconds = 10.0
 
     def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
         """Yield the loaded modules, and the fields of the file."""

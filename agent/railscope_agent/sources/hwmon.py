@@ -62,7 +62,7 @@ class HwmonSource(source.CounterFileSource):
     """
 
     name = "hwmon"
-    family = "hwmon"
+    period_seconds = 10.0
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find all chips and their sensors. Disabled sensors are omitted."""

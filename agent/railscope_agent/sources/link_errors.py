@@ -59,7 +59,7 @@ class _CounterRequest:
     columns: dict[str, int]
 
 
-class LinkErrorSource(source.SourceWithoutResources):
+class LinkErrorSource(source.Source):
     """Blocks and bits corrected by FEC, uncorrectable blocks, pause frames.
 
     Counters of standard groups, FEC and pause frames are read over ethtool netlink: mlx5 reports blocks of
@@ -69,7 +69,8 @@ class LinkErrorSource(source.SourceWithoutResources):
     """
 
     name = "link_errors"
-    family = "network"
+    lane = source.SYSTEM
+    period_seconds = 5.0
 
     def __init__(self, wiring: NetworkScanner | None = None) -> None:
         self._wiring = wiring or NetworkScanner()

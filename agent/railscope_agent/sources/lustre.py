@@ -106,7 +106,7 @@ class LustreSource(ScanSource):
     """File operations of each client, requests and connection of each of its targets."""
 
     name = "lustre"
-    family = "lustre"
+    period_seconds = 10.0
 
     def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
         """Yield the health, and the counters of clients and targets that exist so far."""

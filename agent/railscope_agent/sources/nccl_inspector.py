@@ -65,12 +65,10 @@ class FollowedLog:
         return max(self.file.bytes - self.offset, 0)
 
 
-class NcclInspectorSource(source.SourceWithoutResources):
+class NcclInspectorSource(source.Source):
     """Logs by state, and lines by state."""
 
     name = "nccl_inspector"
-    family = "collectives"
-    stage = 1
     """It is read after the sources of processes and claims."""
 
     def __init__(

@@ -145,12 +145,10 @@ class RasJob:
         return hosts.pop() if len(hosts) == 1 else ""
 
 
-class NcclRasSource(source.SourceWithoutResources):
+class NcclRasSource(source.Source):
     """Processes by what is known of them, ranks by state, and events about ranks."""
 
     name = "nccl_ras"
-    family = "collectives"
-    stage = 1
 
     def __init__(
         self,

@@ -38,7 +38,8 @@ class LinkSource(source.SourceWithFiles):
     """
 
     name = "link"
-    family = "network"
+    lane = source.SYSTEM
+    period_seconds = 5.0
 
     def __init__(self, wiring: NetworkScanner | None = None) -> None:
         self._wiring = wiring or NetworkScanner()

@@ -40,11 +40,11 @@ _NumberedMount = tuple[MountKey, int]
 """A mount among those with the same key that are stacked, counted from the lowest."""
 
 
-class NfsSource(source.SourceWithoutResources):
+class NfsSource(source.Source):
     """Bytes, requests, times, errors and transport of every NFS mount, up to a bound."""
 
     name = "nfs"
-    family = "nfs"
+    period_seconds = 10.0
 
     def __init__(self) -> None:
         self._stats = f"{OWN_PROCESS}/mountstats"

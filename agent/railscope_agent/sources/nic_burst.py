@@ -24,6 +24,7 @@ from railscope_agent.sampling import (
     probe_result,
     row_builder,
 )
+from railscope_agent.sampling.source import BURSTS, Source
 from railscope_agent.sources.ethtool_statistics import match_statistics
 from railscope_agent.sources.network_links import NET
 from railscope_agent.sources.rdma_counter_files import rdma_driver
@@ -296,11 +297,11 @@ class _NicCounters:
         return increases
 
 
-class NicBurstSource:
+class NicBurstSource(Source):
     """Windows of every NIC that carries RDMA, or of the configured interfaces."""
 
     name = "nic_burst"
-    family = "nic_burst"
+    lane = BURSTS
 
     def __init__(
         self,

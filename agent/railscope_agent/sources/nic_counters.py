@@ -33,7 +33,7 @@ class _NicStatistics:
     discarded: counter_total.CounterTotal
 
 
-class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
+class NicSource(source_bases.UnwrappingSource, source.Source):
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them.
 
     Statistics of drivers are read by the kernel's ethtool interface. Their list changes while a NIC runs
@@ -43,7 +43,8 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
     """
 
     name = "nic"
-    family = "network"
+    lane = source.SYSTEM
+    period_seconds = 1.0
     longest_period_seconds = 20.0
     """Some drop counters are 32 bits wide: they wrap after 21 seconds at 200 million packets per second."""
 

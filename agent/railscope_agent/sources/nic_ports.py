@@ -19,6 +19,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, is_failure, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import answer_readings, fact_readers, probe_result
+from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.nic_interfaces import (
     NET,
     NO_INTERFACE,
@@ -52,7 +53,9 @@ class NeighbourSource(ScanningSource):
     """MAC addresses and neighbour of every physical interface."""
 
     name = "neighbour"
-    family = "neighbour"
+    lane = SYSTEM
+    period_seconds = 10.0
+    min_period_seconds = 1.0
     changed = cabling.NEIGHBOUR_EVENT
 
     def __init__(self, wiring: NetworkScanner | None = None) -> None:
@@ -220,7 +223,8 @@ class OpticsSource(ScanningSource):
     """Transceiver of every physical interface."""
 
     name = "optics"
-    family = "optics"
+    period_seconds = 60.0
+    min_period_seconds = 1.0
     changed = cabling.TRANSCEIVER_EVENT
 
     def __init__(self, wiring: NetworkScanner | None = None) -> None:

@@ -20,6 +20,7 @@ from railscope.frame import Entity
 from railscope.reading import Absent, is_failure, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import answer_readings, fact_readers, probe_result
+from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
@@ -65,7 +66,9 @@ class NicSettingsSource(source_bases.ScanningSource):
     """Settings of every physical interface."""
 
     name = "nic_settings"
-    family = "nic_settings"
+    lane = SYSTEM
+    period_seconds = 60.0
+    min_period_seconds = 1.0
     changed = c.SETTING_EVENT
 
     def __init__(self, wiring: NetworkScanner | None = None) -> None:

@@ -56,11 +56,12 @@ _NVME_PATH = re.compile(r"(nvme\d+)c\d+(n\d+)")
 _PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
 
 
-class HostSource(source.SourceWithoutResources):
+class HostSource(source.Source):
     """Processors, memory, pressure, disks, network interfaces and load of the node."""
 
     name = "host"
-    family = "host"
+    lane = source.SYSTEM
+    period_seconds = 5.0
 
     def __init__(self) -> None:
         self._functions: tuple[str, ...] = ()

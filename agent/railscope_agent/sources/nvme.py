@@ -53,7 +53,8 @@ class NvmeSource(ScanSource):
     """State and health of every NVMe drive."""
 
     name = "nvme"
-    family = "nvme"
+    period_seconds = 60.0
+    min_period_seconds = 1.0
 
     def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
         """Yield the state and the health log of each drive."""

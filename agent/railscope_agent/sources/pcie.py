@@ -65,7 +65,8 @@ class PcieSource(source.SourceWithFiles):
     """
 
     name = "pcie"
-    family = "pcie"
+    lane = source.SYSTEM
+    period_seconds = 10.0
 
     def __init__(self) -> None:
         self._plan = _PcieColumns()

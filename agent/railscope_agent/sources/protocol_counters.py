@@ -15,6 +15,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Reading, parse_integer
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
+from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.scan_source import Found, ParseFile, ScanSource, whole_lines
 
 SNMP = "/proc/self/net/snmp"
@@ -168,7 +169,8 @@ class ProtocolSource(ScanSource):
     """Retransmits, drops, full buffers, congestion marks and full tables of the node."""
 
     name = "protocols"
-    family = "host"
+    lane = SYSTEM
+    period_seconds = 5.0
 
     def __init__(self) -> None:
         super().__init__()

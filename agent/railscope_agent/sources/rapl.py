@@ -73,7 +73,8 @@ class RaplSource(source.SourceWithFiles):
     """
 
     name = "rapl"
-    family = "host"
+    lane = source.SYSTEM
+    period_seconds = 5.0
     longest_period_seconds = 30.0
     """The smallest range, 65.5 kJ, may be used up in 33 seconds."""
 

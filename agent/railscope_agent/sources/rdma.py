@@ -54,7 +54,9 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
     """Counters, state and rate of every RDMA port, of any vendor."""
 
     name = "rdma"
-    family = "network"
+    lane = source.SYSTEM
+    period_seconds = 1.0
+    min_period_seconds = 0.02
     longest_period_seconds = 10.0
     """Q counters of mlx5 are 32 bits wide: they wrap in 11 s at some 400 million messages per second."""
 

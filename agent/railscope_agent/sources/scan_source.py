@@ -20,7 +20,7 @@ from railscope_agent.sampling import fact_readers
 from railscope_agent.sampling.answer_readings import parsed_reading
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeResult
 from railscope_agent.sampling.row_builder import RowBuilder
-from railscope_agent.sampling.source import SourceWithoutResources
+from railscope_agent.sampling.source import Source
 
 Found = tuple[Metric, Entity, Reading]
 ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
@@ -28,7 +28,7 @@ FRESH_NS = SECOND_NS // 2
 """Maximum age of the readings of a probe for the read that follows it."""
 
 
-class ScanSource(SourceWithoutResources, ABC):
+class ScanSource(Source, ABC):
     """A source that is a generator of readings."""
 
     _columns: tuple[Column, ...] = ()

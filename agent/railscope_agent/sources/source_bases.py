@@ -107,7 +107,7 @@ class WatchedValues:
         return changes
 
 
-class ScanningSource(base.SourceWithoutResources, ABC):
+class ScanningSource(base.Source, ABC):
     """A source that scans in its probe and reports in its read."""
 
     changed: EventClass
@@ -184,19 +184,22 @@ class ReportedReadings:
     readings: Mapping[Entity, Sequence[Reading]] = field(default_factory=dict)
 
 
-class ReportingSource(base.SourceWithoutResources):
+class ReportingSource(base.Source):
     """The readings that another source has computed, each kind of entity with its metrics."""
 
-    family = "collectives"
-    stage = 2
+    stage = 3
+    is_shipped = False
+    """Every job would add a schema that all collectors have to store."""
 
     def __init__(
         self,
         name: str,
+        period_seconds: float,
         results: ReportedReadings,
         metrics: Mapping[EntityKind, tuple[Metric, ...]],
     ) -> None:
-        self.name, self.metrics, self._results = name, metrics, results
+        self.name, self.period_seconds = name, period_seconds
+        self.metrics, self._results = metrics, results
         self._entities: tuple[Entity, ...] = ()
 
     def probe(self, host: Host) -> probe_result.ProbeResult:  # noqa: ARG002 - it reads the result of another source

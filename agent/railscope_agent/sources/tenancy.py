@@ -56,11 +56,12 @@ def _owners(trusted: str) -> frozenset[str]:
     return names
 
 
-class ClaimSource(source.SourceWithoutResources):
+class ClaimSource(source.Source):
     """Claims as events, and the claimed share of each GPU."""
 
     name = "tenancy"
-    family = "tenancy"
+    period_seconds = 5.0
+    stage = 1
     longest_period_seconds = 30.0
     """Claims that begin and end within a period are not detected."""
 

@@ -154,11 +154,11 @@ class _Scan:
         return dict(zip(columns, values, strict=True))
 
 
-class TextfileSource(source.SourceWithoutResources):
+class TextfileSource(source.Source):
     """Files of a directory, scanned in the probe, which precedes each read."""
 
     name = "textfile"
-    family = "textfile"
+    period_seconds = 15.0
 
     def __init__(self, settings: config.TextfileSettings) -> None:
         self._settings = settings

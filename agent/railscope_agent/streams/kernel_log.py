@@ -76,11 +76,13 @@ REPEATED_NS = 60 * SECOND_NS
 _NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if metric is not c.XIDS)
 
 
-class KernelLogStream(source.PeriodicSource):
+class KernelLogStream(source.Source):
     """Follows the kernel log and counts relevant messages."""
 
     name = "kernel"
-    family = "kernel"
+    lane = source.SYSTEM
+    period_seconds = 1.0
+    min_period_seconds = 0.02
     longest_period_seconds = 5.0
     """The log is a ring: records that are overwritten before they are read are lost."""
 

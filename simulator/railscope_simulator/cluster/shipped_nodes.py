@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from railscope import durable_files, listen_address, service, tls_contexts
-from railscope.capture import CaptureMetadata, CaptureMoment
+from railscope.capture import CaptureMoment
 from railscope.frame import Frame, NodeTimestamp
 from railscope.http_server import HttpServer
 from railscope.timestamps import SECOND_NS
@@ -90,15 +90,10 @@ class NodeClock:
 
 
 def sampled_settings(settings: AgentSettings, scenario: ClusterScenario) -> AgentSettings:
-    """Return the settings of an agent that reads no source more often than the samples are, and the records of collectives."""
-    periods = {
-        name: max(getattr(settings.period_seconds, name), scenario.step_seconds)
-        for name in settings.period_seconds.__struct_fields__
-    }
-    replaced = msgspec.structs.replace(settings.period_seconds, **periods)
+    """Return the settings of an agent that reads the records of collectives if there are any."""
     read = collective_records.SETTINGS if any(job.collectives for job in scenario.jobs) else {}
     of_jobs = msgspec.structs.replace(settings.collectives, **read)
-    return msgspec.structs.replace(settings, period_seconds=replaced, collectives=of_jobs)
+    return msgspec.structs.replace(settings, collectives=of_jobs)
 
 
 def link_of(link: CollectorLink, node: str) -> CollectorLink:
@@ -115,16 +110,16 @@ class ShippedNode:
 
     def __init__(
         self,
-        about: CaptureMetadata,
+        replayed: ReplayedNode,
         path: HeartbeatPath,
         settings: AgentSettings,
         clock: NodeClock,
         directory: Path,
     ) -> None:
-        self.node = about.node
+        self.node = replayed.origin.node
         self.stats = ShippingStats()
         self._path, self._clock, self._settings = path, clock, settings
-        self._replayed = ReplayedNode(about, settings)
+        self._replayed = replayed
         link = link_of(settings.collector, self.node)
         self._shipper = Shipper(link, self._replayed.origin, clock, directory, self.stats, [])
         self._held_frames: deque[Frame] = deque(maxlen=MAX_FRAMES_PENDING)
@@ -219,7 +214,8 @@ class ShippedCluster:
         for about, path in zip(self._cluster.metadata(), self._cluster.paths, strict=True):
             clock = NodeClock(self.clock, about.started_boot_ns - self._started_ns)
             directory = self.directory / about.node
-            self.nodes.append(ShippedNode(about, path, settings, clock, directory))
+            replayed = ReplayedNode(about, settings, min_period_seconds=self.scenario.step_seconds)
+            self.nodes.append(ShippedNode(replayed, path, settings, clock, directory))
 
     def _check_settings(self) -> None:
         """Check the settings before anything is written. Raises SettingsError and CollectorLinkError."""

@@ -49,7 +49,7 @@ from railscope_agent.host import Json
 from railscope_agent.host.job_files import JobFile, JobFileListing, OpenedDump
 from railscope_agent.host.nccl_ras import NcclProcess, RasAnswer
 from railscope_agent.host.recorded_host import call_key
-from railscope_agent.service import Agent, is_shipped
+from railscope_agent.service import Agent
 
 HANG = capture_of("nccl-hang")
 CALLS = HANG.moments[0].calls
@@ -262,7 +262,7 @@ class Job:
         ]
         about = dataclasses.replace(HANG.about, duration_ns=len(later) * step_ns)
         walk = CaptureWalk(Capture(about, (first, *later)))
-        agent = Agent(
+        agent = self.agent = Agent(
             msgspec.convert({"collectives": self.settings}, AgentSettings), walk.host, about.node
         )
         self.frames: list[Frame] = []
@@ -286,7 +286,9 @@ class Job:
                 lines.append(
                     f"{name}: " + ", ".join(f"{count} {state}" for state, count in counts.items())
                 )
-        events = [event for frame in frames if is_shipped(frame) for event in frame.events]
+        events = [
+            event for frame in frames if self.agent.is_shipped(frame) for event in frame.events
+        ]
         return lines + [
             self._printed(each)
             for each in events

@@ -110,11 +110,13 @@ RECENT_GPU_TABLE = CallTable(fields=_RECENT_FIELDS, batch=GPM, recent=True)
 MIG_ACTIVITY_TABLE = CallTable(fields=_MIG_FIELDS, batch=GPM)
 
 
-class GpuActivitySource(source.SourceWithoutResources):
+class GpuActivitySource(source.Source):
     """GPM metrics of every GPU and of every MIG device."""
 
     name = "gpu_activity"
-    family = "nvml"
+    lane = source.NVML
+    period_seconds = 1.0
+    min_period_seconds = 0.12
     longest_period_seconds = 20.0
     """Views of a cluster omit values older than 30 s."""
 

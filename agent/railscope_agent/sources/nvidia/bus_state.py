@@ -17,7 +17,7 @@ _SUBJECT = "GPU"
 _SEE_HEALTH = "see the health of this GPU below"
 
 
-class GpuDeviceSource(source.SourceWithoutResources):
+class GpuDeviceSource(source.Source):
     """State of every NVIDIA GPU on the PCI bus.
 
     A GPU of NVIDIA's driver that NVML does not list is described as an entity too, so that data from other
@@ -25,7 +25,8 @@ class GpuDeviceSource(source.SourceWithoutResources):
     """
 
     name = "gpu_device"
-    family = "nvml"
+    lane = source.NVML
+    period_seconds = 10.0
 
     def __init__(self, gpus: GpuInventory | None = None, xids: XidMatcher | None = None) -> None:
         self._gpus, self._xids = gpus or GpuInventory(), xids or XidMatcher()

@@ -34,11 +34,13 @@ _NO_INSTANCE = 0xFFFF_FFFF
 _NO_EVENTS_CODES = {3, 13, 12, 28}  # NOT_SUPPORTED, FUNCTION_ and LIBRARY_NOT_FOUND, GPU_NOT_FOUND
 
 
-class NvmlEventSource(source.SourceWithoutResources):
+class NvmlEventSource(source.Source):
     """Read the driver's events and count those other than Xids."""
 
     name = "gpu_event"
-    family = "nvml"
+    lane = source.NVML
+    period_seconds = 1.0
+    min_period_seconds = 0.02
     longest_period_seconds = 5.0
     """The event queue is bounded, and without the kernel log events are the only source of Xids."""
 

@@ -31,11 +31,12 @@ _LONGEST_SAMPLE_NS = 2 * SECOND_NS
 _STEPS, _PERCENT = 10**6, 100
 
 
-class GpuBurstSource(source.SourceWithoutResources):
+class GpuBurstSource(source.Source):
     """Windows of utilization and power of every GPU."""
 
     name = "gpu_burst"
-    family = "nvml"
+    lane = source.NVML
+    period_seconds = 1.0
     longest_period_seconds = 2.0
     """The driver's buffers are bounded, and their span differs among products."""
 

@@ -19,19 +19,19 @@ from railscope_agent.sources.nvidia import (
 )
 
 
-class GpuSource(source.SourceWithoutResources):
+class GpuSource(source.Source):
     """A table of NVML calls and fields for every GPU, at one period."""
 
-    family = "nvml"
-    longest_period_seconds = source.LONGEST_PERIOD_SECONDS
+    lane = source.NVML
 
     def __init__(
         self,
         name: str,
+        period_seconds: float,
         table_of: Callable[[Host, int], call_table.CallTable],
         gpus: GpuInventory | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.period_seconds = name, period_seconds
         self._gpus = gpus or GpuInventory()
         self._table_of = table_of
         self._plans = call_plan.CallPlans(self._gpus)
@@ -46,19 +46,19 @@ class GpuSource(source.SourceWithoutResources):
 
         A GPU counts as observed while its samples are at most 30 s apart: periods stay well below.
         """
-        gpu = cls("gpu", value_tables.load_table, gpus)
-        gpu.longest_period_seconds = 10.0
+        gpu = cls("gpu", 1.0, value_tables.load_table, gpus)
+        gpu.min_period_seconds, gpu.longest_period_seconds = 0.02, 10.0
         return gpu
 
     @classmethod
     def health(cls, gpus: GpuInventory | None = None) -> GpuSource:
         """Actual and potential faults."""
-        return cls("gpu_health", lambda *_: health.HEALTH_TABLE, gpus)
+        return cls("gpu_health", 10.0, lambda *_: health.HEALTH_TABLE, gpus)
 
     @classmethod
     def settings(cls, gpus: GpuInventory | None = None) -> GpuSource:
         """Values that change rarely."""
-        gpu = cls("gpu_settings", value_tables.settings_table, gpus)
+        gpu = cls("gpu_settings", 60.0, value_tables.settings_table, gpus)
         gpu._describe = gpu_settings.settings_entity
         return gpu
 

@@ -20,11 +20,12 @@ from railscope_agent.sampling import answer_readings, probe_result, row_builder,
 UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
 
 
-class GpuSharingSource(source.SourceWithoutResources):
+class GpuSharingSource(source.Source):
     """Number of processes and virtual GPUs of each GPU, and its sharing mode."""
 
     name = "gpu_sharing"
-    family = "nvml"
+    lane = source.NVML
+    period_seconds = 5.0
 
     def __init__(self, gpus: GpuInventory | None = None, lists: ProcessLists | None = None) -> None:
         self._gpus = gpus or GpuInventory()

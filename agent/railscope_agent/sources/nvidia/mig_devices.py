@@ -44,11 +44,12 @@ MIG_TABLE = call_table.CallTable((
 MIG_INTEGRALS = (column_history.IntegratedGauge(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME),)
 
 
-class MigSource(source.SourceWithoutResources):
+class MigSource(source.Source):
     """Every MIG device of every GPU; each read detects added, removed and changed ones."""
 
     name = "mig"
-    family = "nvml"
+    lane = source.NVML
+    period_seconds = 5.0
     longest_period_seconds = 10.0
     """Time between two samples counts up to 30 s: periods stay well below."""
 

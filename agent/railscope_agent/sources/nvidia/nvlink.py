@@ -187,13 +187,20 @@ def signal_fields(link: int, entity: Entity) -> list[call_table.BatchField]:
     return fields
 
 
-class NvLinkSource(source.SourceWithoutResources):
+class NvLinkSource(source.Source):
     """Every NVLink of every GPU: its traffic, or its signal."""
 
-    family = "nvml"
+    lane = source.NVML
 
-    def __init__(self, name: str, gpus: GpuInventory | None = None, *, signal: bool) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        period_seconds: float,
+        gpus: GpuInventory | None = None,
+        *,
+        signal: bool,
+    ) -> None:
+        self.name, self.period_seconds = name, period_seconds
         self._signal = signal
         self._gpus = gpus or GpuInventory()
         self._plans = call_plan.CallPlans(self._gpus)
@@ -211,12 +218,12 @@ class NvLinkSource(source.SourceWithoutResources):
     @classmethod
     def traffic(cls, gpus: GpuInventory | None = None) -> NvLinkSource:
         """State, speed, bytes and errors."""
-        return cls("nvlink", gpus, signal=False)
+        return cls("nvlink", 10.0, gpus, signal=False)
 
     @classmethod
     def signal(cls, gpus: GpuInventory | None = None) -> NvLinkSource:
         """Error ratios and corrected codewords."""
-        return cls("nvlink_signal", gpus, signal=True)
+        return cls("nvlink_signal", 60.0, gpus, signal=True)
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Count the links of each GPU and plan the calls for them."""

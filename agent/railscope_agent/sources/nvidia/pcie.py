@@ -149,7 +149,8 @@ class GpuPathSource(base.SourceWithFiles):
     """
 
     name = "gpu_pcie"
-    family = "nvml"
+    lane = base.NVML
+    period_seconds = 10.0
 
     def __init__(
         self, gpus: GpuInventory | None = None, settings: PcieSettings | None = None

@@ -44,11 +44,14 @@ class _GpuUse:
     vgpus: dict[int, int] = field(default_factory=dict)
 
 
-class GpuProcessSource(source.SourceWithoutResources):
+class GpuProcessSource(source.Source):
     """Processes and virtual GPUs of every GPU, one by one."""
 
     name = "gpu_process"
-    family = "nvml"
+    is_shipped = False
+    """Every process would add a schema that all collectors have to store."""
+    lane = source.NVML
+    period_seconds = 5.0
 
     def __init__(self, gpus: GpuInventory | None = None, max_reported: int = MAX_REPORTED) -> None:
         self._max_reported = max_reported
