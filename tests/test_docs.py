@@ -383,7 +383,7 @@ def test_the_metric_and_the_source_that_the_page_adds_work(followed: Path, tmp_p
     root = ("--root", str(tmp_path))
     assert "\nrailscope_open_files 7136\n" in railscope(followed, "agent", "once", *root)
     checked = railscope(followed, "agent", "check", "--seconds", "0", *root)
-    assert "ok      open files" in checked
+    assert "ok      open_files: 1 reading (node: 1)" in checked
 
 
 @pytest.mark.thorough

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from railscope import __version__
 from railscope.catalog.entities import GPU, NIC
-from railscope.frame import Entity
+from railscope.frame import Entity, Frame
 from railscope.reading import REASONS, Absent
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
@@ -49,13 +49,6 @@ _MARKS = {
 }
 _RANKS = {ProbeVerdict.BROKEN: 0, ProbeVerdict.DENIED: 1, ProbeVerdict.AWAITED: 2}
 """Sort order of the output, the worst first."""
-_AS_ROOT = "run the agent as root, or accept that these are missing"
-_DENIED = {
-    "gpu_activity": "run the agent as root, or load the nvidia module with"
-    " NVreg_RestrictProfilingToAdminUsers=0",
-    "gpu_verdict": "fix the sources above: verdicts need their readings",
-}
-"""Remedies for denied reads, by source."""
 
 
 async def check(
@@ -96,14 +89,22 @@ async def check(
 
 
 def _readings(status: SourceState) -> list[ProbeFinding]:
-    """Return one finding per absence reason of a source's readings."""
+    """Return one finding per absence reason of a source's readings, and their number if it has no findings of its own."""
     frame = status.frame
     name = status.source.name
     if status.is_overdue:
         return [ProbeFinding(name, ProbeVerdict.BROKEN, status.problem, "see the kernel log")]
-    if frame is None or not frame.reasons:
-        return []
     findings = []
+    if frame is None or not frame.values:
+        if not status.findings:
+            findings.append(
+                ProbeFinding.absent("nothing to read for", "no such device or file", device=name)
+            )
+        return findings
+    if not status.findings:
+        findings.append(ProbeFinding.supported(name, _extent(frame)))
+    if not frame.reasons:
+        return findings
     for code, reason in REASONS.items():
         columns = zip(frame.schema.columns, frame.reasons, strict=True)
         metrics = sorted(
@@ -117,9 +118,17 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         verdict = ProbeVerdict.ABSENT if reason is Absent.UNSUPPORTED else ProbeVerdict.BROKEN
         remedy = ""
         if reason is Absent.DENIED:
-            verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(name, _AS_ROOT)
+            verdict, remedy = ProbeVerdict.DENIED, status.source.denied_remedy
         findings.append(ProbeFinding(name, verdict, detail, remedy))
     return findings
+
+
+def _extent(frame: Frame) -> str:
+    """Return the number of readings, and of each kind of device that they are about."""
+    devices = {(entity.kind.outermost.name, entity.whole_key) for _, entity in frame.schema.columns}
+    kinds = Counter(kind for kind, _ in devices)
+    about = ", ".join(f"{kind}: {count}" for kind, count in kinds.items())
+    return f"{format_count(len(frame.values), 'reading')} ({about})"
 
 
 def _node_health(agent: Agent, collected: FactCollector) -> list[ProbeFinding]:

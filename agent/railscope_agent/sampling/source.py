@@ -36,6 +36,8 @@ class Source(ABC):
     lane = SLOW
     stage = 0
     """A source that computes its readings from the results of others is read after those of lower stages."""
+    denied_remedy = "run the agent as root, or accept that these are missing"
+    """Remedy in `railscope agent check` for readings that are denied."""
     is_shipped = True
     """False if its frames are only shown on the metrics endpoint."""
     selection: frozenset[str] = frozenset()

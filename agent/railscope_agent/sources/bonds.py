@@ -10,7 +10,6 @@ from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling.answer_readings import parsed_reading
 from railscope_agent.sampling.fact_readers import nonempty_facts, read_text
-from railscope_agent.sampling.probe_result import ProbeFinding
 from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.network_links import NET
 from railscope_agent.sources.scan_source import Found, ScanSource
@@ -30,28 +29,22 @@ class BondSource(ScanSource):
     lane = SYSTEM
     period_seconds = 5.0
 
-    def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
+    def readings(self, host: Host) -> Iterator[Found]:
         """Yield the state of each bond and of its members."""
-        bonds = read_text(host, f"{NET}/bonding_masters").split()
-        if not bonds:
-            yield ProbeFinding.absent("bonds", "the node has no bonded interface")
-        for bond in bonds:
+        for bond in read_text(host, f"{NET}/bonding_masters").split():
             directory = f"{NET}/{bond}/bonding"
             mode = read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
             about = Entity(entities.BOND, (bond,), nonempty_facts(mode=mode))
-            members = read_text(host, f"{directory}/slaves").split()
             yield c.BOND_UP, about, _state(host, f"{directory}/mii_status", b"up")
             yield (
                 c.BOND_MEMBERS,
                 about,
                 parsed_reading(host.read, f"{directory}/slaves", lambda text: len(text.split())),
             )
-            for member in members:
+            for member in read_text(host, f"{directory}/slaves").split():
                 yield from _member(
                     host, about.child(entities.BOND_MEMBER, member), lacp=mode == _LACP
                 )
-            detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
-            yield ProbeFinding.supported(f"bond {bond}", detail)
 
 
 def _member(host: Host, about: Entity, *, lacp: bool) -> Iterator[Found]:

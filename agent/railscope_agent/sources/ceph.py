@@ -16,7 +16,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
-from railscope_agent.sources.debugfs import denied_finding
+from railscope_agent.sources.debugfs import denied_findings
 from railscope_agent.sources.scan_source import (
     Found,
     ScanSource,
@@ -99,15 +99,14 @@ class CephSource(ScanSource):
 
     def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
         """Yield the metrics of each client that its kernel reports."""
-        clients = 0
         for match in matching(host, CEPH_ROOT, _CEPH_CLIENT):
-            clients += 1
             about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
             for name, parse in _FILES:
                 yield from self.keyed(
                     host, f"{CEPH_ROOT}/{match[0]}/{name}", parse, partial(_column, about)
                 )
-        yield _finding(host, clients)
+        if fact_readers.list_names(host, "/sys/module/libceph"):
+            yield from denied_findings(host, "Ceph", CEPH_ROOT)
 
 
 def _column(about: Entity, key: Hashable) -> Column | None:
@@ -117,15 +116,3 @@ def _column(about: Entity, key: Hashable) -> Column | None:
     if row in _CEPH_OPERATIONS and column in _OF_OPERATION:
         return _OF_OPERATION[column], about.child(entities.CEPH_OPERATION, _CEPH_OPERATIONS[row])
     return None
-
-
-def _finding(host: Host, clients: int) -> probe_result.ProbeFinding:
-    if clients:
-        return probe_result.ProbeFinding.supported(
-            "Ceph", probe_result.format_count(clients, "client")
-        )
-    if not fact_readers.list_names(host, "/sys/module/libceph"):
-        return probe_result.ProbeFinding.absent("Ceph", "the Ceph client is not loaded")
-    return denied_finding(host, "Ceph", CEPH_ROOT) or probe_result.ProbeFinding.absent(
-        "Ceph", "nothing is mounted or mapped"
-    )

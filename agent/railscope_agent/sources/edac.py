@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from railscope.catalog import entities, sensors as catalog
 from railscope.frame import Entity
 from railscope_agent.host import Host
-from railscope_agent.sampling.probe_result import ProbeFinding, format_count
 from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.scan_source import Found, ScanSource, counters, facts, matching
 
@@ -47,31 +46,16 @@ class EdacSource(ScanSource):
     lane = SYSTEM
     period_seconds = 60.0
 
-    def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
+    def readings(self, host: Host) -> Iterator[Found]:
         """Yield the counters of the controllers, of their modules, and of the PCI buses."""
-        controllers = modules = 0
         for controller in matching(host, f"{EDAC_ROOT}/mc", _CONTROLLER):
-            controllers += 1
             directory = f"{EDAC_ROOT}/mc/{controller[0]}"
             about = facts(host, directory, model="mc_name")
             whole = Entity(entities.MEMORY_CONTROLLER, (controller[0],), about)
             yield from counters(host, directory, _OF_CONTROLLER, whole)
             for module in matching(host, directory, _MODULE):
-                modules += 1
                 place = f"{directory}/{module[0]}"
                 about = facts(host, place, **_FACTS)
                 part = Entity(entities.DIMM, (controller[0], module[0]), about)
                 yield from counters(host, place, _OF_MODULE, part)
         yield from counters(host, f"{EDAC_ROOT}/pci", _OF_PCI, Entity(entities.NODE))
-        yield _finding(controllers, modules)
-
-
-def _finding(controllers: int, modules: int) -> ProbeFinding:
-    if not controllers:
-        detail = f"{EDAC_ROOT}/mc contains no memory controller (no ECC, no driver for it, or a VM)"
-        return ProbeFinding.absent("memory errors", detail)
-    counts = (
-        format_count(controllers, "memory controller"),
-        format_count(modules, "module"),
-    )
-    return ProbeFinding.supported("memory errors", ", ".join(counts))

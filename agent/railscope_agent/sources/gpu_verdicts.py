@@ -33,6 +33,7 @@ class GpuVerdictSource(base.Source):
     lane = base.NVML
     period_seconds = 10.0
     stage = 1
+    denied_remedy = "fix the sources above: verdicts need their readings"
     longest_period_seconds = 20.0
     """Upper bound of the delay until a GPU that needs draining is reported."""
 

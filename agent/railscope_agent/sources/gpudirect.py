@@ -120,14 +120,13 @@ class GpuDirectSource(ScanSource):
     def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
         """Yield the loaded modules, and the fields of the file."""
         loaded = _loaded_modules(host)
-        yield _storage(host)
+        yield from _uncounted(host)
         # On a node without GPUs a missing module is not reported.
         if loaded or fact_readers.list_names(host, "/proc/driver/nvidia/gpus"):
             for module in _MODULES:
                 about = fact_readers.nonempty_facts(version=loaded.get(module, ""))
                 entity = Entity(entities.GPUDIRECT_MODULE, (module,), about)
                 yield c.GPUDIRECT_LOADED, entity, int(module in loaded)
-            yield _rdma(loaded)
         yield from self.keyed(host, STATS, parse_stats, _column)
 
 
@@ -150,28 +149,14 @@ def _loaded_modules(host: Host) -> dict[str, str]:
     return modules
 
 
-def _storage(host: Host) -> probe_result.ProbeFinding:
+def _uncounted(host: Host) -> Iterator[probe_result.ProbeFinding]:
+    """Yield a finding if the module is loaded and its requests cannot be read."""
     subject = "GPUDirect Storage"
     try:
-        content = host.read(STATS)
+        if not counts_requests(host.read(STATS)):
+            detail = "requests and bytes are not counted"
+            yield probe_result.ProbeFinding.absent(subject, detail, _REMEDY)
     except FileNotFoundError:
-        detail = f"{ROOT} does not exist: nvidia-fs is not loaded"
-        return probe_result.ProbeFinding.absent(subject, detail)
+        return
     except OSError as error:
-        return probe_result.ProbeFinding.failed(subject, error, "run the agent as root", STATS)
-    version = (
-        fact_readers.read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
-    )
-    if counts_requests(content):
-        return probe_result.ProbeFinding.supported(subject, f"nvidia-fs {version}")
-    detail = f"nvidia-fs {version}; requests and bytes are not counted"
-    return probe_result.ProbeFinding.supported(subject, detail, _REMEDY)
-
-
-def _rdma(loaded: dict[str, str]) -> probe_result.ProbeFinding:
-    """Path of RDMA to GPU memory. A missing module is not a fault: DMA-BUF needs none."""
-    modules = [module for module in _MODULES[:2] if module in loaded]
-    detail = "neither nvidia_peermem nor nv_peer_mem is loaded: by DMA-BUF, where programs use it"
-    if modules:
-        detail = f"by {', '.join(modules)} or DMA-BUF"
-    return probe_result.ProbeFinding.supported("GPUDirect RDMA", detail)
+        yield probe_result.ProbeFinding.failed(subject, error, "run the agent as root", STATS)

@@ -68,11 +68,8 @@ class HwmonSource(source.CounterFileSource):
         """Find all chips and their sensors. Disabled sensors are omitted."""
         columns = probe_result.ColumnBuilder()
         paths: list[str] = []
-        chips = _chips(host)
-        sensors = 0
-        for chip in chips:
+        for chip in _chips(host):
             labels = _labels(host, chip)
-            sensors += len(labels)
             for file in chip.files:
                 sensor_column = _column(chip, labels, file)
                 if sensor_column and _is_readable(
@@ -81,7 +78,7 @@ class HwmonSource(source.CounterFileSource):
                     columns.add(*sensor_column)
                     paths.append(f"{chip.directory}/{file}")
         self._keep(host, paths)
-        return columns.result(_finding(chips, sensors))
+        return columns.result()
 
 
 def _chips(host: Host) -> list[_HwmonChip]:
@@ -180,15 +177,3 @@ def _is_readable(host: Host, path: str, metric: declare.Metric) -> bool:
     if metric is catalog.SENSOR_TEMPERATURE_LIMIT and isinstance(reading, int):
         return _COLDEST < reading < _HOTTEST
     return True
-
-
-def _finding(chips: list[_HwmonChip], sensors: int) -> probe_result.ProbeFinding:
-    if not chips:
-        detail = f"{HWMON_ROOT} contains no chip (usual in a VM)"
-        return probe_result.ProbeFinding.absent("sensors", detail)
-    counts = (
-        probe_result.format_count(sensors, "sensor"),
-        probe_result.format_count(len(chips), "chip"),
-    )
-    names_text = ", ".join(sorted({chip.name for chip in chips}))
-    return probe_result.ProbeFinding.supported("sensors", f"{' of '.join(counts)}: {names_text}")

@@ -90,7 +90,6 @@ class LinkErrorSource(source.Source):
         self, host: Host, nic: NetworkInterface, columns: probe_result.ColumnBuilder
     ) -> list[probe_result.ProbeFinding]:
         problems: list[probe_result.ProbeFinding] = []
-        first = len(columns.columns)
         interface = nic.name
         elsewhere = _metrics_of_statistics(host, nic)
         for name, counters in {**_COUNTERS, **_OF_DRIVERS.get(nic.driver, {})}.items():
@@ -110,7 +109,7 @@ class LinkErrorSource(source.Source):
             }
             if columns_by_key:
                 self._requests.append(_CounterRequest(interface, name, columns_by_key))
-        return problems or [_finding(interface, len(columns.columns) - first)]
+        return problems
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read each NIC again."""
@@ -138,16 +137,6 @@ def _metrics_of_statistics(host: Host, nic: NetworkInterface) -> set[declare.Met
     except OSError:
         return set()  # then `nic` reports none either, and has a finding with the reason
     return {metric for metric, _, _ in ethtool_statistics.match_statistics(nic, names)}
-
-
-def _finding(interface: str, counters: int) -> probe_result.ProbeFinding:
-    if counters:
-        return probe_result.ProbeFinding.supported(
-            _SUBJECT, probe_result.format_count(counters, "counter"), device=interface
-        )
-    return probe_result.ProbeFinding.absent(
-        _SUBJECT, "none except the driver's statistics", device=interface
-    )
 
 
 def _request_failure(interface: str, name: str, error: OSError) -> probe_result.ProbeFinding:

@@ -15,7 +15,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
-from railscope_agent.sources.debugfs import denied_finding
+from railscope_agent.sources.debugfs import denied_findings
 from railscope_agent.sources.scan_source import (
     Found,
     ScanSource,
@@ -124,7 +124,13 @@ class LustreSource(ScanSource):
         ):
             path = _first_readable(host, [f"{root}/{directory}/{file}" for root in LUSTRE_ROOTS])
             yield from self.keyed(host, path, parse, partial(column_of, about))
-        yield _finding(host, health, len(clients), len(targets))
+        if len(targets) > MAX_TARGETS:
+            detail = (
+                f"{len(targets) - MAX_TARGETS} targets beyond the first {MAX_TARGETS} are omitted"
+            )
+            yield probe_result.ProbeFinding.absent("Lustre", detail)
+        if health and not clients:
+            yield from denied_findings(host, "Lustre", LUSTRE_DEBUG_ROOT)
 
 
 def _first_readable(host: Host, paths: Sequence[str]) -> str:
@@ -167,20 +173,3 @@ def _target_column(target: Entity, key: Hashable) -> Column | None:
 
 def _import_column(target: Entity, key: Hashable) -> Column | None:
     return (_IMPORT[key], target) if key in _IMPORT else None
-
-
-def _finding(host: Host, health: str, clients: int, targets: int) -> probe_result.ProbeFinding:
-    if clients:
-        parts = (
-            probe_result.format_count(clients, "client"),
-            probe_result.format_count(targets, "target"),
-        )
-        detail = ", ".join(parts)
-        if targets > MAX_TARGETS:
-            detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are omitted"
-        return probe_result.ProbeFinding.supported("Lustre", detail)
-    if not health:
-        return probe_result.ProbeFinding.absent("Lustre", "the Lustre client is not loaded")
-    return denied_finding(host, "Lustre", LUSTRE_DEBUG_ROOT) or probe_result.ProbeFinding.supported(
-        "Lustre", "nothing is mounted"
-    )

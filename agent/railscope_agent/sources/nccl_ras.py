@@ -169,8 +169,7 @@ class NcclRasSource(source.Source):
         for state in c.NCCL_RANK_STATES.values():
             columns.add(c.NCCL_RANKS, frame.Entity(entities.NCCL_RANK_STATE, (state,)))
         columns.add(c.NCCL_DAMAGED, frame.Entity(entities.NODE))
-        detail = f"{self._settings.ras}, versions {self._settings.ras_versions}"
-        return columns.result(probe_result.ProbeFinding.supported("NCCL RAS", detail))
+        return columns.result()
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Query each job that is due, compare its ranks, and report what is new."""

@@ -75,14 +75,7 @@ class LinkSource(source.SourceWithFiles):
             metrics = host_catalog.LINK_UP, host_catalog.LINK_CHANGES
             columns.add_each(metrics, Entity(entities.NIC, (interface,)))
         self._keep(host, paths)
-        verdict = (
-            probe_result.ProbeVerdict.SUPPORTED
-            if columns.columns
-            else probe_result.ProbeVerdict.ABSENT
-        )
-        detail = probe_result.format_count(len(interfaces), "interface")
-        finding = probe_result.ProbeFinding("network links", verdict, detail)
-        return columns.result(finding, columnless_entities=self._wiring.find_nics(host))
+        return columns.result(columnless_entities=self._wiring.find_nics(host))
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""

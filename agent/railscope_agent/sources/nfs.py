@@ -64,7 +64,7 @@ class NfsSource(source.Source):
             _file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(superblocks)
         )
         if not mounts and not self._hidden:
-            return columns.result(probe_result.ProbeFinding.absent("NFS", "nothing is mounted"))
+            return columns.result()
         columns.add_each((c.NFS_MOUNTS, c.NFS_UNREAD), Entity(entities.NODE))
         single = self._once_each(mounts, superblocks)
         self._planned = self._plan(single, mounts, superblocks)
@@ -72,13 +72,11 @@ class NfsSource(source.Source):
             for key, column in columns_by_key.items():
                 columns.add(*column)
                 self._columns.append((place, key))
-        findings = [_finding(len(single), len(self._twice))]
-        if self._hidden:
-            detail = f"{probe_result.format_count(self._hidden, 'file system')} without access"
-            findings.append(
-                probe_result.ProbeFinding("NFS", probe_result.ProbeVerdict.DENIED, detail, _REMEDY)
-            )
-        return columns.result(*findings)
+        if not self._hidden:
+            return columns.result()
+        detail = f"{probe_result.format_count(self._hidden, 'file system')} without access"
+        denied = probe_result.ProbeVerdict.DENIED
+        return columns.result(probe_result.ProbeFinding("NFS", denied, detail, _REMEDY))
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the file once, for all mounts."""
@@ -191,12 +189,3 @@ def _columns_of(mount: NfsMount) -> dict[ValueKey, Column]:
         entity = about.child(entities.NFS_OPERATION, operation)
         columns |= {(operation, part): (m, entity) for part, m in c.NFS_OPERATIONS.items()}
     return {key: column for key, column in columns.items() if key in mount.values}
-
-
-def _finding(mounts: int, twice: int) -> probe_result.ProbeFinding:
-    detail = probe_result.format_count(mounts, "file system")
-    if twice:
-        detail += f", {probe_result.format_count(twice, 'further mount')} of them"
-    if mounts > MAX_MOUNTS:
-        detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are omitted"
-    return probe_result.ProbeFinding.supported("NFS", detail)

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from railscope.catalog import bursts as c, declare, entities, nic, rdma
 from railscope.frame import Entity
 from railscope.reading import PRESENT, Absent, is_failure, reason_of
-from railscope.timestamps import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.sampling import (
     answer_readings,
@@ -352,7 +352,7 @@ class NicBurstSource(Source):
         self._ports = ports
         # The columns may be others now: the next read reports them at once.
         self._reported_ns = 0
-        return self._place_columns().result(self._finding())
+        return self._place_columns().result()
 
     def _is_selected(self, interface: NetworkInterface, role: str) -> bool:
         if self._interfaces:
@@ -396,12 +396,3 @@ class NicBurstSource(Source):
         for port in self._ports.values():
             port.close()
         self._ports = {}
-
-    def _finding(self) -> probe_result.ProbeFinding:
-        if not self._ports:
-            detail = "no NIC with RDMA has counters that are refreshed often enough"
-            return probe_result.ProbeFinding.absent("bursts of NICs", detail)
-        lengths = sorted({port.window_ns // MILLISECOND_NS for port in self._ports.values()})
-        windows_text = " and ".join(f"{length} ms" for length in lengths)
-        detail = f"{probe_result.format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
-        return probe_result.ProbeFinding.supported("bursts of NICs", detail)

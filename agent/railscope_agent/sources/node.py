@@ -87,13 +87,7 @@ class HostSource(source.Source):
         self._probe_tables(columns, host)
         self._probe_files(columns, host)
         self._functions = tuple(dict.fromkeys(function for _, function, _ in self._answers))
-        count = len(columns.columns)
-        finding = probe_result.ProbeFinding.absent("host", "/proc does not exist")
-        if count:
-            finding = probe_result.ProbeFinding.supported(
-                "host", probe_result.format_count(count, "reading")
-            )
-        return columns.result(finding, columnless_entities=(node,))
+        return columns.result(columnless_entities=(node,))
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Call each function once, read each file once."""

@@ -17,7 +17,6 @@ from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling.answer_readings import parsed_reading, pick_reading
-from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.sources.scan_source import Found, ScanSource, called, facts, matching
 from railscope_agent.topology.pci import pci_path
 
@@ -46,7 +45,6 @@ _NUMBERS: dict[str, declare.Metric] = {
     "hot_minutes": c.NVME_HOT_TIME,
 }
 _FREEZING_KELVINS = 273
-_REMEDY = "run the agent as root, or grant it CAP_SYS_ADMIN and access to /dev/nvme*"
 
 
 class NvmeSource(ScanSource):
@@ -55,12 +53,12 @@ class NvmeSource(ScanSource):
     name = "nvme"
     period_seconds = 60.0
     min_period_seconds = 1.0
+    denied_remedy = "run the agent as root, or grant it CAP_SYS_ADMIN and access to /dev/nvme*"
 
-    def readings(self, host: Host) -> Iterator[Found | ProbeFinding]:
+    def readings(self, host: Host) -> Iterator[Found]:
         """Yield the state and the health log of each drive."""
-        is_any = False
         for match in matching(host, ROOT, _CONTROLLER):
-            is_any, controller = True, match[0]
+            controller = match[0]
             drive = _entity(host, controller)
             yield (
                 c.NVME_STATE,
@@ -70,9 +68,6 @@ class NvmeSource(ScanSource):
             log, reason = called(host, "nvme", "smart", controller)
             for metric, about, pick in _PICKS:
                 yield metric, about(drive), reason or pick_reading(pick, log)
-            yield _finding(controller, drive, reason)
-        if not is_any:
-            yield ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive")
 
 
 def _temperature(log: Json) -> Reading:
@@ -131,14 +126,3 @@ def _address(host: Host, directory: str) -> str:
     except OSError:
         return ""
     return addresses[-1] if addresses else ""
-
-
-def _finding(controller: str, drive: Entity, reason: Absent | None) -> ProbeFinding:
-    subject = f"drive {controller}"
-    named = [drive.facts.get(fact, "") for fact in ("model", "transport")]
-    detail = ", ".join(filter(None, named)) or "unknown model"
-    if reason is Absent.DENIED:
-        detail += "; permission denied for its health log"
-        return ProbeFinding(subject, ProbeVerdict.DENIED, detail, _REMEDY)
-    log = "with a health log" if reason is None else f"without a health log: {reason.label}"
-    return ProbeFinding.supported(subject, f"{detail}, {log}")

@@ -114,7 +114,7 @@ class PcieSource(source.SourceWithFiles):
             plan.gone.append((column, address))
         self._link_addresses = tuple(devices)
         self._keep(host, pcie_links.link_files(devices), plan.files)
-        return plan.columns.result(_finding(devices, bool(plan.errors)))
+        return plan.columns.result()
 
     def _place_totals(self, plan: _PcieColumns) -> None:
         """Add a total for each severity that a device has counters of, or had: files may be empty now."""
@@ -237,13 +237,3 @@ def _facts(host: Host, device: pci.PciDevice) -> dict[str, str]:
         driver=fact_readers.read_link_name(host, f"{directory}/driver"),
         numa_node=fact_readers.read_text(host, f"{directory}/numa_node"),
     )
-
-
-def _finding(devices: Mapping[str, pci.PciDevice], errors: bool) -> probe_result.ProbeFinding:  # noqa: FBT001 - a plain fact
-    if not devices:
-        return probe_result.ProbeFinding.absent(
-            "PCIe devices", f"{pci.DEVICES} contains no GPU, NIC or drive"
-        )
-    aer = f"{'with' if errors else 'without'} AER counters"
-    count_text = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
-    return probe_result.ProbeFinding.supported("PCIe devices", f"{count_text}, {aer}")

@@ -14,7 +14,7 @@ from railscope.catalog import declare, entities, network as network_catalog
 from railscope.frame import Column, Entity
 from railscope.reading import Reading, parse_integer
 from railscope_agent.host import Host
-from railscope_agent.sampling import fact_readers, probe_result
+from railscope_agent.sampling import fact_readers
 from railscope_agent.sampling.source import SYSTEM
 from railscope_agent.sources.scan_source import Found, ParseFile, ScanSource, whole_lines
 
@@ -185,22 +185,13 @@ class ProtocolSource(ScanSource):
         self._paths = {path: path for path in _LIMIT_COLUMNS}
         """Path of each file once it is found: /proc/self/net has the files of /proc/net too."""
 
-    def readings(self, host: Host) -> Iterator[Found | probe_result.ProbeFinding]:
+    def readings(self, host: Host) -> Iterator[Found]:
         """Yield the counters that this kernel has."""
-        names, count = [], 0
         for file, parse, columns in self._tables:
             path = self._paths.get(file) or fact_readers.network_file(host, file)
             if found := list(self.keyed(host, path, parse, columns.get)):
                 self._paths[file] = path
-                names.append(path.rsplit("/", 1)[-1])
-                count += len(found)
                 yield from found
-        if names:
-            detail = f"{probe_result.format_count(count, 'reading')} of {', '.join(names)}"
-            yield probe_result.ProbeFinding.supported("network protocols", detail)
-        else:
-            detail = "/proc/net contains no statistics"
-            yield probe_result.ProbeFinding.absent("network protocols", detail)
 
 
 def _single_number(content: bytes) -> dict[Hashable, Reading]:

@@ -26,10 +26,6 @@ MAX_WATTS = 2000
 """Higher than the power of any domain with a counter that wraps within a day."""
 _RANGE_FILE = "max_energy_range_uj"
 _ZONE = re.compile(r"intel-rapl(-mmio)?(:[0-9a-f]+)+")
-_REMEDY = (
-    "run the agent as root, grant it CAP_DAC_READ_SEARCH, or make "
-    "/sys/class/powercap/*/energy_uj readable"
-)
 
 
 @dataclass(slots=True)
@@ -75,6 +71,10 @@ class RaplSource(source.SourceWithFiles):
     name = "rapl"
     lane = source.SYSTEM
     period_seconds = 5.0
+    denied_remedy = (
+        "run the agent as root, grant it CAP_DAC_READ_SEARCH, or make "
+        "/sys/class/powercap/*/energy_uj readable"
+    )
     longest_period_seconds = 30.0
     """The smallest range, 65.5 kJ, may be used up in 33 seconds."""
 
@@ -86,7 +86,6 @@ class RaplSource(source.SourceWithFiles):
         """Find the domains; a domain reported by two interfaces is used once."""
         columns = probe_result.ColumnBuilder()
         domains = _domains(host)
-        denied = False
         self._domains = []
         for domain, directory in domains.items():
             columns.add(catalog.RAPL_ENERGY, Entity(entities.ENERGY_DOMAIN, (domain,)))
@@ -95,14 +94,13 @@ class RaplSource(source.SourceWithFiles):
             if counter is None or counter.range_uj != range_uj:
                 counter = self._counters[domain] = EnergyCounter(range_uj)
             self._domains.append(counter)
-            denied = denied or _is_denied(host, f"{directory}/energy_uj")
         limits: list[str] = []
         for domain, directory in domains.items():
             for limit, path in _limits(host, directory):
                 columns.add(catalog.RAPL_POWER_LIMIT, Entity(entities.POWER_LIMIT, (domain, limit)))
                 limits.append(path)
         self._keep(host, [f"{directory}/energy_uj" for directory in domains.values()], limits)
-        return columns.result(_finding(list(domains), denied=denied))
+        return columns.result()
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every counter, then every limit."""
@@ -145,24 +143,3 @@ def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
             if name and fact_readers.read_text(host, f"{directory}/{file}").strip("0"):
                 limits.setdefault(name, f"{directory}/{file}")
     return list(limits.items())
-
-
-def _is_denied(host: Host, path: str) -> bool:
-    try:
-        host.read(path)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _finding(domains: list[str], *, denied: bool) -> probe_result.ProbeFinding:
-    subject = "energy of the processors"
-    if not domains:
-        detail = f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)"
-        return probe_result.ProbeFinding.absent(subject, detail)
-    detail = f"{probe_result.format_count(len(domains), 'domain')}: {', '.join(domains)}"
-    if denied:
-        return probe_result.ProbeFinding(subject, probe_result.ProbeVerdict.DENIED, detail, _REMEDY)
-    return probe_result.ProbeFinding.supported(subject, detail)

@@ -85,8 +85,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for file in files:
             columns.add(file.metric, file.about)
         ports = [pair for device in devices for pair in device.ports]
-        findings = [_finding(len(all_devices), len(ports), len(files))]
-        findings += [failure for each in devices for failure in _listing_failures(host, each)]
+        findings = [failure for each in devices for failure in _listing_failures(host, each)]
         self._optional = []
         for device in devices:
             for _, port in device.ports:
@@ -332,14 +331,3 @@ def _parse_rate(content: bytes | Absent) -> Reading:
         return content
     match = _RATE.match(content)
     return known_speed(round(float(match[1]) * _MEGABITS_PER_GIGABIT)) if match else Absent.ERROR
-
-
-def _finding(devices: int, ports: int, files: int) -> probe_result.ProbeFinding:
-    if not devices:
-        return probe_result.ProbeFinding.absent("RDMA devices", f"{ROOT} contains no device")
-    amounts = (
-        probe_result.format_count(devices, "device"),
-        probe_result.format_count(ports, "port"),
-    )
-    detail = f"{', '.join(amounts)}, {probe_result.format_count(files, 'counter file')}"
-    return probe_result.ProbeFinding.supported("RDMA devices", detail)

@@ -299,8 +299,6 @@ class TextfileSource(source.Source):
 
     def _findings(self, scan: _Scan) -> Iterator[probe_result.ProbeFinding]:
         subject = f"textfiles in {self._settings.directory}"
-        detail = f"{probe_result.format_count(len(scan.files), 'file')}, {len(scan.exposed.values)} series"
-        yield probe_result.ProbeFinding.supported(subject, detail)
         if scan.directory_state:
             problem = scan.directory_state.label
             remedy = _DIRECTORY_REMEDIES[scan.directory_state]

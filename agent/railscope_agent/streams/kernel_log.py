@@ -118,7 +118,7 @@ class KernelLogStream(source.Source):
 
         Xids come from NVML, too: they are reported even if the log cannot be read.
         """
-        finding = self._open(host)
+        findings = self._open(host)
         self._report_unlogged(host)
         columns = probe_result.ColumnBuilder()
         if self._log or self._counts:
@@ -133,9 +133,9 @@ class KernelLogStream(source.Source):
         self._reported = list(self._driver_reports.addresses)
         for address in self._reported:
             columns.add(c.DRIVER_REPORT, Entity(entities.PCIE, (address,)))
-        return columns.result(finding)
+        return columns.result(*findings)
 
-    def _open(self, host: Host) -> probe_result.ProbeFinding:
+    def _open(self, host: Host) -> list[probe_result.ProbeFinding]:
         try:
             if self._log is None:
                 self._log = host.kernel_log()
@@ -144,9 +144,9 @@ class KernelLogStream(source.Source):
         except OSError as error:
             self.close()
             self._problem = reason_of(error)
-            return _open_failure(error)
+            return [_open_failure(error)]
         self._problem = None
-        return probe_result.ProbeFinding.supported("kernel log", f"{self._records} records read")
+        return []
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read new records. The first message of its kind gets its column with the next probe."""

@@ -117,6 +117,10 @@ class GpuActivitySource(source.Source):
     lane = source.NVML
     period_seconds = 1.0
     min_period_seconds = 0.12
+    denied_remedy = (
+        "run the agent as root, or load the nvidia module with"
+        " NVreg_RestrictProfilingToAdminUsers=0"
+    )
     longest_period_seconds = 20.0
     """Views of a cluster omit values older than 30 s."""
 

@@ -68,11 +68,7 @@ class MigSource(source.Source):
         tables = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
         self._plans.add_columns(host, tables, columns, self._needs)
         self._integrals.add_columns(columns, self.period_seconds)
-        detail = (
-            f"{len(tables)} on {probe_result.format_count(len(capable), 'GPU')} with MIG support"
-        )
-        findings = [probe_result.ProbeFinding.supported("MIG devices", detail)] if capable else []
-        return columns.result(*findings)
+        return columns.result()
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read each MIG device, and check that the set of devices is unchanged."""
