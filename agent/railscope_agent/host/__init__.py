@@ -53,10 +53,6 @@ class FileGroup(Protocol):
         """Write each file's integer, or the code of its absence reason, into consecutive columns."""
         ...
 
-    def text(self, index: int) -> bytes:
-        """Content of one file. Raises OSError."""
-        ...
-
     def texts(self) -> list[bytes | reading.Absent]:
         """Content of each file, or the reason why it cannot be read."""
         ...

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
 from operator import itemgetter
+from typing import TypeVar
 
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 from railscope_agent.host import FileGroup
@@ -15,6 +16,7 @@ from railscope_agent.host import FileGroup
 _COUNTER_BYTES = 64
 _TEXT_BYTES = os.sysconf("SC_PAGE_SIZE")  # the kernel prints at most one page for a sysfs file
 _CLOSED = -1
+File = TypeVar("File", int, str)
 
 
 class OpenFiles:
@@ -64,8 +66,7 @@ class OpenFiles:
             reading = reason_of(error)
         _store_open_file(values, reasons, position, reading)
 
-    def text(self, index: int) -> bytes:
-        """Content of one file, up to a page."""
+    def _text(self, index: int) -> bytes:
         if self._descriptors[index] != _CLOSED:
             try:
                 return os.pread(self._descriptors[index], _TEXT_BYTES, 0)
@@ -80,7 +81,7 @@ class OpenFiles:
         if _CLOSED not in self._descriptors:
             with suppress(OSError):
                 return list(map(os.pread, self._descriptors, repeat(_TEXT_BYTES), repeat(0)))
-        return _read_texts(self.text, len(self._paths))
+        return _read_texts(self._text, range(len(self._paths)))
 
     def _close(self, index: int) -> None:
         if self._descriptors[index] != _CLOSED:
@@ -133,10 +134,6 @@ class PortCounterFiles:
                 return
         self._files.read_into(values, reasons, start)
 
-    def text(self, index: int) -> bytes:
-        """Content of one file."""
-        return self._files.text(index)
-
     def texts(self) -> list[bytes | Absent]:
         """Content of each file, or the reason why it cannot be read."""
         return self._files.texts()
@@ -157,14 +154,6 @@ class JoinedFiles:
         for count, files in self._groups:
             files.read_into(values, reasons, start)
             start += count
-
-    def text(self, index: int) -> bytes:
-        """Content of one file."""
-        for count, files in self._groups:
-            if index < count:
-                return files.text(index)
-            index -= count
-        raise IndexError(index)
 
     def texts(self) -> list[bytes | Absent]:
         """Content of each file, or the reason why it cannot be read."""
@@ -197,23 +186,19 @@ class PlainFiles:
             reading = reason_of(error)
         _store_open_file(values, reasons, position, reading)
 
-    def text(self, index: int) -> bytes:
-        """Content of one file."""
-        return self._read(self._paths[index])
-
     def texts(self) -> list[bytes | Absent]:
         """Content of each file, or the reason why it cannot be read."""
-        return _read_texts(self.text, len(self._paths))
+        return _read_texts(self._read, self._paths)
 
     def close(self) -> None:
         """Do nothing: no file is held open."""
 
 
-def _read_texts(text: Callable[[int], bytes], count: int) -> list[bytes | Absent]:
+def _read_texts(read: Callable[[File], bytes], files: Iterable[File]) -> list[bytes | Absent]:
     contents: list[bytes | Absent] = []
-    for index in range(count):
+    for file in files:
         try:
-            contents.append(text(index))
+            contents.append(read(file))
         except OSError as error:
             contents.append(reason_of(error))
     return contents

@@ -11,7 +11,6 @@ from railscope_agent.host import NvmlError
 MALFORMED_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
 """Errors raised when a reading is extracted from an answer of an unexpected form."""
 Answer = TypeVar("Answer")
-FileKey = TypeVar("FileKey", str, int)
 
 
 def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
@@ -23,18 +22,20 @@ def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
 
 
 def parsed_reading(
-    read: Callable[[FileKey], bytes],
-    place: FileKey,
-    parse: Callable[[bytes], Reading] = parse_integer,
+    read: Callable[[str], bytes], path: str, parse: Callable[[bytes], Reading] = parse_integer
 ) -> Reading:
-    """Return the reading in the content of a file, or the reason why it cannot be read.
-
-    `read` is `Host.read` with a path, or `FileGroup.text` with an index.
-    """
+    """Return the reading in the content of a file, or the reason why it cannot be read."""
     try:
-        return parse(read(place))
+        return parse(read(path))
     except OSError as error:
         return reason_of(error)
+
+
+def content_reading(
+    content: bytes | Absent, parse: Callable[[bytes], Reading] = parse_integer
+) -> Reading:
+    """Return the reading in one of `FileGroup.texts`."""
+    return content if isinstance(content, Absent) else parse(content)
 
 
 # NVML return codes: nvml.h, nvmlReturn_t. Any other code is an error: UNINITIALIZED (1), DRIVER_NOT_LOADED (9),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -164,13 +163,9 @@ class GuardedFiles:
     def __init__(self, guard: GuardedHost, host: Host, paths: Sequence[str]) -> None:
         self._guard = guard
         self._groups: list[tuple[str, int, FileGroup]] = []
-        self._starts: list[int] = []
-        start = 0
         for device, members in groupby(paths, device_of.__wrapped__):
             group = list(members)
             self._groups.append((device, len(group), host.open_file_group(group)))
-            self._starts.append(start)
-            start += len(group)
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Write each file's integer, or its reason code, into consecutive columns."""
@@ -183,14 +178,6 @@ class GuardedFiles:
                 values[start : start + count] = [0] * count
                 reasons[start : start + count] = bytes([Absent.TIMEOUT.value]) * count
             start += count
-
-    def text(self, index: int) -> bytes:
-        """Return the content of one file."""
-        group = bisect_right(self._starts, index) - 1
-        device, _, files = self._groups[group]
-        return self._guard.make_call(
-            device, device, lambda: files.text(index - self._starts[group])
-        )
 
     def texts(self) -> list[bytes | Absent]:
         """Return the content of each file, or the reason why it cannot be read."""

@@ -16,7 +16,6 @@ class WorkerThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._waiting = 0
         # A daemon: a call that never returns must not keep the process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
@@ -24,28 +23,17 @@ class WorkerThread:
         """Queue a function and return a future of its result, on the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._waiting += 1
 
         def job() -> None:
             try:
                 result = function()
             except Exception as error:  # noqa: BLE001 - passed to the future
-                _report(loop, self._end, future, future.set_exception, error)
+                _report(loop, future, future.set_exception, error)
             else:
-                _report(loop, self._end, future, future.set_result, result)
+                _report(loop, future, future.set_result, result)
 
         self._jobs.put(job)
         return future
-
-    @property
-    def is_idle(self) -> bool:
-        """True if no function waits or runs; on the event loop."""
-        return not self._waiting
-
-    def _end(self, future: asyncio.Future[Any], set_it: Callable[[Any], None], result: Any) -> None:
-        self._waiting -= 1
-        if not future.done():
-            set_it(result)
 
     def stop(self) -> None:
         """Let the thread end after the queued functions; a stuck one is left behind."""
@@ -56,7 +44,16 @@ class WorkerThread:
             job()
 
 
-def _report(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+def _report(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[Any],
+    set_it: Callable[[Any], None],
+    result: Any,
+) -> None:
+    def end() -> None:
+        if not future.done():
+            set_it(result)
+
     # The loop may have ended while the thread was stuck; then the result is not awaited.
     if not loop.is_closed():
-        loop.call_soon_threadsafe(*call)
+        loop.call_soon_threadsafe(end)

@@ -80,8 +80,8 @@ class LinkSource(source.SourceWithFiles):
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""
         for files in self._files:
-            for column, parse in enumerate(self._parsers):
-                into.put(column, answer_readings.parsed_reading(files.text, column, parse))
+            parsed = map(answer_readings.content_reading, files.texts(), self._parsers)
+            into.put_readings(0, list(parsed))
         if self._with_carrier:
             self._read_carriers(host, into, len(self._parsers))
 

@@ -172,7 +172,7 @@ class BurstPort:
         if self._megabits and not self._speed_due:
             return
         self._speed_due = self.planned.link_downs is None
-        speed = answer_readings.parsed_reading(self._speed.text, 0, parse_speed)
+        speed = answer_readings.content_reading(self._speed.texts()[0], parse_speed)
         self._megabits = speed if isinstance(speed, int) else 0
 
     def sample(self, host: Host) -> bool:

@@ -157,18 +157,19 @@ class PcieSource(source.SourceWithFiles):
         into.needs_probe |= self._presence.has_changed
 
     def _read_errors(self, counts: FileGroup, into: row_builder.RowBuilder) -> None:
+        contents = counts.texts()
         for file, positions in self._plan.errors:
-            try:
-                counts_by_kind = parse_aer(counts.text(file))
-            except OSError as error:
-                into.put_each(positions.values(), reason_of(error))
+            content = contents[file]
+            if isinstance(content, Absent):
+                into.put_each(positions.values(), content)
                 continue
+            counts_by_kind = parse_aer(content)
             for name, column in positions.items():
                 into.put(column, counts_by_kind.get(name, Absent.GONE))
         for column, severity, devices in self._plan.totals:
             into.put(column, self._sums[severity].update(into, devices))
         for file, column in self._plan.root_errors:
-            into.put(column, answer_readings.parsed_reading(counts.text, file))
+            into.put(column, answer_readings.content_reading(contents[file]))
 
 
 @lru_cache(MAX_CACHED_TEXTS)

@@ -99,22 +99,22 @@ class RaplSource(source.SourceWithFiles):
             for limit, path in _limits(host, directory):
                 columns.add(catalog.RAPL_POWER_LIMIT, Entity(entities.POWER_LIMIT, (domain, limit)))
                 limits.append(path)
-        self._keep(host, [f"{directory}/energy_uj" for directory in domains.values()], limits)
+        energies = ([f"{directory}/energy_uj"] for directory in domains.values())
+        self._keep(host, *energies, limits)
         return columns.result()
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every counter, then every limit."""
         if not self._files:
             return
-        energy, limits = self._files
-        for column, counter in enumerate(self._domains):
-            raw = answer_readings.parsed_reading(energy.text, column)
+        *energies, limits = self._files
+        for column, (energy, counter) in enumerate(zip(energies, self._domains, strict=True)):
+            raw = answer_readings.content_reading(energy.texts()[0])
             # Per counter: reading one may take long, and the plausible energy depends on the time.
             now_ns = host.clock.now().boot_ns
             into.put(column, raw if isinstance(raw, Absent) else counter.advance(raw, now_ns))
-        start = len(self._domains)
-        for column in range(start, len(into.values)):
-            limit = answer_readings.parsed_reading(limits.text, column - start)
+        for column, content in enumerate(limits.texts(), len(self._domains)):
+            limit = answer_readings.content_reading(content)
             into.put(column, limit or Absent.UNSUPPORTED)  # 0: no limit is set
 
 

@@ -18,12 +18,10 @@ class NcclFileError(ValueError):
 class NcclTopology:
     """Content of such a file.
 
-    Places by PCI address; network devices by name with their addresses; CPUs of each NUMA node as a list
-    (`0-23,48-71`); number and kind of links for pairs of GPU addresses.
+    Places by PCI address; CPUs of each NUMA node as a list (`0-23,48-71`); number and kind of links for pairs of GPU
+    addresses.
     """
 
     places: dict[str, PciPlace] = field(default_factory=dict)
-    classes: dict[str, str] = field(default_factory=dict)
-    networks: dict[str, str] = field(default_factory=dict)
     cpus: dict[str, str] = field(default_factory=dict)
     links: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)

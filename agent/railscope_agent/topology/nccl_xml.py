@@ -53,9 +53,6 @@ def _add_device(
         message = f"duplicate PCI address {address}"
         raise nccl_topology.NcclFileError(message)
     topology.places[address] = place
-    topology.classes[address] = pci.get("class", "")
-    for net in pci.findall("nic/net"):
-        topology.networks[net.get("name", "")] = address
     counts: Counter[tuple[str, str]] = Counter()
     for tag, kind in _LINKS.items():
         for link in pci.findall(f"gpu/{tag}"):

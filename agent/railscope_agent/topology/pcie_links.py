@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from railscope.catalog.pcie import PATH_STEPS, PCIE_PATH_STATE
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import Absent, Reading
 from railscope_agent.host import FileGroup
 from railscope_agent.topology.pci import BRIDGE, DEVICES
 
@@ -85,19 +86,16 @@ def link_files(addresses: Iterable[str]) -> list[str]:
 
 def read_links(files: FileGroup, addresses: Iterable[str]) -> dict[str, PcieLinkState]:
     """Return the state of every device's link by address; `files` are the `link_files` of all."""
-    return {
-        address: _read_link(files, place * len(FILES)) for place, address in enumerate(addresses)
-    }
+    contents = iter(files.texts())
+    return {address: _read_link([*islice(contents, len(FILES))]) for address in addresses}
 
 
-def _read_link(files: FileGroup, first: int) -> PcieLinkState:
+def _read_link(contents: Sequence[bytes | Absent]) -> PcieLinkState:
     readings: list[Reading] = []
     lost = False
-    for index, file in enumerate(FILES, first):
-        try:
-            content = files.text(index)
-        except OSError as error:
-            readings.append(reason_of(error))
+    for file, content in zip(FILES, contents, strict=True):
+        if isinstance(content, Absent):
+            readings.append(content)
             continue
         readings.append(parse_link(file, content))
         lost |= file == "current_link_width" and content.strip() in _ALL_ONES
