@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from railscope import (
@@ -29,7 +30,6 @@ from railscope.settings import SettingsError, state_directory
 from railscope_agent.config import AgentSettings
 from railscope_agent.endpoint import claims_endpoint
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
-from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
 from railscope_agent.machine_sources import machine_sources
@@ -38,16 +38,9 @@ from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.sampling.source import Source
 from railscope_agent.shipping import EventNumbering, collector_link
 from railscope_agent.shipping.shipper import Shipper
-from railscope_agent.sources import (
-    nic_counters,
-    rdma,
-    source_bases,
-    tenancy,
-)
+from railscope_agent.sources import tenancy
 from railscope_agent.sources.agent_metrics import SelfMetricsSource
 from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
-from railscope_agent.streams import kernel_log
-from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.xid_matcher import XidMatcher
 
 log = structlog.get_logger(__name__)
@@ -58,9 +51,6 @@ TAKE_SECONDS = 5.0
 """Interval at which frames are passed on without a collector: for events and verdicts."""
 SECOND_READ_NS = 150_000_000
 """Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
-RESETS_FILE = "gpu-resets.json"
-WRAPS_FILE = "counter-wraps.json"
-LOG_CLOCK_FILE = "kernel-log-clock.json"
 
 
 def node_name(settings: AgentSettings, host: Host) -> str:
@@ -133,7 +123,7 @@ class Agent:
 
     def _sources(self) -> list[Source]:
         xids = XidMatcher()
-        self._verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids)
+        verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids)
         self_metrics = SelfMetricsSource(
             lambda: self.sampler.statuses,
             self.stats,
@@ -141,7 +131,8 @@ class Agent:
             lambda: self.keeper,
             lambda: self.sampler.hung.by_device,
         )
-        return machine_sources(self.settings, xids, [self._verdicts, self_metrics])
+        settings = msgspec.structs.replace(self.settings, node=self.node)
+        return machine_sources(settings, xids, [verdicts, self_metrics])
 
     def _drop_caches(self) -> None:
         self.endpoint.forget()
@@ -209,14 +200,8 @@ class Agent:
 
     def _open_state_files(self) -> None:
         # Files of the state directory are used only by a running agent: `once` and `check` may run beside it.
-        self._verdicts.remember(GpuLifetimeFile(self._state / RESETS_FILE, self.host.boot_id))
         for source in self.sampler.sources:
-            if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
-                memory = self._state / f"{source.name}-{WRAPS_FILE}"
-                source.remember(source_bases.CounterStateFile(memory, self.host.boot_id))
-            elif isinstance(source, kernel_log.KernelLogStream):
-                source.remember(LogClockFile(self._state / LOG_CLOCK_FILE, self.host.boot_id))
-        self._tenancy.remember(self._state, self.node)
+            source.remember(self._state, self.host.boot_id)
 
     async def _serve(self) -> None:
         # Before the server listens: an invalid setting ends the agent before anything can connect.

@@ -25,7 +25,6 @@ from support.stories import Story
 
 from railscope.catalog import gpu_health as h
 from railscope.reading import Absent
-from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.sampling.probe_result import ProbeVerdict
 
 POLL_SECONDS, LONG_SECONDS = 5.0, 30.0
@@ -43,7 +42,7 @@ class JudgedNode:
     def _start(self, node: StoryNode) -> None:
         self._node = node
         self._run = VerdictSources(node.host)
-        self._run.verdicts.remember(GpuLifetimeFile(self._directory / "resets.json", "boot-1"))
+        self._run.verdicts.remember(self._directory, "boot-1")
         self._reported = dict[str, str]()
 
     def run(self, line: str) -> list[str]:
@@ -161,7 +160,7 @@ def test_a_gpu_without_a_needed_reading_is_never_healthy(
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1, "gpus": {}}', b"\xff"])
 def test_a_damaged_file_of_resets_does_no_harm(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "resets.json").write_bytes(content)
+    (tmp_path / "gpu-resets.json").write_bytes(content)
     assert state_after(tmp_path, []) == "healthy"
 
 

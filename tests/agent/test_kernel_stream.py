@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK
 from railscope_agent.streams.kernel_log import KernelLogStream
-from railscope_agent.streams.kernel_log_clock import LogClockFile
 from railscope_agent.streams.xid_matcher import NvmlXid, XidMatcher
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -53,11 +53,10 @@ async def test_a_record_was_written_since_the_poll_before_it_was_read(lag_second
 def test_an_agent_that_starts_again_gives_a_record_the_same_time(tmp_path: Path) -> None:
     """The time identifies an event at the collector: another time would be another Xid."""
     host = FakeHost(ManualClock(NodeTimestamp(wall_ns=10**18, boot_ns=100_000 * NS)))
-    memory = LogClockFile(tmp_path / "clock.json", "boot-1")
     times, records = [], []
     for run in range(2):
         stream = KernelLogStream()
-        stream.remember(memory)
+        stream.remember(tmp_path, "boot-1")
         reader = SourceReader(stream, host, ORIGIN)
         host.log.waiting = list(records)
         frames = [reader.run().frame]
@@ -72,8 +71,8 @@ def test_an_agent_that_starts_again_gives_a_record_the_same_time(tmp_path: Path)
         times.append([event.boot_ns for frame in frames if frame for event in frame.events])
     assert times[0] == times[1]
     assert len(times[0]) == 300
-    first, *steps = memory.load()
-    assert first.offset_ns == 0
+    first, *steps = json.loads((tmp_path / "kernel-log-clock.json").read_bytes())["steps"]
+    assert first["offset_ns"] == 0
     assert len(steps) == 1, "each step is written to the disk"
 
 

@@ -28,10 +28,8 @@ from railscope_agent.config import AgentSettings, BurstSettings
 from railscope_agent.endpoint.dcgm import DcgmExposition
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
-from railscope_agent.sources.source_bases import CounterStateFile
 
 DCGM_SOURCES = ("gpu", "gpu_health", "gpu_settings", "gpu_activity", "mig", "nvlink", "kernel")
-WITH_WRAPS = ("rdma", "nic")
 MAX_SHOWN = 9
 REASONS = {reason.label for reason in Absent}
 
@@ -47,9 +45,7 @@ class ReadNode:
         self._node = node
         sources = machine_sources(AgentSettings(node="node-1", bursts=BurstSettings(enabled=True)))
         for source in sources:
-            if source.name in WITH_WRAPS:
-                memory = self._directory / f"{source.name}.json"
-                source.remember(CounterStateFile(memory, node.host.boot_id))  # type: ignore[attr-defined] # those have it
+            source.remember(self._directory, node.host.boot_id)
         self._readers = {source.name: SourceReader(source, node.host, ORIGIN) for source in sources}
         self._frames = dict[str, Frame]()
         self._outcomes = dict[str, ReadOutcome]()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from support.machine import FakeHost
-from support.tenancy import NODE, PolledTenancy, cut, node
+from support.tenancy import PolledTenancy, cut, node
 
 from railscope_agent.config import TenancySettings
 from railscope_agent.endpoint.claims_endpoint import ClaimsEndpoint
@@ -51,7 +51,7 @@ class ServedEndpoint:
         self.host = host or node(3)
         cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
         self.looked = PolledTenancy(self.host)
-        self.looked.tenancy.remember(directory, NODE)
+        self.looked.tenancy.remember(directory, self.host.boot_id)
         self.endpoint = ClaimsEndpoint(
             TenancySettings(),
             directory,

@@ -30,7 +30,7 @@ class ReadCapture:
         self.agent = Agent(AgentSettings(), walk.host, walk.host.node)
         tenancy = next(s for s in self.agent.sampler.sources if isinstance(s, ClaimSource))
         directory.mkdir(exist_ok=True)
-        tenancy.remember(directory, walk.host.node)
+        tenancy.remember(directory, walk.host.boot_id)
         asyncio.run(walk.read(self.agent))
         self.endpoint = ClaimsEndpoint(
             TenancySettings(), directory, tenancy, walk.host.clock, self.agent.health

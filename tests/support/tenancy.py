@@ -123,7 +123,7 @@ class PolledTenancy:
         self.host = host
         self.gpus, lists = GpuInventory(), ProcessLists()
         self.sharing = GpuSharingSource(self.gpus, lists)
-        self.tenancy = ClaimSource(settings or TenancySettings(), "", self.gpus, lists)
+        self.tenancy = ClaimSource(settings or TenancySettings(), NODE, self.gpus, lists)
         self.columns: list[tuple[str, tuple[str, ...]]] = []
         self.table = RowBuilder(0)
 

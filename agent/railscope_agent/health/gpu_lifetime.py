@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_agent.host.boot_state import BootState, BootStateFile
+from railscope_agent.host.boot_state import BootState
 from railscope_agent.streams.xid_matcher import ActionableXid
 
 SETTLED_NS = 5 * SECOND_NS
@@ -58,21 +56,7 @@ class GpuLifetime:
         return reported.boot_ns <= until_ns
 
 
-class _SavedLifetimes(BootState, frozen=True):
+class SavedLifetimes(BootState, frozen=True):
+    """Content of the state file: a few hundred bytes per GPU."""
+
     gpus: dict[str, GpuLifetime]
-
-
-class GpuLifetimeFile:
-    """Saves a few hundred bytes per GPU. Blocking."""
-
-    def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "gpu_resets")
-
-    def load(self) -> dict[str, GpuLifetime]:
-        """Return the saved state by GPU."""
-        saved = self._file.read(_SavedLifetimes)
-        return saved.gpus if saved else {}
-
-    def save(self, gpus: Mapping[str, GpuLifetime]) -> None:
-        """Save the state."""
-        self._file.write(_SavedLifetimes(self._file.boot_id, dict(gpus)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from railscope.catalog.declare import Metric
 from railscope_agent.host import FileGroup, Host
@@ -50,6 +51,9 @@ class Source(ABC):
     @abstractmethod
     def read(self, host: Host, into: RowBuilder) -> None:
         """Fill the columns of the last probe. Raises OSError or NvmlError if nothing can be read."""
+
+    def remember(self, directory: Path, boot_id: str) -> None:  # noqa: B027 - most sources have nothing to store
+        """Load the state that must survive a restart of the agent from a directory, and store it there from now on."""
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open
         """Release all resources. A later probe acquires them again."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent
 from railscope_agent.health import RULES, HealthVerdict, health_findings, judge
 from railscope_agent.health.gpu_facts import GpuFacts
-from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
+from railscope_agent.health.gpu_lifetime import SavedLifetimes
 from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
+from railscope_agent.host.boot_state import BootStateFile
 from railscope_agent.sampling import (
     fact_readers,
     probe_result,
@@ -42,7 +44,7 @@ class GpuVerdictSource(base.Source):
     ) -> None:
         self._statuses = statuses
         self._facts = GpuFacts(xids)
-        self._memory: GpuLifetimeFile | None = None
+        self._file: BootStateFile | None = None
         self._saved_resets: dict[str, int] = {}
         self._saved_ns = 0
         self._gpus: list[Entity] = []
@@ -50,18 +52,19 @@ class GpuVerdictSource(base.Source):
         self._verdicts: dict[str, HealthVerdict] = {}
         """Verdict on each GPU at the last poll."""
 
-    def remember(self, memory: GpuLifetimeFile) -> None:
-        """Load the state from before a restart, and store it from now on."""
-        self._memory = memory
-        self._facts.earlier_lifetimes = memory.load()
+    def remember(self, directory: Path, boot_id: str) -> None:
+        """Load and store the resets of GPUs."""
+        self._file = BootStateFile(directory / "gpu-resets.json", boot_id, "gpu_resets")
+        if saved := self._file.read(SavedLifetimes):
+            self._facts.earlier_lifetimes = saved.gpus
 
     def _save_lifetimes(self, now_ns: int) -> None:
         """Store each reset at once, and periodically the counters that reveal the next one."""
         lifetimes = {**self._facts.earlier_lifetimes, **self._facts.lifetimes}
         resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
         due = resets != self._saved_resets or now_ns - self._saved_ns >= SAVE_EVERY_NS
-        if self._memory and lifetimes and due:
-            self._memory.save(lifetimes)
+        if self._file and lifetimes and due:
+            self._file.write(SavedLifetimes(self._file.boot_id, lifetimes))
             self._saved_resets, self._saved_ns = resets, now_ns
 
     def probe(self, host: Host) -> probe_result.ProbeResult:

@@ -33,7 +33,7 @@ class _NicStatistics:
     discarded: counter_total.CounterTotal
 
 
-class NicSource(source_bases.UnwrappingSource, source.Source):
+class NicSource(source_bases.UnwrappingSource):
     """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them.
 
     Statistics of drivers are read by the kernel's ethtool interface. Their list changes while a NIC runs

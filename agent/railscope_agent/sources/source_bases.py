@@ -224,51 +224,27 @@ class _SavedCounters(BootState, frozen=True):
     sets: dict[str, dict[str, tuple[int, int]]]
 
 
-class CounterStateFile:
-    """Saves the counters of sets in which one has wrapped, a few kilobytes each. Blocking.
-
-    The saved state is the number of wraps, because a driver shows the low 32 bits only. Without it, a restarted
-    agent would lower the counter by all wraps so far, which consumers of the metrics would treat as a reset.
-    """
-
-    def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "counter_wraps")
-        self._wraps = 0
-        self._saved_ns = 0
-
-    def load(self) -> dict[str, counter_unwrap.CounterStates]:
-        """Return the saved counters of each set."""
-        saved = self._file.read(_SavedCounters)
-        return dict(saved.sets) if saved else {}
-
-    def save(self, sets: Mapping[str, counter_unwrap.CounterUnwrapper], now_ns: int) -> None:
-        """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
-        wraps = sum(unwrap.wraps for unwrap in sets.values())
-        due = now_ns - self._saved_ns >= SAVE_EVERY_NS
-        # Nothing has wrapped on most nodes: the file is not written then.
-        if wraps == self._wraps and not (wraps and due):
-            return
-        wrapped = {name: dict(unwrap.state) for name, unwrap in sets.items() if unwrap.wraps}
-        self._file.write(_SavedCounters(self._file.boot_id, wrapped))
-        self._wraps, self._saved_ns = wraps, now_ns
-
-
-class UnwrappingSource:
+class UnwrappingSource(base.Source):
     """Base class of sources with narrow counters, whose wraps survive probes and restarts.
 
-    Unwrappers are named by a device or a directory.
+    Unwrappers are named by a device or a directory. The saved state is the number of wraps, because a driver shows the
+    low 32 bits only. Without it, a restarted agent would lower the counter by all wraps so far, which consumers of the
+    metrics would treat as a reset.
     """
 
     def __init__(self) -> None:
         self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
-        self._memory: CounterStateFile | None = None
+        self._file: BootStateFile | None = None
+        self._saved_wraps = self._saved_ns = 0
         self._before: dict[str, counter_unwrap.CounterStates] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: CounterStateFile) -> None:
-        """Load the counter wraps from before a restart, and store them from now on."""
-        self._memory = memory
-        self._before = memory.load()
+    def remember(self, directory: Path, boot_id: str) -> None:
+        """Load and store the counters of sets in which one has wrapped, a few kilobytes each."""
+        path = directory / f"{self.name}-counter-wraps.json"
+        self._file = BootStateFile(path, boot_id, "counter_wraps")
+        if saved := self._file.read(_SavedCounters):
+            self._before = dict(saved.sets)
 
     @property
     def _counter_states(self) -> dict[str, counter_unwrap.CounterStates]:
@@ -283,5 +259,12 @@ class UnwrappingSource:
         self._before = self._before if guard.failures_of(host) else {}
 
     def _save_unwraps(self, host: Host) -> None:
-        if self._memory:
-            self._memory.save(self._unwraps, host.clock.now().boot_ns)
+        """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
+        wraps = sum(unwrap.wraps for unwrap in self._unwraps.values())
+        now_ns = host.clock.now().boot_ns
+        due = now_ns - self._saved_ns >= SAVE_EVERY_NS
+        # Nothing has wrapped on most nodes: the file is not written then.
+        if self._file and (wraps != self._saved_wraps or (wraps and due)):
+            wrapped = {name: dict(each.state) for name, each in self._unwraps.items() if each.wraps}
+            self._file.write(_SavedCounters(self._file.boot_id, wrapped))
+            self._saved_wraps, self._saved_ns = wraps, now_ns

@@ -105,9 +105,8 @@ class ClaimSource(source.Source):
         self._first_ns: int | None = None
         self._just_polled = False
 
-    def remember(self, directory: Path, node: str) -> None:
-        """Store state that must survive a restart in a directory, and load the existing state."""
-        self._node = node
+    def remember(self, directory: Path, boot_id: str) -> None:  # noqa: ARG002 - claims last longer than a boot
+        """Load and store the claims."""
         self._state_file = tenancy_state_file.TenancyStateFile(directory)
         self.commands.open_directory(directory)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 from railscope.catalog import declare, entities, gpu_health as gpu_catalog, kernel as c
 from railscope.catalog.xids import UNKNOWN, Judgement, judge, sxid, xid
@@ -19,7 +20,7 @@ from railscope_agent.host import MAX_GPUS, MAX_LOG_RECORDS_PER_POLL, Host, Kerne
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.driver_reports import DriverReports
 from railscope_agent.streams.firmware_errors import FirmwareErrors
-from railscope_agent.streams.kernel_log_clock import KernelLogClock, LogClockFile
+from railscope_agent.streams.kernel_log_clock import KernelLogClock
 from railscope_agent.streams.kernel_messages import (
     KernelMessage,
     parse_kernel_message,
@@ -109,9 +110,9 @@ class KernelLogStream(source.Source):
         self._reported: list[str] = []
         """Devices with a column of their driver's report."""
 
-    def remember(self, memory: LogClockFile) -> None:
-        """Load the offsets of the log's clock from before a restart, and store them from now on."""
-        self._clock.remember(memory)
+    def remember(self, directory: Path, boot_id: str) -> None:
+        """Load and store the offsets of the log's clock."""
+        self._clock.remember(directory, boot_id)
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Open the log if necessary, read new records, and add a column for everything counted so far.

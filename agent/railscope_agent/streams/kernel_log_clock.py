@@ -32,22 +32,6 @@ class _SavedSteps(BootState, frozen=True):
     steps: tuple[_LogClockStep, ...]
 
 
-class LogClockFile:
-    """Saves the steps of a boot: an agent that starts again gives each record the same time as before. Blocking."""
-
-    def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "log_clock")
-
-    def load(self) -> tuple[_LogClockStep, ...]:
-        """Return the saved steps."""
-        saved = self._file.read(_SavedSteps)
-        return saved.steps if saved else ()
-
-    def save(self, steps: tuple[_LogClockStep, ...]) -> None:
-        """Save the steps."""
-        self._file.write(_SavedSteps(self._file.boot_id, steps))
-
-
 _EQUAL = (_LogClockStep(0, 0),)
 
 
@@ -59,16 +43,18 @@ class KernelLogClock:
     """
 
     def __init__(self) -> None:
-        self._memory: LogClockFile | None = None
+        self._file: BootStateFile | None = None
         self._steps: tuple[_LogClockStep, ...] = _EQUAL
         self._read_to_end_ns: int | None = None
         """Time of the last poll that left no record: later records were written after it."""
         self._newest_ns = 0
         """Latest time of the log that was converted: records of several processors are not quite in order."""
 
-    def remember(self, memory: LogClockFile) -> None:
-        """Load the steps from before a restart, and store them from now on."""
-        self._memory, self._steps = memory, memory.load() or _EQUAL
+    def remember(self, directory: Path, boot_id: str) -> None:
+        """Load and store the steps: an agent that starts again gives each record the same time as before."""
+        self._file = BootStateFile(directory / "kernel-log-clock.json", boot_id, "log_clock")
+        saved = self._file.read(_SavedSteps)
+        self._steps = (saved and saved.steps) or _EQUAL
         self._newest_ns = self._steps[-1].since_ns
 
     def place(self, first_ns: int, last_ns: int, read_ns: int) -> None:
@@ -84,8 +70,8 @@ class KernelLogClock:
         if abs(moved_ns - offset_ns) > TOLERANCE_NS:
             step = _LogClockStep(max(since_ns, self._newest_ns + 1), moved_ns)
             self._steps = (*self._steps, step)[-MAX_STEPS:]
-            if self._memory:
-                self._memory.save(self._steps)
+            if self._file:
+                self._file.write(_SavedSteps(self._file.boot_id, self._steps))
         self._newest_ns = max(self._newest_ns, last_ns)
 
     def end_poll(self, began_ns: int, *, is_at_end: bool) -> None:

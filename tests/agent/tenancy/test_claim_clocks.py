@@ -67,7 +67,7 @@ class SteppedNode:
 
     def restart(self) -> None:
         self.polled = PolledTenancy(self.host, TenancySettings(slurm_gpu_directory="/run/gpus"))
-        self.polled.tenancy.remember(self.directory, NODE)
+        self.polled.tenancy.remember(self.directory, self.host.boot_id)
 
     def hold(self, *, is_held: bool) -> int:
         """Begin or end the job and the pod; return the time."""

@@ -14,7 +14,6 @@ from support.examples import fewer_examples
 from support.machine import DENIED
 from support.tenancy import (
     LISTED,
-    NODE,
     PolledTenancy,
     end_process,
     keeps_pod,
@@ -45,7 +44,7 @@ class NodeStateMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.looked = PolledTenancy(self.host)
-        self.looked.tenancy.remember(self.directory, NODE)
+        self.looked.tenancy.remember(self.directory, self.host.boot_id)
         self.begun: dict[tuple[str, ...], dict[str, str]] = getattr(self, "begun", {})
         self.ended: dict[tuple[str, ...], dict[str, str]] = getattr(self, "ended", {})
 

@@ -262,7 +262,7 @@ class Node:
     def poll(self, seconds: str = "5") -> list[str]:
         if self.agent is None:
             self.agent = PolledTenancy(self.host, msgspec.convert(self.settings, TenancySettings))
-            self.agent.tenancy.remember(self.state, NODE)
+            self.agent.tenancy.remember(self.state, self.host.boot_id)
         events = self.agent.poll(float(seconds))
         return [event_line(event, self.shown) for event in events] + self.agent.finding_lines
 
