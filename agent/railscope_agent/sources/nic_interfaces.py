@@ -13,7 +13,6 @@ from railscope_agent.topology.network_interface import NetworkInterface
 
 NET = "/sys/class/net"
 NO_VALUE = "none"
-NO_INTERFACE = "the node has no physical network interface"
 PRIORITIES = 8
 _MAX_TEXT_LENGTH = 200
 _DIGEST = 8

@@ -20,11 +20,7 @@ from railscope.reading import Absent, Reading, is_failure, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import answer_readings, fact_readers, probe_result
 from railscope_agent.sampling.source import SYSTEM
-from railscope_agent.sources.nic_interfaces import (
-    NET,
-    NO_INTERFACE,
-    join_items,
-)
+from railscope_agent.sources.nic_interfaces import NET, join_items
 from railscope_agent.sources.nic_setting_parsers import dscp_map
 from railscope_agent.sources.source_bases import NodeScan, ScanningSource
 from railscope_agent.topology.network import NetworkScanner
@@ -41,7 +37,6 @@ _NEIGHBOUR_FACTS: Mapping[str, str] = {
 }
 FIRST_FRAME_WITHIN_NS = 60_000_000_000
 """Twice the default time between two frames (IEEE 802.1AB, msgTxInterval)."""
-_LLDP_SUBJECT = "LLDP neighbours"
 _LLDP_REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or accept that these are missing"
 
 
@@ -75,7 +70,6 @@ class NeighbourSource(ScanningSource):
         }
         scan.described_entities += filter(None, (_address(host, name) for name in links))
         if not links:
-            scan.findings.append(probe_result.ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
             return scan
         try:
             neighbours = host.call("lldp", "neighbours")
@@ -92,10 +86,9 @@ class NeighbourSource(ScanningSource):
             if interface in ups:
                 reading = self._reading(interface, neighbours, now_ns)
             scan.add_readings((interface, _NEIGHBOUR), {_column(interface): reading})
-        reporting = [interface for interface in ups if interface in neighbours]
-        for interface in reporting:
-            self._add_neighbour(scan, interface, neighbours[interface])
-        scan.findings.append(self._finding(len(reporting), now_ns))
+        for interface in ups:
+            if interface in neighbours:
+                self._add_neighbour(scan, interface, neighbours[interface])
         return scan
 
     def _add_neighbour(self, scan: NodeScan, interface: str, neighbour: Json) -> None:
@@ -133,13 +126,6 @@ class NeighbourSource(ScanningSource):
         listened_ns = now_ns - self._up_since[interface]
         return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
 
-    def _finding(self, reporting: int, now_ns: int) -> probe_result.ProbeFinding:
-        ups = self._up_since
-        detail = f"neighbours of {reporting} of {probe_result.format_count(len(ups), 'interface')} with a carrier"
-        if reporting < len(ups) and now_ns - max(ups.values()) < FIRST_FRAME_WITHIN_NS:
-            detail += " so far: frames arrive about every 30 s"
-        return probe_result.ProbeFinding.supported(_LLDP_SUBJECT, detail)
-
 
 def _is_address(facts: Mapping[str, str]) -> bool:
     return _MAC_ADDRESS.fullmatch(facts.get("switch_port", "")) is not None
@@ -161,13 +147,10 @@ def _is_same_port(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
 def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
     """Record that all neighbours are unknown; the verdict depends on the reason."""
     if not is_failure(error):
-        scan.findings.append(
-            probe_result.ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error))
-        )
         return
     for interface in links:
         scan.failure((interface, _NEIGHBOUR), reason_of(error), [_column(interface)])
-    scan.findings.append(probe_result.ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
+    scan.findings.append(probe_result.ProbeFinding.failed("LLDP neighbours", error, _LLDP_REMEDY))
 
 
 def _address(host: Host, interface: str) -> Entity | None:
@@ -234,17 +217,13 @@ class OpticsSource(ScanningSource):
     def scan(self, host: Host) -> NodeScan:
         """Read the transceiver of every NIC."""
         scan = NodeScan(described_entities=list(self._wiring.find_nics(host)))
-        ports = self._wiring.scan(host).ports
-        for interface in ports:
+        for interface in self._wiring.scan(host).ports:
             _scan_module(host, interface, scan)
-        if not ports:
-            scan.findings.append(probe_result.ProbeFinding.absent("transceivers", NO_INTERFACE))
         return scan
 
 
 def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     part = (interface, _MODULE)
-    subject = "transceiver of"
     try:
         answer = host.call("netlink", _MODULE, interface)
         names = entities.NIC_TRANSCEIVER.facts
@@ -253,26 +232,18 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     except (OSError, *answer_readings.MALFORMED_ERRORS) as error:
         reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
         if isinstance(error, OSError) and reason in {Absent.UNSUPPORTED, Absent.GONE}:
-            detail = f"not reported: {error.strerror or error}"
-            scan.findings.append(
-                probe_result.ProbeFinding.absent(subject, detail, device=interface)
-            )
             return
         usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
         scan.failure(part, reason, usual)
         scan.findings.append(
-            probe_result.ProbeFinding.failed(subject, error, _MODULE_REMEDY, device=interface)
+            probe_result.ProbeFinding.failed(
+                "transceiver of", error, _MODULE_REMEDY, device=interface
+            )
         )
     else:
         scan.described_entities.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         if identity := _join_facts(facts, "vendor", "part_number", "serial"):
             scan.watched_values[part] = {_MODULE: identity}
-        detail = _join_facts(facts, "type", "vendor", "part_number")
-        scan.findings.append(
-            probe_result.ProbeFinding.supported(
-                subject, detail or "a transceiver without a name", device=interface
-            )
-        )
 
 
 def _join_facts(facts: Mapping[str, str], *names: str) -> str:

@@ -80,18 +80,12 @@ class NicSettingsSource(source_bases.ScanningSource):
         """Query all settings of every NIC."""
         scan = source_bases.NodeScan(described_entities=list(self._wiring.find_nics(host)))
         self._network = self._wiring.scan(host)
-        ports = self._network.ports
-        for interface in ports:
+        for interface in self._network.ports:
             self._scan_nic(host, self._network.interfaces[interface], scan)
-        if not ports:
-            scan.findings.append(
-                probe_result.ProbeFinding.absent("NIC settings", nic_interfaces.NO_INTERFACE)
-            )
         return scan
 
     def _scan_nic(self, host: Host, nic: NetworkInterface, scan: source_bases.NodeScan) -> None:
         settings: dict[str, str] = {}
-        unanswered: list[str] = []
         link, is_complete = _link(host, nic), True
         for name, query in self._queries(nic, settings):
             part = (nic.name, name)
@@ -101,8 +95,7 @@ class NicSettingsSource(source_bases.ScanningSource):
             except (OSError, *answer_readings.MALFORMED_ERRORS) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
                 if isinstance(error, OSError) and not is_failure(error):
-                    unanswered.append(name)
-                    continue
+                    continue  # the driver does not report it
                 is_complete = False
                 usual = [
                     (metric, Entity(metric.about, (nic.name, *key)))
@@ -132,7 +125,6 @@ class NicSettingsSource(source_bases.ScanningSource):
         if settings and is_complete:
             facts["hash"] = _settings_hash(settings)
         scan.described_entities.append(Entity(entities.NIC_SETTINGS, (nic.name,), facts))
-        scan.findings.append(_finding(nic, len(settings), unanswered))
 
     def _queries(
         self, nic: NetworkInterface, settings: Mapping[str, str]
@@ -182,13 +174,3 @@ def _add_netlink(
     parse: Callable[[nic_interfaces.SettingAnswers, Json], None],
 ) -> None:
     parse(answers, host.call("netlink", name, answers.nic.name))
-
-
-def _finding(
-    nic: NetworkInterface, settings: int, unanswered: list[str]
-) -> probe_result.ProbeFinding:
-    detail = probe_result.format_count(settings, "setting")
-    if unanswered:
-        detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
-    verdict = probe_result.ProbeVerdict.SUPPORTED if settings else probe_result.ProbeVerdict.ABSENT
-    return probe_result.ProbeFinding(_SUBJECT, verdict, detail, device=nic.name)
