@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from support.clock import START
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
-from support.sampling import families
+from support.sampling import lanes_of
 
 from railscope.catalog import account, gpu, host as host_metrics, nic, sensors
 from railscope.catalog.declare import Metric
@@ -314,12 +314,12 @@ async def read_by_an_agent(host: FakeHost, state: Path, *shown: int) -> list[Rea
     task = asyncio.create_task(agent.run())
     counts = []
     try:
-        await host.clock.asleep(families(agent.sampler.sources))
+        await host.clock.asleep(lanes_of(agent.sampler.sources))
         counts.append(readings(agent.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
         for number in shown:
             show(host, number)
             host.clock.advance(1)
-            await host.clock.asleep(families(agent.sampler.sources))
+            await host.clock.asleep(lanes_of(agent.sampler.sources))
             counts.append(readings(agent.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
     finally:
         task.cancel()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 from support.clock import ManualClock
 from support.metering import MIB
-from support.sampling import families
+from support.sampling import lanes_of
 
 from railscope.capture import Capture
 from railscope_agent.config import AgentSettings
@@ -86,7 +86,7 @@ async def test_default_settings_lengthen_no_period_of_eight_gpus() -> None:
         for second in range(SECONDS + 1):
             if second:
                 clock.advance(1.0)
-            await clock.asleep(families(agent.sampler.sources))
+            await clock.asleep(lanes_of(agent.sampler.sources))
             assert {name for name, status in statuses.items() if status.period_factor > 1} == set()
     finally:
         task.cancel()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.collector import PATIENCE_SECONDS
 from support.machine import FakeHost
-from support.sampling import families
+from support.sampling import lanes_of
 
 from railscope.durable_files import is_locked
 from railscope.settings import SettingsError
@@ -33,7 +33,7 @@ async def test_a_second_agent_touches_nothing_in_a_state_directory(tmp_path: Pat
     state, host = tmp_path / "state", FakeHost()
     first = agent_in(state, tmp_path / "first", host=host)
     task = asyncio.create_task(first.run())
-    await host.clock.asleep(families(first.sampler.sources))
+    await host.clock.asleep(lanes_of(first.sampler.sources))
     (state / "spool").mkdir(exist_ok=True)
     being_written = state / "spool" / "000000000001.envelope.0123abcd.partial"
     being_written.write_bytes(b"")
@@ -60,7 +60,7 @@ async def test_an_agent_without_a_collector_needs_no_state_directory(tmp_path: P
     agent = agent_in(unusable, tmp_path / "claims", url="", host=host)
     task = asyncio.create_task(agent.run())
     try:
-        await host.clock.asleep(families(agent.sampler.sources))
+        await host.clock.asleep(lanes_of(agent.sampler.sources))
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 
 from support.clock import NS, ManualClock
 from support.machine import FakeHost
-from support.sampling import families
+from support.sampling import lanes_of
 
 from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
@@ -78,7 +78,7 @@ async def pages(
         for scrape in range((seconds - skipped) // SCRAPE_SECONDS + 1):
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
-            await clock.asleep(families(agent.sampler.sources))
+            await clock.asleep(lanes_of(agent.sampler.sources))
             yield agent.endpoint.text(TextFormat.PROMETHEUS)
     finally:
         over.set()

@@ -51,7 +51,7 @@ class RunningSampler:
         """Let time pass, and wait until all due work is done."""
         self.clock.advance(seconds)
         await self.clock.asleep(
-            families(status.source for status in self.sampler.statuses.values())
+            lanes_of(status.source for status in self.sampler.statuses.values())
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -61,7 +61,7 @@ class RunningSampler:
                 await self.step()
 
 
-def families(sources: Iterable[Source]) -> int:
+def lanes_of(sources: Iterable[Source]) -> int:
     """Return the number of lanes: each sleeps until its next read."""
     return len({source.lane for source in sources})
 
@@ -81,7 +81,7 @@ async def run_sampler(
     prepare(sampler)
     task = asyncio.create_task(sampler.run())
     try:
-        await host.clock.asleep(families(sources))
+        await host.clock.asleep(lanes_of(sources))
         yield RunningSampler(sampler, host.clock, frames)
     finally:
         task.cancel()

@@ -9,11 +9,13 @@ import json
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from railscope import RailscopeError
+from railscope import RailscopeError, settings
+from railscope_agent.config import CLAIMS_SOCKET, PREFIX, AgentSettings
 
 _READ_BYTES = 64 << 10
 _RETRY_SECONDS = 0.5
@@ -35,6 +37,15 @@ class AgentAnswer(NamedTuple):
     status: int
     line: str
     body: bytes
+
+
+def agent_socket(config: Path | None, path: str | None) -> str:
+    """Return the path of the socket that an option names, or else that of the settings. Raises SettingsError."""
+    if path:
+        return path
+    file = config or settings.default_file("agent")
+    loaded = settings.load(AgentSettings, file=file, prefix=PREFIX)
+    return loaded.tenancy.socket or str(settings.state_directory(loaded) / CLAIMS_SOCKET)
 
 
 def ask_agent(

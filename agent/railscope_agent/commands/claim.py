@@ -16,8 +16,8 @@ from urllib.parse import quote
 import click
 
 from railscope import cli, settings
-from railscope_agent.commands.agent_client import AgentClient
-from railscope_agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
+from railscope_agent.commands.agent_client import AgentClient, agent_socket
+from railscope_agent.config import CLAIMS_PATH
 from railscope_agent.owners import slurm
 
 _COLUMNS = (
@@ -90,11 +90,7 @@ _start_options = _add_options(
 
 def _create_client(connection: Mapping[str, Any]) -> AgentClient:
     """Return a client from the options; by default from the settings of the installed agent."""
-    path = connection["path"]
-    if not path:
-        config = connection["config"] or settings.default_file("agent")
-        loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-        path = loaded.tenancy.socket or str(settings.state_directory(loaded) / CLAIMS_SOCKET)
+    path = agent_socket(connection["config"], connection["path"])
     return AgentClient(path, connection["timeout_seconds"])
 
 

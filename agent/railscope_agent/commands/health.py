@@ -20,8 +20,7 @@ import click
 import msgspec
 
 from railscope import RailscopeError, health_verdict as verdicts, settings
-from railscope_agent.commands.agent_client import ask_agent
-from railscope_agent.config import CLAIMS_SOCKET, PREFIX, AgentSettings
+from railscope_agent.commands.agent_client import agent_socket, ask_agent
 
 MAX_ANSWER_BYTES = 1 << 20
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=-]{0,255}")
@@ -122,14 +121,10 @@ def _ask(
             message = f"invalid job {job[:40]!r}: expected an ID such as 123 or slurm:123"
             raise _HealthQueryError(message)
         parameters.insert(0, ("job", job))
-    if not path:
-        file = config or settings.default_file("agent")
-        loaded = settings.load(AgentSettings, file=file, prefix=PREFIX)
-        path = loaded.tenancy.socket or f"{loaded.state_directory}/{CLAIMS_SOCKET}"
     target = (
         f"{verdicts.HEALTH_PATH}?{urlencode(parameters)}" if parameters else verdicts.HEALTH_PATH
     )
-    return query_agent(path, target, timeout_seconds, started)
+    return query_agent(agent_socket(config, path), target, timeout_seconds, started)
 
 
 def read_slurm_job(environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
