@@ -98,7 +98,9 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
     if frame is None or not frame.values:
         if not status.findings:
             findings.append(
-                ProbeFinding.absent("nothing to read for", "no such device or file", device=name)
+                ProbeFinding.absent(
+                    "nothing to read for", "no such device or file, or switched off", device=name
+                )
             )
         return findings
     if not status.findings:

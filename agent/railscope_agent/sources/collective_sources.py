@@ -75,9 +75,9 @@ class CollectiveSources:
             self.settings.nccl_inspector_directory,
         )
         return [
-            _FileSource(self, "flight_recorder", 10.0, "flight recorder", "list", recorder),
+            _FileSource(self, "flight_recorder", 10.0, "list", recorder),
             ReportingSource("collective_rank", 10.0, self.ranks, _OF_RANKS),
-            _FileSource(self, "nccl_inspector", 5.0, "NCCL Inspector", "list_inspector", inspector),
+            _FileSource(self, "nccl_inspector", 5.0, "list_inspector", inspector),
             ReportingSource("communicator", 5.0, self.communicators, _OF_COMMUNICATORS),
             _RasSource(self, "nccl_ras", 60.0),
             ReportingSource("nccl_rank", 10.0, self.nccl_ranks, _OF_NCCL_RANKS),
@@ -95,13 +95,13 @@ class _OnDemandSource(Source, ABC):
         self._sources = sources
 
     @abstractmethod
-    def _finding(self, host: Host) -> probe_result.ProbeFinding | None:
-        """Return the finding about a source that is not used."""
+    def _is_used(self, host: Host) -> bool:
+        """True if a job may use the source. Raises OSError."""
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Load the source if it is used."""
-        if finding := self._finding(host):
-            return probe_result.ProbeResult(findings=(finding,))
+        if not self._is_used(host):
+            return probe_result.ProbeResult()
         source = self._sources.by_name[self.name]
         source.period_seconds = self.period_seconds
         return source.probe(host)
@@ -120,29 +120,24 @@ class _OnDemandSource(Source, ABC):
 class _FileSource(_OnDemandSource):
     """A source of files of jobs: used while their directory exists."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one row each in the list of sources
+    def __init__(
         self,
         sources: CollectiveSources,
         name: str,
         period_seconds: float,
-        subject: str,
         listing: str,
         directory: str,
     ) -> None:
         super().__init__(sources, name, period_seconds)
-        self._subject, self._listing, self._directory = subject, listing, directory
+        self._listing, self._directory = listing, directory
 
-    def _finding(self, host: Host) -> probe_result.ProbeFinding | None:
-        if not self._directory:
-            return probe_result.ProbeFinding.absent(self._subject, "switched off")
+    def _is_used(self, host: Host) -> bool:
         try:
-            host.call(JOB_FILES, self._listing, self._directory)
+            return bool(self._directory and host.call(JOB_FILES, self._listing, self._directory))
         except OSError as error:
             if reason_of(error) is Absent.GONE:
-                detail = f"{self._directory} does not exist"
-                return probe_result.ProbeFinding.absent(self._subject, detail)
-            return probe_result.ProbeFinding.failed(self._subject, error, "run the agent as root")
-        return None
+                return False
+            raise
 
 
 class _RasSource(_OnDemandSource):
@@ -151,7 +146,5 @@ class _RasSource(_OnDemandSource):
     min_period_seconds = 15.0
     """A query gathers data from all ranks of the job."""
 
-    def _finding(self, host: Host) -> probe_result.ProbeFinding | None:  # noqa: ARG002 - it connects to nothing
-        if self._sources.settings.ras == "off":
-            return probe_result.ProbeFinding.absent("NCCL RAS", "switched off")
-        return None
+    def _is_used(self, host: Host) -> bool:  # noqa: ARG002 - it connects to nothing
+        return self._sources.settings.ras != "off"
