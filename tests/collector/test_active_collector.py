@@ -157,7 +157,6 @@ async def test_the_next_active_collector_continues_with_the_incidents(
         leaf_names=[],
         incidents=[],
         opened={"pfc_storm": 3},
-        position=(9, 99),
     )
     incidents = tmp_path / "a" / "state" / "diagnosis" / "incidents"
     counted = 'railscope_incidents_opened_total{class="pfc_storm"} 3'

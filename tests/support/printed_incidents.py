@@ -60,8 +60,8 @@ def _more(each: Incident, shown: AbstractSet[str]) -> Iterator[str]:
         for row in each.evidence:
             value = f" {row.value:.0f}" if row.comparison.startswith("collectives") else ""
             yield f"{row.signal} {row.device} ({row.comparison}){value}"
-    if "detail" in shown and each.detail:
-        yield each.detail
+    if "detail" in shown and each.finding.detail:
+        yield each.finding.detail
 
 
 def _rounded(seconds: float) -> float:

@@ -34,14 +34,9 @@ from railscope_collector.commands.node_clocks import (
     read_arrivals,
     warn,
 )
-from railscope_collector.diagnosis.cluster_diagnosis import (
-    SLOT_SECONDS,
-    WINDOW_SLOTS,
-    ClusterDiagnosis,
-    Receipt,
-)
-from railscope_collector.diagnosis.incident_report import describe, incident_document, victims_of
-from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
+from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis, Receipt
+from railscope_collector.diagnosis.incident_report import describe
+from railscope_collector.diagnosis.jobs import ClaimedGpus, owner_as_tenant
 from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.files import tenants_file
@@ -251,17 +246,13 @@ def print_result(diagnosis: RecordedDiagnosis, form: str) -> int:
 
 
 def _render(diagnosis: RecordedDiagnosis, form: str) -> Iterator[str]:
-    groups = diagnosis.groups or PeerGroups(diagnosis.devices)
     incidents = sorted(diagnosis.tracker.incidents, key=lambda incident: incident.detected_ns)
-    seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
     for incident in incidents:
-        shown_ns = diagnosis.end_of(incident.last_slot)
-        document = incident_document(incident, diagnosis.devices, groups, seconds, shown_ns)
+        found = diagnosis.report(incident)
         if form == "json":
-            yield msgspec.json.encode(document).decode()
+            yield msgspec.json.encode(found.document).decode()
         else:
-            _, jobs = victims_of(incident, diagnosis.devices)
-            yield from describe(document, len(incident.victim_nics), len(jobs))
+            yield from describe(found.document, len(incident.victim_nics), len(found.jobs))
     if form == "text" and not incidents:
         yield "no incidents"
     for failed in diagnosis.failed.values():

@@ -43,8 +43,10 @@ from railscope_collector.diagnosis import (
     switch_faults,
 )
 from railscope_collector.diagnosis.baselines import Baselines
+from railscope_collector.diagnosis.incident_table import ReportedIncident, report_incident
 from railscope_collector.diagnosis.incidents import (
     MAX_OPEN_PER_CAUSE_NODE,
+    Incident,
     IncidentChange,
     IncidentTracker,
 )
@@ -340,6 +342,12 @@ class ClusterDiagnosis:
             past.append((slot, step.period_seconds))
             del past[: -findings.MAX_STEPS]
         return steps
+
+    def report(self, incident: Incident) -> ReportedIncident:
+        """Return an incident as it is published."""
+        groups = self.groups or job_groups.PeerGroups(self.devices)
+        seconds, shown_ns = float(SLOT_SECONDS * WINDOW_SLOTS), self.end_of(incident.last_slot)
+        return report_incident(incident, self.devices, groups, seconds, shown_ns)
 
     def exceeded_limits(self) -> Iterator[str]:
         """Yield a line for each bound that the input exceeded: the evaluation lacks the rest."""

@@ -10,10 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from railscope import api
-from railscope.timestamps import SECOND_NS
-from railscope_collector.diagnosis.findings import SLOTS_PER_MINUTE, DiagnosisView
+from railscope_collector.diagnosis.findings import SLOT_NS, DiagnosisView, Finding
 from railscope_collector.diagnosis.incident_classes import part_kind
-from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import SIGNALS
 from railscope_collector.diagnosis.slot_sums import mean_known
@@ -22,8 +20,6 @@ BEFORE_SLOTS = 30
 MAX_CURVES = 4
 MAX_POINTS, FIRST_POINTS = 360, 120
 """Points of a curve; of a longer one, those of its beginning and its end are kept."""
-
-_SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
 
 
 class CurvePoint(NamedTuple):
@@ -61,12 +57,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def extend_curves(curves: list[EvidenceCurve], view: DiagnosisView, incident: Incident) -> None:
+def extend_curves(curves: list[EvidenceCurve], view: DiagnosisView, finding: Finding) -> None:
     """Add the last slot to the curves of an incident; begin them with the slots before it opened."""
-    members = _members(view, incident)
+    members = _members(view, finding)
     kinds = {
         each.signal: kind
-        for each in incident.evidence
+        for each in finding.evidence
         for kind in reversed(members)
         if each.signal in SIGNALS[kind] and len(members[kind])
     }
@@ -86,7 +82,7 @@ def _point(
     view: DiagnosisView, kind: DeviceKind, name: str, positions: Sequence[int], before: int
 ) -> CurvePoint:
     values = view.signals.table(kind, 1, before)[name]
-    timestamp_ns = view.timestamp_ns - before * _SLOT_NS
+    timestamp_ns = view.timestamp_ns - before * SLOT_NS
     known_values = values[~np.isnan(values)]
     return CurvePoint(
         timestamp_ns,
@@ -95,16 +91,16 @@ def _point(
     )
 
 
-def _members(view: DiagnosisView, incident: Incident) -> dict[DeviceKind, Sequence[int]]:
+def _members(view: DiagnosisView, finding: Finding) -> dict[DeviceKind, Sequence[int]]:
     """Return the devices whose mean is a curve, by kind: the cause, its parts or what it consists of."""
-    cause, devices = incident.cause, view.devices
+    cause, devices = finding.cause, view.devices
     if cause.kind == "nic":
         return {DeviceKind.NIC: [cause.position]}
     if cause.kind in {"gpu", "rack"}:
-        return {DeviceKind.GPU: incident.parts or [cause.position]}
+        return {DeviceKind.GPU: finding.parts or [cause.position]}
     if cause.kind == "node":
         node = devices.nodes[cause.name]
-        parts = {part_kind(incident.class_name): incident.parts}
+        parts = {part_kind(finding.incident_class): finding.parts}
         nics = parts.get("nic") or tuple(node.nics.values())
         gpus = parts.get("gpu") or tuple(node.gpus.values())
         return {DeviceKind.NODE: [node.position], DeviceKind.NIC: nics, DeviceKind.GPU: gpus}

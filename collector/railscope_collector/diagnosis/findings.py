@@ -41,8 +41,6 @@ class Cause(NamedTuple):
 CHANGE = "change of peers"
 """Comparison of a value relative to the past, not of the signal itself."""
 EVENT = "event"
-NOT_PROVIDED = "the switch does not provide it"
-"""Comparison of a value that would support a finding, and that its switch does not have."""
 OWN_PAST = "relative to its past"
 """Comparison of a value that is a quotient, too."""
 TIMES_PAST = "times its past"
@@ -325,8 +323,11 @@ class OpenFault(Protocol):
 
     severity: Severity
     explained_by: str
-    parts: tuple[int, ...]
     onset_ns: int
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Parts of its cause."""
 
     @property
     def reach(self) -> FaultReach:

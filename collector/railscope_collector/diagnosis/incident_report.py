@@ -61,7 +61,7 @@ def victims_of(
     incident: Incident, devices: ClusterDevices
 ) -> tuple[tuple[NicDocument, ...], tuple[JobDocument, ...]]:
     """Return all NICs that an incident affects, and all jobs that it touches, the slow ones first."""
-    affected = {each.position for each in incident.affected if each.kind == "nic"}
+    affected = {each.position for each in incident.finding.affected if each.kind == "nic"}
     cause_job = {incident.cause.job} if incident.cause.job else set()
     cause_nic = {incident.cause.position} if incident.cause.kind == "nic" else set()
     unhurt_jobs = (incident.holders | cause_job) - incident.job_speeds.keys()
@@ -79,8 +79,7 @@ def nodes_by_tenant(incident: Incident, jobs: Iterable[JobDocument]) -> dict[str
     for job in jobs:
         key = JobKey(job.tenant, job.source, job.workload)
         found[job.tenant].update(incident.job_nodes.get(key, ()))
-    earlier = {} if incident.job_nodes else incident.tenant_nodes
-    return {name: frozenset(nodes) for name, nodes in (earlier or found).items()}
+    return {name: frozenset(nodes) for name, nodes in found.items()}
 
 
 def lost_time(incident: Incident, tenant: str | None = None) -> int | None:
@@ -118,7 +117,7 @@ def incident_document(
     nics, jobs = victims_of(incident, devices)
     concerned = [
         _device(each, devices, groups)
-        for each in incident.affected
+        for each in incident.finding.affected
         if each != cause and each.kind != "nic"
     ]
     return IncidentDocument(
@@ -155,7 +154,7 @@ def incident_document(
             )
         ),
         runbook=kind.runbook,
-        detail=incident.detail,
+        detail=incident.finding.detail,
         limits=_limits_of(incident),
         explained_by=incident.explained_by or None,
         last_evidence=format_timestamp(shown_ns),
@@ -163,7 +162,7 @@ def incident_document(
 
 
 def _limits_of(incident: Incident) -> str:
-    is_known = incident.queue or (incident.class_name == "nccl_hang" and incident.detail)
+    is_known = incident.queue or (incident.class_name == "nccl_hang" and incident.finding.detail)
     found = _LIMITS.get(incident.class_name, "") or _LIMITS.get(incident.cause.kind, "")
     return "" if is_known else found
 

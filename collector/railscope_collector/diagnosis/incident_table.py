@@ -13,8 +13,11 @@ from railscope import api, figures
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
+from railscope_collector.diagnosis.devices import ClusterDevices
 from railscope_collector.diagnosis.findings import SLOT_NS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.jobs import PeerGroups
 from railscope_collector.diagnosis.ranking import Reach
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.workloads.job_roster import JobKey
@@ -143,6 +146,33 @@ class ReportedIncident:
         return not isinstance(cause, api.NodeDocument) or all(
             cause.node not in each for each in others
         )
+
+
+def report_incident(
+    incident: Incident,
+    devices: ClusterDevices,
+    groups: PeerGroups,
+    window_seconds: float,
+    shown_ns: int,
+) -> ReportedIncident:
+    """Return an incident as it is published: `window_seconds` is the usual window, `shown_ns` the end of its last slot."""
+    nics, jobs = report.victims_of(incident, devices)
+    tenant_nodes = report.nodes_by_tenant(incident, jobs)
+    lost = {name: report.lost_time(incident, name) for name in tenant_nodes}
+    touched = incident.reach.nodes.union(*incident.job_nodes.values())
+    return ReportedIncident(
+        report.incident_document(incident, devices, groups, window_seconds, shown_ns),
+        incident.onset_ns,
+        replace(incident.reach, nodes=touched),
+        nics,
+        jobs,
+        tuple(curve.document() for curve in incident.curves),
+        tenant_nodes,
+        {name: seconds for name, seconds in lost.items() if seconds is not None},
+        report.parts_of(incident, devices),
+        tuple(each.job for each in incident.evidence),
+        incident.recovering_slots,
+    )
 
 
 _OF_NODES = api.NicDocument | api.GpuDocument | api.NodeDocument

@@ -12,11 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from railscope.wire import WireEvent
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from railscope_collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
-from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.findings import JobHistory
 from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.incident_table import ChangeRecord
@@ -26,30 +24,14 @@ from railscope_collector.diagnosis.node_readings import NodeEvent
 from railscope_collector.diagnosis.switch_fabric import SwitchPort
 from railscope_collector.workloads.job_roster import JobKey
 
-VERSION = 1
+VERSION = 2
+"""Version 1 is that of release 0.3.0: it is not read, and the incidents are found again."""
 MAX_WAIT_SLOTS = 60
 """Maximum length of an interruption over which a wait of all ranks continues."""
 
 
 class SavedStateError(ValueError):
     """A saved state cannot be used; the message states the reason."""
-
-
-class PendingRecord(msgspec.Struct, frozen=True):
-    """Change of an incident that is not in the audit log yet, as release 0.3.0 saved it."""
-
-    incident: str
-    kind: str
-    timestamp_ns: int
-
-
-class SavedIncident(msgspec.Struct):
-    """An incident and its curves."""
-
-    incident: Incident
-    curves: list[EvidenceCurve] = []
-    notified: str = ""
-    """State of which the webhook was notified, as release 0.3.0 saved it."""
 
 
 class SavedDiagnosis(msgspec.Struct, kw_only=True):
@@ -63,13 +45,11 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     gpus: list[ClusterGpu]
     mounts: list[ClusterMount]
     leaf_names: list[str]
-    incidents: list[SavedIncident]
+    incidents: list[Incident]
     opened: dict[str, int] = {}
     """Incidents opened since the first start, by class."""
     lost_seconds: list[tuple[str, str, float]] = []
     """Class, tenant and GPU-seconds lost to dropped incidents."""
-    position: tuple[int, int] = (0, 0)
-    """Segment and offset in the frame log from which reading continues."""
     changes: list[ChangeRecord] = []
     """Newest changes of incidents, and all that are not acknowledged."""
     acknowledged: int = 0
@@ -79,9 +59,6 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     """Pauses and waits of jobs."""
     switch_links: list[tuple[SwitchPort, str]] = []
     """Ports with a link to another switch, and that switch."""
-    pending: list[PendingRecord] = []
-    events: list[tuple[str, WireEvent]] = []
-    """Changes as events, each with the node of the cause, as release 0.3.0 saved them."""
 
 
 class SavedBaselines(msgspec.Struct, kw_only=True):
@@ -98,7 +75,6 @@ SavedT = TypeVar("SavedT", SavedDiagnosis, SavedBaselines)
 def decode_diagnosis(content: bytes) -> SavedDiagnosis:
     """Decode a saved state. Raises SavedStateError."""
     saved = _decode(content, SavedDiagnosis, "state")
-    saved.incidents = _present_classes(saved.incidents)
     if problem := next(_problems(saved), ""):
         message = f"invalid state of the diagnosis: {problem}"
         raise SavedStateError(message)
@@ -122,62 +98,23 @@ def _decode(content: bytes, kind: type[SavedT], name: str) -> SavedT:
     return saved
 
 
-def _present_classes(incidents: list[SavedIncident]) -> list[SavedIncident]:
-    """Return the incidents without those of classes that an earlier release had."""
-    gone = {e.incident.incident_id for e in incidents if e.incident.class_name not in CLASSES}
-    found = [each for each in incidents if each.incident.incident_id not in gone]
-    for each in found:
-        if each.incident.explained_by in gone:
-            each.incident.explained_by = ""
-    return found
-
-
 def _problems(saved: SavedDiagnosis) -> Iterator[str]:
-    """Yield what would make the state inconsistent: positions of no device."""
+    """Yield what would make the state inconsistent: unknown classes, and positions of no device."""
     counts = {"nic": len(saved.nics), "gpu": len(saved.gpus), "leaf": len(saved.leaf_names)}
-    for each in saved.incidents:
-        incident = each.incident
+    for incident in saved.incidents:
+        if incident.class_name not in CLASSES:
+            yield f"unknown class {incident.class_name}"
         if incident.cause.position >= counts.get(incident.cause.kind, 1):
             yield f"unknown {incident.cause.kind} {incident.cause.position}"
         if any(position >= counts["nic"] for position in incident.victim_nics):
             yield f"unknown victim of {incident.incident_id}"
 
 
-def saved_changes(saved: SavedDiagnosis) -> tuple[list[ChangeRecord], int]:
-    """Return the changes and the last one that is acknowledged, also of a state of release 0.3.0."""
-    if saved.changes or not (saved.events or saved.pending):
-        return saved.changes, saved.acknowledged
-    pending = {(each.incident, each.kind): each for each in saved.pending}
-    found: list[ChangeRecord] = []
-    waiting: list[ChangeRecord] = []
-    for _, event in reversed(saved.events):
-        incident, kind = "".join(event.entity.key[:1]), event.facts.get("change", "")
-        facts = {name: text for name, text in event.facts.items() if name != "change"}
-        record = pending.pop((incident, kind), None)
-        change = ChangeRecord(
-            sequence=0,
-            incident=incident,
-            kind=kind,
-            timestamp_ns=record.timestamp_ns if record else event.wall_ns,
-            facts=facts,
-        )
-        (waiting if record else found).insert(0, change)
-    waiting += [
-        ChangeRecord(sequence=0, incident=n, kind=kind, timestamp_ns=each.timestamp_ns, facts={})
-        for (n, kind), each in pending.items()
-    ]
-    changes = [
-        msgspec.structs.replace(each, sequence=number)
-        for number, each in enumerate((*found, *waiting), 1)
-    ]
-    return changes, len(found)
-
-
 def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
     """Move the times of a state to a clock that was set back; curves begin again."""
     saved.first_ns -= by_ns
-    for each in saved.incidents:
-        incident, each.curves = each.incident, []
+    for incident in saved.incidents:
+        incident.curves = []
         incident.onset_ns -= by_ns
         incident.detected_ns -= by_ns
         incident.ended_ns -= by_ns if incident.ended_ns else 0
@@ -201,7 +138,7 @@ def resume(
     )
     diagnosis.devices.restore(saved.nodes, saved.nics, saved.gpus, saved.mounts)
     diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
-    diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)
+    diagnosis.tracker.resume(saved.incidents, slot)
     diagnosis.ranks.add(saved.rank_events, diagnosis.end_of(slot))
     for _, history in saved.jobs:
         # A job that waited until the state was saved is taken to have waited on, as its incident lasts on.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -23,28 +23,20 @@ from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis import saved_state
 from railscope_collector.diagnosis.cluster_diagnosis import (
     SLOT_SECONDS,
-    WINDOW_SLOTS,
     ClusterDiagnosis,
     Receipt,
 )
-from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve, extend_curves
+from railscope_collector.diagnosis.diagnosis_curves import extend_curves
 from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
 from railscope_collector.diagnosis.incident_classes import ChangeKind
-from railscope_collector.diagnosis.incident_report import (
-    incident_document,
-    lost_time,
-    nodes_by_tenant,
-    parts_of,
-    victims_of,
-)
 from railscope_collector.diagnosis.incident_table import (
     ChangeRecord,
     IncidentTable,
     ReportedIncident,
     incident_facts,
 )
-from railscope_collector.diagnosis.incidents import Incident, IncidentChange
-from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups
+from railscope_collector.diagnosis.incidents import IncidentChange
+from railscope_collector.diagnosis.jobs import ClaimedGpus
 from railscope_collector.diagnosis.rank_events import RANK_EVENTS
 from railscope_collector.diagnosis.switch_fabric import LinkedPort
 from railscope_collector.fleet.fleet import SWITCH_PREFIX
@@ -77,7 +69,7 @@ SAVE_EVERY_SLOTS = 6
 STATE_FILE, BASELINES_FILE = "incidents", "baselines"
 
 ResultT = TypeVar("ResultT")
-FindBegin: TypeAlias = Callable[[int, tuple[int, int]], int]
+FindBegin: TypeAlias = Callable[[int], int]
 FindSchema: TypeAlias = Callable[[bytes], WireSchema]
 """Returns a schema by its hash. Raises OSError, LookupError."""
 
@@ -105,8 +97,6 @@ class DiagnosisEngine:
     """Newest changes of incidents, oldest first."""
     acknowledged: int = 0
     """Sequence of the last change that is recorded elsewhere."""
-    position: tuple[int, int] = (0, 0)
-    """Place in the log from which a restart continues; saved with the incidents."""
     claims: ClaimedGpus | None = None
     """Claims from which the jobs follow while they are not passed."""
     failures: int = 0
@@ -120,7 +110,6 @@ class DiagnosisEngine:
     _opened: Counter[str] = field(default_factory=Counter)
     _dropped_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     """GPU-seconds lost to incidents that were dropped, by class and tenant."""
-    _curves: dict[str, list[EvidenceCurve]] = field(default_factory=dict)
     _reported: dict[str, ReportedIncident] = field(default_factory=dict)
     _unsaved: bool = False
     _saved_slot: int = 0
@@ -143,7 +132,7 @@ class DiagnosisEngine:
     def open(self, now_ns: int, find_begin: FindBegin | None = None) -> int:
         """Continue with the saved state, if it can be used; return the time from which slots are evaluated.
 
-        It is the present, or found from the end of the last evaluation and the place in the log. Blocking; raises OSError.
+        It is the present, or found from the end of the last evaluation. Blocking; raises OSError.
         """
         if self.directory is None:
             self._begin(now_ns)
@@ -217,12 +206,12 @@ class DiagnosisEngine:
             slot = saved.slot
         elif find_begin:
             ended_ns = saved.first_ns + (saved.slot + 1) * SLOT_NS
-            begin_ns = min(find_begin(ended_ns, saved.position), now_ns)
+            begin_ns = min(find_begin(ended_ns), now_ns)
             slot = (begin_ns - saved.first_ns) // SLOT_NS
         try:
             diagnosis = saved_state.resume(saved, KEPT_SLOTS, OPEN_SLOTS, slot, self.thresholds)
-            for each in saved.incidents:
-                self._report_of(diagnosis, each.incident)
+            for incident in saved.incidents:
+                diagnosis.report(incident)
         except Exception as fault:  # a valid form with positions or times of nothing
             self._keep_aside(STATE_FILE)
             message = f"invalid state of the diagnosis: {type(fault).__name__}: {fault}"
@@ -230,10 +219,8 @@ class DiagnosisEngine:
         self._diagnosis, self._evaluated_slot = diagnosis, saved.slot
         self._opened = Counter(saved.opened)
         self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
-        changes, self.acknowledged = saved_state.saved_changes(saved)
-        self.changes, self.position = list(changes), saved.position
+        self.changes, self.acknowledged = saved.changes, saved.acknowledged
         self._resumed_ns = min(diagnosis.end_of(saved.slot), now_ns)
-        self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
         return begin_ns
 
     def save(self) -> None:
@@ -255,13 +242,9 @@ class DiagnosisEngine:
             gpus=devices.gpus,
             mounts=devices.mounts,
             leaf_names=groups.leaf_names if groups else [],
-            incidents=[
-                saved_state.SavedIncident(incident, self._curves.get(incident.incident_id, []))
-                for incident in diagnosis.tracker.incidents
-            ],
+            incidents=diagnosis.tracker.incidents,
             opened=dict(self._opened),
             lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
-            position=self.position,
             changes=self.changes,
             acknowledged=self.acknowledged,
             rank_events=diagnosis.ranks.all(),
@@ -400,14 +383,13 @@ class DiagnosisEngine:
         open_incidents = [each for each in diagnosis.tracker.open if not each.explained_by]
         for incident in open_incidents[:MAX_CURVED]:
             if diagnosis.view is not None:
-                curves = self._curves.setdefault(incident.incident_id, [])
-                extend_curves(curves, diagnosis.view, incident)
+                extend_curves(incident.curves, diagnosis.view, incident.finding)
 
     def _note(self, diagnosis: ClusterDiagnosis, changes: Iterable[IncidentChange]) -> None:
         """Count changes of the last evaluated slot, and add their records; the oldest are dropped."""
         for change in changes:
             self._opened[change.incident.class_name] += change.kind is ChangeKind.OPENED
-            document = self._report_of(diagnosis, change.incident).document
+            document = diagnosis.report(change.incident).document
             record = ChangeRecord(
                 sequence=max(self.changes[-1].sequence if self.changes else 0, self.acknowledged)
                 + 1,
@@ -431,12 +413,11 @@ class DiagnosisEngine:
                 if key not in self._dropped_seconds and len(self._dropped_seconds) >= MAX_LOSSES:
                     key = incident.class_name, ""
                 self._dropped_seconds[key] = self._dropped_seconds.get(key, 0.0) + seconds
-            for table in (self._reported, self._curves):
-                table.pop(incident.incident_id, None)
-        for number in [*self._curves][:-MAX_CURVED]:
-            reported = self._reported.get(number)
-            if reported is not None and not reported.is_open:
-                del self._curves[number]
+            self._reported.pop(incident.incident_id, None)
+        curved = [each for each in diagnosis.tracker.incidents if each.curves]
+        for incident in curved[:-MAX_CURVED]:
+            if incident.ended_ns:
+                incident.curves = []
 
     def _publish(self, diagnosis: ClusterDiagnosis) -> None:
         lost = defaultdict(float, self._dropped_seconds)
@@ -444,40 +425,13 @@ class DiagnosisEngine:
         for incident in diagnosis.tracker.incidents:
             before = self._reported.get(incident.incident_id)
             if before is None or before.is_open or not incident.ended_ns:
-                before = self._reported[incident.incident_id] = self._report_of(diagnosis, incident)
+                before = self._reported[incident.incident_id] = diagnosis.report(incident)
             reported.append(before)
             for tenant, seconds in incident.lost_gpu_seconds.items():
                 lost[incident.class_name, tenant] += seconds
         end_ns = diagnosis.end_of(self._evaluated_slot) if self._evaluated_slot >= 0 else 0
         self.table = IncidentTable(
             end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps
-        )
-
-    def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:
-        groups = diagnosis.groups or PeerGroups(diagnosis.devices)
-        seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
-        nics, jobs = victims_of(incident, diagnosis.devices)
-        touched = incident.reach.nodes.union(*incident.job_nodes.values())
-        tenant_nodes = nodes_by_tenant(incident, jobs)
-        lost = {name: lost_time(incident, name) for name in tenant_nodes}
-        return ReportedIncident(
-            incident_document(
-                incident,
-                diagnosis.devices,
-                groups,
-                seconds,
-                diagnosis.end_of(incident.last_slot),
-            ),
-            incident.onset_ns,
-            replace(incident.reach, nodes=touched),
-            nics,
-            jobs,
-            tuple(curve.document() for curve in self._curves.get(incident.incident_id, ())),
-            tenant_nodes,
-            {name: seconds for name, seconds in lost.items() if seconds is not None},
-            parts_of(incident, diagnosis.devices),
-            tuple(each.job for each in incident.evidence),
-            incident.recovering_slots,
         )
 
     def _save_if_due(self) -> None:

@@ -30,7 +30,6 @@ from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.event_records import normalize_text
 from railscope_collector.detector_thresholds import DetectorThresholds
-from railscope_collector.diagnosis import saved_state
 from railscope_collector.diagnosis.incident_table import (
     ChangeRecord,
     DiagnosisLine,
@@ -132,21 +131,15 @@ class DiagnosisService:
     # Decisions ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the decisions, also those that release 0.3.0 saved with the incidents. Blocking; raises OSError."""
+        """Read the decisions. Blocking; raises OSError."""
         self.opened_ns = self.wall_ns()
         durable_files.make_directory(self.directory)
         durable_files.delete_partial_files(self.directory, DECISIONS_FILE)
-        path, incidents = self.directory / DECISIONS_FILE, self.directory / "incidents"
+        path = self.directory / DECISIONS_FILE
         found = IncidentDecisions()
         try:
             if path.exists():
                 found = msgspec.msgpack.decode(path.read_bytes(), type=IncidentDecisions)
-            elif incidents.exists():
-                earlier = saved_state.decode_diagnosis(incidents.read_bytes())
-                notified = {e.incident.incident_id: e.notified for e in earlier.incidents}
-                found = IncidentDecisions({n: at for n, at in notified.items() if at})
-        except saved_state.SavedStateError as error:  # the child renames the file, and reports it
-            log.warning("decisions_unknown", file=str(incidents), problem=str(error))
         except untrusted_text.DECODING_ERRORS as error:
             path.replace(path.with_name(path.name + durable_files.DAMAGED))
             log.error("decisions_discarded", file=str(path), problem=str(error))
@@ -154,14 +147,7 @@ class DiagnosisService:
         self.save_decisions()
 
     def take_over(self) -> None:
-        """Continue with the files of another collector, which have a position in its frame log. Blocking; raises OSError."""
-        path = self.directory / "incidents"
-        with suppress(
-            FileNotFoundError, saved_state.SavedStateError
-        ):  # the child reports the latter
-            saved = saved_state.decode_diagnosis(path.read_bytes())
-            saved.position = (0, 0)
-            durable_files.write_durably(path, msgspec.msgpack.encode(saved))
+        """Continue with the files of another collector. Blocking; raises OSError."""
         self.table, self.state = IncidentTable(), None
         self.open()
 

@@ -8,7 +8,6 @@ one, time is that of this machine if the log grows, and jobs follow from the cla
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,9 +23,9 @@ from railscope_collector.diagnosis.incident_table import (
     ReportedIncident,
 )
 from railscope_collector.diagnosis.switch_fabric import LinkedPort
-from railscope_collector.framelog.log_follower import LOG_START, LogFollower, LogPosition
+from railscope_collector.framelog.log_follower import LogFollower
 from railscope_collector.framelog.received_frames import ReceivedFrames, count_new
-from railscope_collector.framelog.segment_files import FrameRecord, segment_numbers
+from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_engine import (
     GRACE_NS,
     SLOT_NS,
@@ -86,8 +85,6 @@ class LogDiagnosis:
     _begin_ns: int = 0
     """Time from which slots are evaluated; 0 once a record of it was read."""
     _now_ns: int = 0
-    _batch_position: LogPosition = LOG_START
-    _positions: deque[tuple[int, LogPosition]] = field(default_factory=deque)
     _written: dict[str, tuple[ReportedIncident, int]] = field(default_factory=dict)
     _written_sequence: int = 0
     _written_at: float = 0.0
@@ -119,21 +116,14 @@ class LogDiagnosis:
             self._evaluated_ns = self.engine.table.timestamp_ns
         if self.is_fed or is_resumed:
             self.from_ns = max(self.from_ns, begin_ns - REFILL_NS)
-        self.follower.position = self._checked_position(self.engine.position)
         self.follower.skip_before(self.from_ns)
-        self._batch_position = self.follower.position
         self._write_lines()
 
-    def _checked_position(self, saved: tuple[int, int]) -> LogPosition:
-        """Return a position; one after the log is that of another one, whose records are found by their times."""
-        numbers = segment_numbers(self.follower.directory)
-        return LogPosition(*saved) if numbers and saved[0] <= numbers[-1] else LOG_START
-
-    def _find_begin(self, now_ns: int, ended_ns: int, position: tuple[int, int]) -> int:
+    def _find_begin(self, now_ns: int, ended_ns: int) -> int:
         """Return the time from which slots are evaluated after a restart: the end of the last one or of a later pause."""
         begin_ns = max(ended_ns, now_ns - MAX_BACKLOG_NS) if self.is_fed else ended_ns
         last_ns = begin_ns
-        follower = LogFollower(self.follower.directory, self._checked_position(position))
+        follower = LogFollower(self.follower.directory)
         follower.skip_before(begin_ns)
         while records := follower.read():
             for received_ns in (each.received_wall_ns for each in records):
@@ -159,7 +149,6 @@ class LogDiagnosis:
     def step(self, now_ns: int) -> bool:
         """Read records, and evaluate the slots that have ended; true if more records may follow at once."""
         self._now_ns = now_ns
-        self._batch_position = self.follower.position
         records = self.follower.read()
         for record in records:
             self._add(record)
@@ -232,10 +221,6 @@ class LogDiagnosis:
             self._begin_ns * (at_ns < self._begin_ns),
         )
         started, evaluated_ns = self.monotonic(), self.engine.table.timestamp_ns
-        self._positions.append((at_ns, self._batch_position))
-        while len(self._positions) > 1 and self._positions[1][0] <= at_ns - REFILL_NS:
-            self._positions.popleft()
-        self.engine.position = self._positions[0][1]
         items, self._items, self._item_bytes = self._items, [], 0
         self._added_ns = at_ns
         self.engine.process(items, self.jobs, at_ns, self.links)

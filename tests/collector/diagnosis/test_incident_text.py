@@ -14,8 +14,7 @@ from support.incidents import NIC, NO_REACH, incident
 from railscope.api import EvidenceDocument, JobDocument
 from railscope.catalog import incidents as catalog
 from railscope_collector.diagnosis.evidence_words import dated_text, evidence_text
-from railscope_collector.diagnosis.findings import Cause, Compared
-from railscope_collector.diagnosis.incident_classes import Severity
+from railscope_collector.diagnosis.findings import Cause, Compared, Finding
 from railscope_collector.diagnosis.incident_report import describe, lost_time
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.diagnosis.incidents import IdleGpus, Incident
@@ -148,7 +147,7 @@ def test_a_loss_of_which_nothing_is_known_is_not_zero(
     facts: dict[str, Any], lost: int | None
 ) -> None:
     cause = Cause("nic", 0)
-    found = Incident("a", "link_down", cause, 0, 0, Severity.CRITICAL, (), NO_REACH, 1.0, **facts)
+    found = Incident(Finding("link_down", cause, ()), NO_REACH, 0, 0, **facts)
     assert lost_time(found) == lost_time(found, "a") == lost
     assert (
         lost_time(replace(found, holders={*found.holders, JobKey("b", "slurm", "8")}), "b") is None
