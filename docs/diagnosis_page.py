@@ -15,7 +15,7 @@ import yaml
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import AdviceThresholds
 from railscope_collector.diagnosis import (
-    network_advice,
+    late_marks,
     switch_evidence,
     switch_fabric,
     switch_faults,
@@ -71,7 +71,6 @@ unknown: it confirms and contradicts nothing.
 - **Queues.** The cause of {_listed(switch_evidence.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
   the same number at ports of the same role. If exactly one exceeds {switch_evidence.FACTOR:.0f} times the median of at least {switch_evidence.MIN_PEERS - 1} others and {switch_evidence.RISE:.0f} times its own past, the cause is its leaf,
   with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
-- **Missing counts.** Where a switch does not provide the count that would confirm an incident, its evidence has no value, and the reason.
 - **PFC watchdog.** A storm that it detects is evidence of `pfc_storm`, and so is the end of a storm where a switch counts only ends. The NIC at the port must count
   pauses as well, unless its counters are not known.
 - **Errors of a link.** The errors that a switch port counts are evidence of `link_transmit_errors` of its NIC, which cannot count them itself.
@@ -85,11 +84,11 @@ Advice is an incident about a state that lasts and costs, of severity `info`; `h
 
 - `config_drift`: settings and versions of NICs with the same role, driver and board, of GPUs with the same model, and of nodes. A value is drift if at least {MIN_MAJORITY} peers and {100 * _THRESHOLDS.majority:.0f} % of
   them agree on another one. Settings that differ by rail on most nodes are a design; a change on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a rollout. Frames contain no
-  PCIe settings; FEC, autonegotiation, MIG and compute modes are not compared.
-- `switch_settings_mismatch`: PFC priorities, DSCP maps or MTU that a switch port announces (LLDP, DCBX of IEEE 802.1Q) differ from the NIC's. Switches that send no such frames are not compared.
+  PCIe settings; FEC, autonegotiation, MIG and compute modes are not compared. PFC priorities, DSCP maps and MTU are also compared with what the switch port of the NIC announces
+  (LLDP, DCBX of IEEE 802.1Q); switches that send no such frames are not compared.
 - `cabling_fault`: the leaf of a NIC is the leaf of another rail, compared with the other nodes of its pod ([Switches](switches.md#links-and-cabling-faults)).
-- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {100 * network_advice.MIN_LATE_NICS:.0f} % of the NICs of a leaf are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
-  They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * network_advice.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_faults.MIN_PAUSES:.0f} pause frames of a priority
+- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {100 * late_marks.MIN_LATE_NICS:.0f} % of the NICs of a leaf are paused {late_marks.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
+  They are also paused {late_marks.LATE_FACTOR:.0f} times as much as on other rails, or for {100 * late_marks.CERTAIN_LATE_PAUSED:.0f} % of the time. A switch shows it itself: a leaf sends at least {switch_faults.MIN_PAUSES:.0f} pause frames of a priority
   per second for {switch_fabric.WINDOW_SLOTS * SLOT_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {100 * switch_faults.MARKS_PER_DEEP:.0f} % of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `headroom_low`: the headroom of a priority group is nearly full. Its watermark, or the share in use, is above {100 * switch_faults.MIN_HEADROOM_SHARE:.0f} % of the buffer profile;
   a peak of that share counts if it rose in the last {switch_fabric.KEPT_SLOTS // SLOTS_PER_MINUTE} minutes. Or a priority group dropped packets although its port pauses the sender.

@@ -27,10 +27,10 @@ from railscope_collector.diagnosis import (
     job_detectors,
     job_steps,
     jobs as job_groups,
+    late_marks,
     leaf_detectors,
     limit_detector,
     link_detectors,
-    network_advice,
     network_detectors,
     node_detectors,
     rank_events,
@@ -408,8 +408,7 @@ class ClusterDiagnosis:
             self.drift.findings(view),
             # Before what hosts show of the same leaf.
             switch_faults.switch_faults(switches),
-            network_advice.late_marks(view),
-            network_advice.wrong_cables(view),
+            late_marks.late_marks(view),
         )
 
     def _update_groups(self) -> job_groups.PeerGroups:

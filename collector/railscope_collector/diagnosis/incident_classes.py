@@ -121,8 +121,7 @@ _ROWS = [
 ]  # fmt: skip
 
 _ADVICE_ROWS = [
-    ("config_drift", "Settings differ from peers", "Devices have other settings or versions than most of their peers.", _INFO, 12, 12, _HARD, "set what most of the peers have, or record the difference as intended"),
-    ("switch_settings_mismatch", "NIC and switch settings differ", "NICs and their switch ports have different settings.", _INFO, 12, 12, _HARD, "set NIC and switch port alike"),
+    ("config_drift", "Settings differ", "Devices have other settings or versions than most of their peers, or than their switch ports.", _INFO, 12, 12, _HARD, "set what most of the peers or the switch ports have, or record the difference as intended"),
     ("cabling_fault", "Wrong cabling", "NICs end on leaf switches of other rails.", _INFO, 12, 12, _HARD, "move the cables to the leaves of their rails, or correct the rails of the node"),
     ("ecn_late", "Switch marks packets too late", "A leaf switch marks packets too late: it pauses senders before, or its queues grow deep.", _INFO, 12, 14, _GROUP, "set the ECN thresholds of the switch below its PFC thresholds"),
     ("headroom_low", "Switch headroom nearly used up", "A switch port has used nearly all of its headroom: packets of a lossless priority may be lost.", _WARNING, 6, 8, _HARD, "raise the headroom of the port's buffer profile; check the length of its cable; clear the peak on the switch, to see the next one"),

@@ -118,15 +118,12 @@ def _slowed_jobs(view: DiagnosisView, finding: Finding, nodes: set[str]) -> set[
         jobs |= _jobs_on_rail(view, cause.position)
     else:
         jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
+    # With settings, a node may pause or slow the senders of other nodes on the rails of its NICs.
     if cause.kind == "node" and (
-        name in _SETTINGS or (name in FABRIC and not _is_of_own_link(name))
+        name == "config_drift" or (name in FABRIC and not _is_of_own_link(name))
     ):
         jobs |= {key for position in finding.parts for key in _jobs_on_rail(view, position)}
     return jobs
-
-
-_SETTINGS = frozenset({"config_drift", "switch_settings_mismatch"})
-"""Classes of settings, with which a node may pause or slow the senders of other nodes on the rails of its NICs."""
 
 
 def _is_of_own_link(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Advice about settings: devices that are set differently from their peers.
+"""Advice about settings: devices that are set differently from their peers, or from their switch ports.
 
 Settings and versions are facts of the frames. Devices of the same kind, model and role are compared. A value is drift if few devices have it against a clear majority; a difference between rails, which all nodes share, is a
-design, and a setting that changed on several nodes recently is a rollout.
+design, and a setting that changed on several nodes recently is a rollout. A NIC is also compared with what its switch port announces, and its leaf with that of its rail.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ _NIC_SETTINGS = (
 )  # fmt: skip
 _GPU_SETTINGS = ("driver", "vbios", "firmware_version", "ecc", "persistence", "power_limit")
 _COMPARED: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "nic": (*_NIC_SETTINGS, "hash"), "gpu": _GPU_SETTINGS, "node": ("kernel",),
+    "nic": _NIC_SETTINGS, "gpu": _GPU_SETTINGS, "node": ("kernel",),
 })  # fmt: skip
 """Settings that are compared, the most specific first; FEC and autonegotiation depend on the cable."""
 
@@ -138,33 +138,33 @@ class SettingDeviation:
     @property
     def text(self) -> str:
         """Value, and that of the peers."""
-        if self.setting == "hash":  # ring sizes, buffers and parameters of congestion control
-            return f"other settings differ from those of {self.peers} peers"
         has_value = f"{self.peers} peers have" if self.peers else "the switch port announces"
         return f"{self.setting} {self.value}, {has_value} {self.usual}"
 
 
 class ConfigDrift:
-    """Comparison of the settings of peers, repeated when a setting has changed."""
+    """Comparison of settings, repeated when a setting has changed."""
 
     def __init__(self) -> None:
         self.settings = DeviceSettings()
         self._compared = (-1, -1)
-        self._found: list[list[SettingDeviation]] = []
-        self._mismatched: list[SettingDeviation] = []
+        self._found: dict[tuple[DeviceKey, ...], list[SettingDeviation]] = {}
+        """Deviations by the devices that have them."""
 
     def findings(self, view: DiagnosisView) -> Iterator[Finding]:
-        """Yield one finding for each set of devices that deviate in the same settings from peers, or from their switch."""
+        """Yield one finding for each set of devices that deviate in the same settings."""
         self.settings.advance(view.timestamp_ns)
         state = self.settings.version, view.signals.slot // COMPARE_SLOTS
         if self._compared != state:
-            self._compared = state
-            self._found = _merged(self._deviations(view))
-            self._mismatched = list(self._mismatches(view))
-        for deviations in self._found:
-            yield _finding(view, "config_drift", deviations)
-        for mismatch in self._mismatched:
-            yield _finding(view, "switch_settings_mismatch", [mismatch])
+            self._compared, self._found = state, defaultdict(list)
+            for each in (*self._deviations(view), *self._mismatches(view)):
+                self._found[each.devices].append(each)
+        for found in self._found.values():
+            first = found[0]
+            subject = " ".join((*first.group, first.setting, first.value, first.usual))
+            yield replace(_finding(view, "config_drift", found), subject=subject)
+        for found in _wrong_cables(view):
+            yield _finding(view, "cabling_fault", found)
 
     def _mismatches(self, view: DiagnosisView) -> Iterator[SettingDeviation]:
         """Yield settings of NICs that contradict what their switch ports announce, by the two values."""
@@ -286,23 +286,23 @@ def _place(view: DiagnosisView, key: DeviceKey) -> str:
     return view.devices.gpus[node.gpus[key.name]].index if key.kind == "gpu" else ""
 
 
-def _merged(deviations: Iterable[SettingDeviation]) -> list[list[SettingDeviation]]:
-    """Return deviations by their devices; other settings are unknown where known ones deviate."""
-    by_devices: dict[tuple[DeviceKey, ...], list[SettingDeviation]] = defaultdict(list)
-    for deviation in deviations:
-        by_devices[deviation.devices].append(deviation)
-    named = {
-        key
-        for found in by_devices.values()
-        for key in found[0].devices
-        if found[0].setting != "hash"
-    }
-    for devices, found in by_devices.items():
-        if found[0].setting == "hash" and named.issuperset(devices):
-            found.clear()
-        elif found[-1].setting == "hash" and len(found) > 1:
-            found.pop()
-    return [found for found in by_devices.values() if found]
+MAX_LEAVES = 4
+"""Leaves that a text names."""
+
+
+def _wrong_cables(view: DiagnosisView) -> Iterable[list[SettingDeviation]]:
+    """Return the NICs of each node that are on leaves of other rails."""
+    found: dict[str, list[SettingDeviation]] = defaultdict(list)
+    for wrong in view.groups.wrong_rails:
+        node, interface = wrong.end.nic
+        position = view.devices.nodes[node].nics[interface]
+        if view.signals.nic["link_up"][position] == 1:  # as of a node that reports
+            port, more = view.devices.nics[position].switch_port, wrong.leaves[MAX_LEAVES:]
+            place = f"of {interface} at {wrong.end.leaf} {port}".rstrip()
+            usual = ", ".join((*wrong.leaves[:MAX_LEAVES], *["..."] * bool(more)))
+            key = DeviceKey("nic", node, interface)
+            found[node].append(SettingDeviation("cable", place, usual, (key,), wrong.peers, 0))
+    return found.values()
 
 
 _FRAME_BYTES = 18
@@ -339,16 +339,16 @@ def _dscp_priorities(text: str) -> Iterator[tuple[int, int]]:
 def _finding(
     view: DiagnosisView, class_name: str, deviations: Sequence[SettingDeviation]
 ) -> Finding:
-    """Return the finding of devices that deviate in the same settings."""
-    first = deviations[0]
-    affected = tuple(_entity_of(view, key) for key in first.devices)
-    nodes = Counter(key.node for key in first.devices)
+    """Return the finding of devices that deviate."""
+    devices = [*dict.fromkeys(key for each in deviations for key in each.devices)]
+    affected = tuple(_entity_of(view, key) for key in devices)
+    nodes = Counter(key.node for key in devices)
     node = min(nodes, key=lambda name: (-nodes[name], name))
     cause = affected[0] if len(affected) == 1 else Cause("node", name=node)
     nics = np.array([each.position for each in affected if each.kind == "nic"], np.intp)
     evidence = tuple(
         FindingEvidence(
-            each.setting, len(each.devices), each.peers, each.text, first.devices[0].node, slots=0
+            each.setting, len(each.devices), each.peers, each.text, each.devices[0].node, slots=0
         )
         for each in deviations[:8]
     )
@@ -365,8 +365,7 @@ def _finding(
         severity="warning" if fails else "",
         onset_ns=max(each.since_ns for each in deviations),
         parts=tuple(nics.tolist()),
-        detail=f"{_count(first.devices)}: " + "; ".join(each.text for each in deviations),
-        subject=" ".join((*first.group, first.setting, first.value, first.usual)),
+        detail=f"{_count(devices)}: " + "; ".join(each.text for each in deviations),
         affected=affected,
         onset_slots=COMPARE_SLOTS,
     )

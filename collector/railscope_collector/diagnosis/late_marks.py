@@ -1,11 +1,10 @@
-"""Advice about the network: ECN that marks too late, and cables at wrong leaves.
+"""Advice about ECN that marks too late, as hosts show it by their pauses and marks.
 
-All of it follows from states that last; a fault that explains the same readings takes precedence (`ranking`).
+A fault that explains the same readings takes precedence (`ranking`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,12 +20,6 @@ from railscope_collector.diagnosis.slot_sums import (
     median_known,
     or_zero,
 )
-from railscope_collector.fleet.rail_cabling import WrongRail
-
-MAX_LEAVES = 4
-"""Leaves that a text names."""
-
-# Late marks --------------------------------------------------------------------------------------
 
 MIN_LATE_PAUSED, CERTAIN_LATE_PAUSED = 0.001, 0.01
 """Share of time in which senders are paused before any packet is marked; the second without other rails to compare with."""
@@ -135,47 +128,3 @@ def _late_marks(
         alternatives=tuple(alternatives),
         detail=f"senders are paused {paused:.2%} of the time, and at most {marked:.2%} of the packets of any receiver are marked",
     )
-
-
-# Cabling -----------------------------------------------------------------------------------------
-
-
-def wrong_cables(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield nodes with NICs on leaves of other rails: one NIC is the cause, or the node of several."""
-    link_up = view.signals.nic["link_up"]
-    found: dict[str, list[tuple[int, WrongRail]]] = defaultdict(list)
-    for wrong in view.groups.wrong_rails:
-        node, interface = wrong.end.nic
-        position = view.devices.nodes[node].nics[interface]
-        if link_up[position] == 1:  # as of a node that reports
-            found[node].append((position, wrong))
-    for node, cables in found.items():
-        affected = tuple(findings.Cause("nic", position) for position, _ in cables)
-        yield findings.Finding(
-            "cabling_fault",
-            affected[0] if len(affected) == 1 else findings.Cause("node", name=node),
-            tuple(_cable_evidence(view, *cable) for cable in cables[:8]),
-            parts=tuple(position for position, _ in cables),
-            detail="; ".join(
-                f"{view.devices.nics[position].interface} of rail {wrong.end.rail}: {_cable_text(view, position, wrong)}"
-                for position, wrong in cables
-            ),
-            affected=affected,
-        )
-
-
-def _cable_evidence(
-    view: findings.DiagnosisView, position: int, wrong: WrongRail
-) -> findings.FindingEvidence:
-    nic = view.devices.nics[position]
-    text = _cable_text(view, position, wrong)
-    return findings.FindingEvidence(
-        "nodes_on_leaf", 1, wrong.peers, text, f"{nic.node} {nic.interface}", slots=0
-    )
-
-
-def _cable_text(view: findings.DiagnosisView, position: int, wrong: WrongRail) -> str:
-    port, leaves = view.devices.nics[position].switch_port, wrong.leaves
-    expected = f"{', '.join(leaves[:MAX_LEAVES])}{', ...' if len(leaves) > MAX_LEAVES else ''}"
-    end = f"{wrong.end.leaf} {port}".rstrip()
-    return f"ends at {end}, the rail of {wrong.peers} other nodes on {expected}"
