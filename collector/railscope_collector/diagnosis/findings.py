@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
@@ -86,7 +86,7 @@ MAX_SHOWN = 4
 
 
 class Compared(NamedTuple):
-    """A signal of all NICs or of all GPUs: its values and their limits, or one number for all."""
+    """A signal of all devices of a kind: its values and their limits, or one number for all."""
 
     signal: str
     values: Floats | float
@@ -96,25 +96,29 @@ class Compared(NamedTuple):
 
     def of_nics(self, view: DiagnosisView, positions: Iterable[int]) -> Evidence:
         """Return the evidence of the first of some NICs."""
-        return self._of(view.nic_name, len(view.devices.nics), positions)
+        return self.of(view.nic_name, positions)
 
     def of_gpus(self, view: DiagnosisView, positions: Iterable[int]) -> Evidence:
         """Return the evidence of the first of some GPUs."""
-        return self._of(view.gpu_name, len(view.devices.gpus), positions)
+        return self.of(view.gpu_name, positions)
 
-    def _of(self, name_of: Callable[[int], str], count: int, positions: Iterable[int]) -> Evidence:
-        values, limits = (np.broadcast_to(each, count) for each in (self.values, self.limits))
+    def of(self, name_of: Callable[[int], str], positions: Iterable[int]) -> Evidence:
+        """Return the evidence of the first of some devices, by a function that names them."""
         return tuple(
             FindingEvidence(
                 self.signal,
-                float(values[position]),
-                float(limits[position]),
+                _at(self.values, at),
+                _at(self.limits, at),
                 self.comparison,
-                name_of(int(position)),
+                name_of(int(at)),
                 slots=self.slots,
             )
-            for position in islice(positions, MAX_SHOWN)
+            for at in islice(positions, MAX_SHOWN)
         )
+
+
+def _at(values: Floats | float, position: int) -> float:
+    return float(values if isinstance(values, float) else values[position])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +165,27 @@ class Finding:
         return _MIN_CERTAINTY + 0.3 * strength + 0.1 * has_slow_jobs
 
 
+def of_devices(
+    view: DiagnosisView,
+    kind: DeviceKind,
+    incident_class: str,
+    hit: Flags,
+    compared: Compared,
+) -> Iterator[Finding]:
+    """Yield a finding for each of the NICs, or of the GPUs, that show a fault."""
+    name_of = view.gpu_name if kind is DeviceKind.GPU else view.nic_name
+    for position in np.flatnonzero(hit).tolist():
+        cause = Cause(kind.value, position)
+        yield Finding(incident_class, cause, compared.of(name_of, [position]))
+
+
 @dataclass(slots=True)
 class JobWait:
-    """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots.
-
-    A wait goes on while the job stores data, but these slots do not count: storage explains them.
-    """
+    """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots."""
 
     first_slot: int = 0
     last_slot: int = -9
     longest: int = 0
-    storing: int = 0
 
     def lasts(self, slot: int) -> bool:
         """True if the wait has not ended before a slot."""
@@ -182,18 +196,12 @@ class JobWait:
         if not self.lasts(slot):
             if self.last_slot >= 0:
                 self.longest = max(self.longest, self._length(self.last_slot))
-            self.first_slot, self.storing = slot, 0
+            self.first_slot = slot
         self.last_slot = slot
         return self._length(slot)
 
-    def add_storing(self, slot: int) -> None:
-        """Add a slot in which all ranks wait while the job stores data; a wait does not begin with it."""
-        if self.lasts(slot):
-            self.storing += slot - self.last_slot
-            self.last_slot = slot
-
     def _length(self, slot: int) -> int:
-        return slot - self.first_slot + 1 - self.storing
+        return slot - self.first_slot + 1
 
 
 _MAX_WAIT_GAP = 3
@@ -424,11 +432,6 @@ class DiagnosisView:
         """Return node and index of a GPU."""
         gpu = self.devices.gpus[position]
         return f"{gpu.node} GPU {gpu.index or gpu.uuid or gpu.pci_address}"
-
-
-def slots_of(duration_ns: int) -> int:
-    """Return the slots of a time, of samples that have no slots."""
-    return -(-duration_ns // SLOT_NS)
 
 
 def above(values: Floats, limit: Floats | float) -> Flags:

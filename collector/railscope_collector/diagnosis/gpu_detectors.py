@@ -140,7 +140,7 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         ("gpu_unresponsive", stuck, "reset_required"),
     ):
         no_answer = findings.Compared("utilization", np.nan, np.nan, absence, ANSWER_SLOTS)
-        yield from _gpu_findings(view, name, hit, no_answer)
+        yield from findings.of_devices(view, DeviceKind.GPU, name, hit, no_answer)
     often = findings.above(sums.total("nvlink_errors", slot, NVLINK_SLOTS), 0.0)
     if often.any():
         errors = sums.history("nvlink_errors", slot, NVLINK_SLOTS)
@@ -148,10 +148,10 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
     of_links = findings.Compared("nvlink_errors", gpu["nvlink_errors"], 0.0, slots=NVLINK_SLOTS)
-    yield from _gpu_findings(view, "nvlink_errors", often, of_links)
+    yield from findings.of_devices(view, DeviceKind.GPU, "nvlink_errors", often, of_links)
     for signal, hit in zip(("pcie_width", "pcie_generation"), _degraded_links(view), strict=True):
         narrow = findings.Compared(signal, gpu[signal], 1.0)
-        yield from _gpu_findings(view, "pcie_degraded", hit, narrow)
+        yield from findings.of_devices(view, DeviceKind.GPU, "pcie_degraded", hit, narrow)
 
 
 def nics_of_degraded_links(view: findings.DiagnosisView) -> findings.Flags:
@@ -189,14 +189,6 @@ def _below_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags
         if len(of_model) >= MIN_MODEL_GPUS:
             usual[models == model] = median(of_model)
     return below & ~(values >= usual)
-
-
-def _gpu_findings(
-    view: findings.DiagnosisView, name: str, hit: findings.Flags, compared: findings.Compared
-) -> Iterator[findings.Finding]:
-    for position in np.flatnonzero(hit).tolist():
-        evidence = compared.of_gpus(view, [position])
-        yield findings.Finding(name, findings.Cause("gpu", position), evidence)
 
 
 MIN_LIMITED, MIN_HOT_SHARE = 0.4, 0.5

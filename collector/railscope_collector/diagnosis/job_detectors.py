@@ -459,8 +459,8 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         wait = view.states[job.key].history.wait
         if storage_detectors.stores(view, job):
-            wait.add_storing(view.signals.slot)
-        elif (slots := wait.add(view.signals.slot)) > WAIT_FACTOR * wait.longest:
+            continue  # storage explains the wait
+        if (slots := wait.add(view.signals.slot)) > WAIT_FACTOR * wait.longest:
             is_unlaunched = gpu["utilization"][job.gpus] < MAX_UNLAUNCHED_USE
             missing = job.gpus[~spins & is_unlaunched]
             values = slot_sums.mean_known(activity), job_steps.HUNG_ACTIVITY

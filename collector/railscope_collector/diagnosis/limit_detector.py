@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import numpy as np
+from dataclasses import replace
 
 from railscope_collector.diagnosis import findings
-from railscope_collector.diagnosis.quantities import LIMITS, DeviceKind
+from railscope_collector.diagnosis.quantities import LIMITS
 
 
 def exceeded_limits(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -16,12 +15,6 @@ def exceeded_limits(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         signal, kind = limit.quantity.name, limit.quantity.device
         values = view.signals.table(kind, view.signals.window)[signal]
         compared = findings.Compared(signal, values, limit.above)
-        evidence_of = compared.of_gpus if kind is DeviceKind.GPU else compared.of_nics
         is_faulty = findings.above(values, limit.above) & ~(values > limit.up_to)
-        for position in np.flatnonzero(is_faulty).tolist():
-            yield findings.Finding(
-                limit.incident,
-                findings.Cause(kind.value, position),
-                evidence_of(view, [position]),
-                limit.strength,
-            )
+        for each in findings.of_devices(view, kind, limit.incident, is_faulty, compared):
+            yield replace(each, strength=limit.strength)

@@ -206,9 +206,8 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         minutes = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
         busy = [view.devices.nodes[name].position for job in view.jobs for name in job.nodes]
         gone &= np.isnan(minutes["link_up"]).all(axis=0) | np.isin(groups.nic_node, busy)
-    for position in np.flatnonzero(gone).tolist():
-        evidence = findings.Compared("link_up", np.nan, 1.0, "before").of_nics(view, [position])
-        yield findings.Finding("nic_lost", findings.Cause("nic", position), evidence)
+    compared = findings.Compared("link_up", np.nan, 1.0, "before")
+    yield from findings.of_devices(view, DeviceKind.NIC, "nic_lost", gone, compared)
 
 
 LOW_SPEED = 0.9
@@ -228,9 +227,7 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
         is_slow = speed < LOW_SPEED * usual
         compared = findings.Compared("link_speed", speed, usual, "peers and past")
-        for position in np.flatnonzero(is_slow).tolist():
-            cause = findings.Cause("nic", position)
-            yield findings.Finding("link_speed_low", cause, compared.of_nics(view, [position]))
+        yield from findings.of_devices(view, DeviceKind.NIC, "link_speed_low", is_slow, compared)
     for signal in ("pcie_width", "pcie_speed"):
         if not (nic[signal] < 1).any():
             continue
@@ -241,9 +238,8 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         narrow = (nic[signal] < 1) & (usual >= 1)
         if signal == "pcie_speed":
             narrow &= loaded_nics(view)
-        for position in np.flatnonzero(narrow).tolist():
-            evidence = findings.Compared(signal, nic[signal], 1.0).of_nics(view, [position])
-            yield findings.Finding("pcie_degraded", findings.Cause("nic", position), evidence)
+        compared = findings.Compared(signal, nic[signal], 1.0)
+        yield from findings.of_devices(view, DeviceKind.NIC, "pcie_degraded", narrow, compared)
 
 
 def _usual(values: Floats, groups: Iterable[Positions]) -> Floats:

@@ -22,13 +22,10 @@ from railscope_collector.diagnosis.switch_fabric import (
     WINDOW_SLOTS,
     SwitchPort,
     SwitchView,
-    not_provided,
     short_name,
 )
 from railscope_collector.diagnosis.switch_faults import (
-    CORRUPTED,
     MIN_ERRORS,
-    UNREADABLE,
     port_errors,
     worst_errors,
 )
@@ -77,7 +74,7 @@ def refine(switches: SwitchView, found: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _with_pauses(switches: SwitchView, finding: Finding) -> Finding:
-    """Return a finding that rests on pauses with the counts of the other ends of its links, or why they are missing."""
+    """Return a finding that rests on pauses with the counts of the other ends of its links."""
     is_from_nic = finding.incident_class in PAUSING_CLASSES
     nics = finding.parts or ((finding.cause.position,) if finding.cause.kind == "nic" else ())
     found = [
@@ -88,21 +85,7 @@ def _with_pauses(switches: SwitchView, finding: Finding) -> Finding:
         and max(each.high, each.at_switch) > MIN_FRAMES
     ]
     if not found:
-        quantity, *names = (
-            ("switch_pauses_received", "all_pauses_received", "queue_pauses_received")
-            if is_from_nic
-            else ("switch_pauses_sent", "all_pauses_sent", "queue_pauses_sent")
-        )
-        ports = [at for at in map(switches.port_of, nics) if at is not None]
-        every = np.arange(len(switches.ports))
-        one_of_each = {switches.ports[at].switch: at for at in reversed(ports)}
-        lacking = [
-            at for at in one_of_each.values() if switches.lacks(every == at, quantity, *names)
-        ]
-        missing = tuple(
-            not_provided(quantity, switches.ports[at].place) for at in lacking[:MAX_NAMED]
-        )
-        return replace(finding, evidence=finding.evidence + missing)
+        return finding
     found.sort(key=lambda each: (not each.differs, -each.at_switch))
     is_confirmed = None
     if any(each.differs for each in found):
@@ -114,7 +97,7 @@ def _with_pauses(switches: SwitchView, finding: Finding) -> Finding:
 
 
 def _with_port_errors(switches: SwitchView, finding: Finding) -> Finding:
-    """Return data lost on the link of a NIC with the errors of the port, or that the switch counts none."""
+    """Return data lost on the link of a NIC with the errors of the port."""
     at = switches.port_of(finding.cause.position)
     if at is None:
         return finding
@@ -124,10 +107,6 @@ def _with_port_errors(switches: SwitchView, finding: Finding) -> Finding:
     if rate >= MIN_ERRORS:
         row = FindingEvidence(name, rate, MIN_ERRORS, "limit", port.place, slots=WINDOW_SLOTS)
         return replace(finding, evidence=(*finding.evidence, row), is_confirmed=True, queue=port)
-    if switches.lacks(np.arange(len(switches.ports)) == at, *CORRUPTED, *UNREADABLE):
-        return replace(
-            finding, evidence=(*finding.evidence, not_provided("port_errors", port.place))
-        )
     return finding
 
 
@@ -176,13 +155,7 @@ class _Queues:
         ] or list(found)
         queues = [queue for queue in origins if not self._is_other_end(queue, origins)]
         if len(queues) != 1:
-            lacking = (
-                name
-                for name in names
-                if switches.lacks(switches.layout.switch == switches.names.index(name), measures[0])
-            )
-            missing = tuple(not_provided(measures[0], name) for name in lacking)
-            return replace(finding, evidence=finding.evidence + missing[:MAX_NAMED])
+            return finding
         (queue,) = queues
         switch = queue.switch if queue.switch in names else self._facing[queue[:2]]
         leaf = next(leaf for leaf in leaves if switch in of_leaf[leaf])

@@ -15,14 +15,13 @@ import numpy as np
 
 from railscope_collector.diagnosis.devices import ClusterDevices, ClusterSwitch, SwitchQueue
 from railscope_collector.diagnosis.findings import (
-    NOT_PROVIDED,
     SLOT_NS,
     Cause,
     DiagnosisView,
     FindingEvidence,
     Flags,
 )
-from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind
+from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import Floats, Positions, SlotSums, or_zero
 
 SwitchPort: TypeAlias = tuple[str, str]
@@ -174,6 +173,14 @@ class SwitchView:
         """Return a leaf as a cause."""
         return Cause("leaf", leaf, self.view.groups.leaf_names[leaf])
 
+    def port_name(self, at: int) -> str:
+        """Return switch and port in words."""
+        return self.ports[at].place
+
+    def queue_name(self, at: int) -> str:
+        """Return switch, port and queue in words."""
+        return self.queues[at].place
+
     def port_of(self, nic: int) -> int | None:
         """Return the position of the switch port of a NIC, if its switch is known now."""
         switch, port = self.link_of(nic)
@@ -203,21 +210,6 @@ class SwitchView:
             return rate * 0
         increases = (self.view.signals.slots(kind, WINDOW_SLOTS)[name] > 0).sum(axis=0)
         return np.where((rate >= minimum) & (increases > 1), rate, rate * 0)
-
-    def lacks(self, same: Flags, *names: str) -> bool:
-        """True if none of these ports has a reading of these quantities while they have others like them.
-
-        A port of which only its queues are known may have those of whole ports, and the reverse.
-        """
-        others = set[DeviceKind]()
-        for kind, positions in ((PORT, same), (QUEUE, same[self.port_of_queue])):
-            sums = self.sums(kind)
-            for name in sums.names:
-                if (sums.weight(name, self.slot, KEPT_SLOTS)[positions] > 0).any():
-                    if name in names:
-                        return False
-                    others.add(kind)
-        return others >= {QUANTITIES[name].device for name in names}
 
     # Both ends of a link ------------------------------------------------------------------------
 
@@ -313,11 +305,6 @@ class ComparedPauses(NamedTuple):
         return FindingEvidence(
             name, self.at_switch, self.high, text, self.place, slots=self.seconds // 10
         )
-
-
-def not_provided(signal: str, place: str) -> FindingEvidence:
-    """Return that a switch does not have a value that would support a finding."""
-    return FindingEvidence(signal, np.nan, np.nan, NOT_PROVIDED, place, slots=0)
 
 
 def above_zero(values: Floats) -> Flags:

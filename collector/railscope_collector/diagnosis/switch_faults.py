@@ -16,9 +16,9 @@ from railscope_collector.diagnosis.devices import SwitchQueue
 from railscope_collector.diagnosis.findings import (
     SLOTS_PER_MINUTE,
     Cause,
+    Compared,
     Finding,
     FindingEvidence,
-    Flags,
 )
 from railscope_collector.diagnosis.network_detectors import MIN_PAUSING
 from railscope_collector.diagnosis.slot_sums import Floats, median_known, or_zero
@@ -58,26 +58,6 @@ def switch_faults(switches: SwitchView) -> Iterator[Finding]:
     yield from _storms(switches)
     yield from _late_marks(switches)
     yield from _lost_headroom(switches)
-
-
-def _shown(  # noqa: PLR0913 - a row of evidence
-    signal: str,
-    values: Floats,
-    limit: Floats | float,
-    places: Iterable[SwitchQueue],
-    at: Iterable[int],
-    *,
-    text: str = "limit",
-    slots: int = WINDOW_SLOTS,
-) -> tuple[FindingEvidence, ...]:
-    """Return the evidence of the first of some ports or queues."""
-    names, limits = list(places), np.broadcast_to(limit, len(values))
-    return tuple(
-        FindingEvidence(
-            signal, float(values[n]), float(limits[n]), text, names[n].place, slots=slots
-        )
-        for n in list(at)[:MAX_NAMED]
-    )
 
 
 # Links between switches ----------------------------------------------------------------------------
@@ -131,7 +111,9 @@ def _link_errors(switches: SwitchView) -> Iterator[Finding]:
             tuple(
                 e
                 for n, (at, limit) in zip(names, ends, strict=False)
-                for e in _shown(n, errors[n], limit, ports, [at], text=text)
+                for e in Compared(n, errors[n], limit, text, WINDOW_SLOTS).of(
+                    switches.port_name, [at]
+                )
             ),
             subject=f"errors of {' '.join(link)}",
             queue=first,
@@ -193,7 +175,9 @@ def _outage(switches: SwitchView, text: str, found: Iterable[SwitchPort]) -> Fin
     return Finding(
         "switch_link_down",
         switches.leaf_cause(switches.leaves[ports[0].switch]),
-        _shown("port_up", np.zeros(len(ports)), 1.0, ports, range(len(ports)), text="before"),
+        Compared("port_up", 0.0, 1.0, "before", WINDOW_SLOTS).of(
+            lambda number: ports[number].place, range(len(ports))
+        ),
         detail=f"{text} are down: {', '.join(port.place for port in ports[:MAX_NAMED])}",
         subject=text,
         affected=tuple(switches.leaf_cause(leaf) for leaf in leaves),
@@ -234,7 +218,8 @@ def _losses(switches: SwitchView) -> Iterator[Finding]:
             by_leaf[leaf].append(at)
     for leaf, found in by_leaf.items():
         found.sort(key=lambda at: -drops[at])
-        evidence = _shown("queue_drops", drops, MIN_ERRORS, switches.queues, found)
+        dropped = Compared("queue_drops", drops, MIN_ERRORS, slots=WINDOW_SLOTS)
+        evidence = dropped.of(switches.queue_name, found)
         yield Finding(
             "leaf_loss", switches.leaf_cause(leaf), evidence, queue=switches.queues[found[0]]
         )
@@ -250,9 +235,10 @@ def _storms(switches: SwitchView) -> Iterator[Finding]:
     hit = (or_zero(storms) > 0) & ~(storms > MAX_STORMS) & switches.is_fresh[switches.port_of_queue]
     pausing = switches.view.signals.table(NIC, SLOTS_PER_MINUTE)["pausing_share"]
     unknown: dict[int, list[int]] = defaultdict(list)
+    compared = Compared("watchdog_storms", storms, 0.0, slots=5)
     for at in np.flatnonzero(hit).tolist():
         queue, nic = switches.queues[at], int(switches.nic[switches.port_of_queue[at]])
-        evidence = _shown("watchdog_storms", storms, 0.0, switches.queues, [at], slots=5)
+        evidence = compared.of(switches.queue_name, [at])
         if nic < 0 or np.isnan(pausing[nic]):
             if (leaf := switches.leaf_of(queue)) is not None:
                 unknown[leaf].append(at)
@@ -260,7 +246,7 @@ def _storms(switches: SwitchView) -> Iterator[Finding]:
             yield Finding("pfc_storm", Cause("nic", nic), evidence, is_confirmed=True)
     for leaf, found in unknown.items():
         cause, queue = switches.leaf_cause(leaf), switches.queues[found[0]]
-        evidence = _shown("watchdog_storms", storms, 0.0, switches.queues, found, slots=5)
+        evidence = compared.of(switches.queue_name, found)
         yield Finding(
             "pfc_storm",
             cause,
@@ -347,8 +333,12 @@ def _deep_without_marks(switches: SwitchView) -> _Late:
             "share of samples with a deep queue",
         )
         evidence = (
-            *_shown("queue_occupancy", highest, limit, switches.queues, [at], text=text),
-            *_shown("queue_marked_share", marked, share, switches.queues, [at], text=samples),
+            *Compared("queue_occupancy", highest, limit, text, WINDOW_SLOTS).of(
+                switches.queue_name, [at]
+            ),
+            *Compared("queue_marked_share", marked, share, samples, WINDOW_SLOTS).of(
+                switches.queue_name, [at]
+            ),
         )
         found[queue.switch] = (
             evidence,
@@ -367,23 +357,11 @@ MIN_HEADROOM_SHARE = 0.9
 
 def _lost_headroom(switches: SwitchView) -> Iterator[Finding]:
     """Yield switches with a priority group that used nearly all of its headroom, or, with pauses, dropped packets."""
-    sums, found = switches.sums(QUEUE), dict[str, list[FindingEvidence]]()
+    sums, found = switches.sums(QUEUE), defaultdict[str, list[FindingEvidence]](list)
 
-    def add(  # noqa: PLR0913 - a row of evidence
-        signal: str,
-        values: Floats,
-        limit: Floats | float,
-        hit: Flags,
-        *,
-        text: str = "limit",
-        slots: int = WINDOW_SLOTS,
-    ) -> None:
-        for at in np.flatnonzero(hit).tolist():
-            queue = switches.queues[at]
-            group = SwitchQueue(queue.switch, f"{queue.port} priority group {queue.queue}")
-            threshold = np.broadcast_to(limit, len(hit))[[at]]
-            row = _shown(signal, values[[at]], threshold, [group], [0], text=text, slots=slots)
-            found.setdefault(queue.switch, []).extend(row)
+    def group_name(at: int) -> str:
+        queue = switches.queues[at]
+        return f"{queue.switch} {queue.port} priority group {queue.queue}"
 
     used, size, share, peak = (
         sums.latest(f"headroom_{each}") for each in ("used", "size", "share", "peak")
@@ -392,12 +370,17 @@ def _lost_headroom(switches: SwitchView) -> Iterator[Finding]:
     has_risen = peak > np.fmin.reduce(
         sums.history("headroom_peak", switches.slot, KEPT_SLOTS), axis=0
     )
-    add("headroom_share", share, MIN_HEADROOM_SHARE, share > MIN_HEADROOM_SHARE, slots=0)
-    add("headroom_peak", peak, MIN_HEADROOM_SHARE, has_risen & (peak > MIN_HEADROOM_SHARE), slots=0)
-    add("headroom_used", used, size, used > MIN_HEADROOM_SHARE * size, text="its headroom", slots=0)
     pauses = above_zero(switches.signal(QUEUE, "switch_pause_rate"))
     drops = switches.signal(QUEUE, "headroom_drops")
-    add("headroom_drops", drops, 0.0, above_zero(drops) & pauses)
+    least = MIN_HEADROOM_SHARE
+    for compared, hit in (
+        (Compared("headroom_share", share, least, slots=0), share > least),
+        (Compared("headroom_peak", peak, least, slots=0), has_risen & (peak > least)),
+        (Compared("headroom_used", used, size, "its headroom", 0), used > least * size),
+        (Compared("headroom_drops", drops, 0.0, slots=WINDOW_SLOTS), above_zero(drops) & pauses),
+    ):
+        for at in np.flatnonzero(hit).tolist():
+            found[switches.queues[at].switch] += compared.of(group_name, [at])
     for name, rows in found.items():
         if name in switches.leaves and switches.switches[name].is_fresh(switches.slot):
             rows.sort(key=lambda each: -each.value / max(each.threshold, 1.0))
