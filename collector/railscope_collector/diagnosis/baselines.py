@@ -29,15 +29,13 @@ _JOB = "job"
 _SEVERAL_JOBS = -1.0
 _NO_JOBS: NDArray[np.float32] = np.zeros(0, np.float32)
 
-WORK_SIGNALS = frozenset(
-    {"receive", "send", "utilization", "activity", "tensor", "power", "nvlink"}
-)
+WORK_SIGNALS = frozenset({"receive", "send", "utilization", "activity", "power", "nvlink"})
 WORK_QUANTILE = 0.7
 """Quantile of the signals of work: it is that of a working job, although checkpoints and pauses lower a part of them."""
 
 BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
-    DeviceKind.NIC: ("receive", "send", "pausing_share", "paused_share", "marked_share", "marks", "notifications_handled", "bit_errors", "naks", "out_of_order", "adaptive_retransmissions"),
-    DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
+    DeviceKind.NIC: ("receive", "send", "pausing_share", "paused_share", "marked_share", "marks", "bit_errors", "naks", "out_of_order", "adaptive_retransmissions"),
+    DeviceKind.GPU: ("utilization", "activity", "power", "clock", "nvlink"),
     DeviceKind.NODE: ("cpu", "cpu_pressure", "io_pressure"),
     DeviceKind.MOUNT: ("read_latency", "write_latency", "reads", "writes"),
 })  # fmt: skip

@@ -58,9 +58,9 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
         # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
         ended = usual_marks[leaf] > MIN_MARKS and loads[leaf] > USUAL_LOAD * usual_loads[leaf]
+        ended &= marks[leaf] == 0 and (marks[other_leaves] > 0).any()
         # PFC spreads through spines: senders that a receiver elsewhere pauses have no queue at their leaf to mark.
-        is_paused = pauses[view.rail_around(int(positions[0]))].any()
-        if marks[leaf] == 0 and ended and not is_paused and (marks[other_leaves] > 0).any():
+        if ended and not pauses[view.rail_around(int(positions[0]))].any():
             limit = float(or_zero(median_known(frames[other_leaves])))
             pause = findings.FindingEvidence(
                 "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name

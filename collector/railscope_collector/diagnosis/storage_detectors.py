@@ -97,8 +97,6 @@ def _is_delayed(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
     usual_use = job_steps.node_means(view, job, job_steps.low_use(view))[1]
     is_new = np.isnan(usual_use).all()
     if is_new or np.isnan(state.speed):  # it exchanges nothing, as on one GPU
-        if not is_new and state.utilization_now < job_steps.MIN_INPUT:
-            return False
         # Tasks cannot wait longer than the operations take together: else they wait for another disk.
         pressure = view.signals.node["io_pressure"][nodes]
         explained = _in_flight(view)[nodes] > MIN_EXPLAINED * pressure

@@ -259,9 +259,6 @@ def _slow_node(
         return
     for index in hit.tolist():
         usual = mean_known(other_nodes[:, index])
-        explained = _min_explained(signal) * (1 - usual)
-        if usual > MAX_PEER_CHANGE or excess[index] < max(explained, 0.0):
-            continue
         name, gpus = view.devices.node_names[nodes[index]], job.gpus[of_gpu == nodes[index]]
         values = usual + float(excess[index]), usual + float(limits[index])
         evidence = findings.FindingEvidence(
