@@ -201,13 +201,20 @@ def test_old_events_and_those_without_use_are_left_out(feed: HostileFeed) -> Non
     assert feed.evaluate(2) == []
 
 
-def test_a_state_with_positions_of_nothing_is_set_aside(feed: HostileFeed) -> None:
+def test_a_state_of_another_release_or_with_positions_of_nothing_is_set_aside(
+    feed: HostileFeed,
+) -> None:
     feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
     feed.evaluate(2)
     path = feed.directory / diagnosis_engine.STATE_FILE
     saved = msgspec.msgpack.decode(path.read_bytes())
-    for changes in ({"affected": [["gpu", 99, "", None]]}, {"onset_ns": 1 << 62}):
-        saved["incidents"][0]["incident"] |= changes
+    (incident,) = saved["incidents"]
+    for part, changes in (
+        (incident["finding"], {"affected": [["gpu", 99, "", None]]}),
+        (incident, {"onset_ns": 1 << 62}),
+        (saved, {"version": 1}),  # of 0.3.0
+    ):
+        part.update(changes)
         path.write_bytes(msgspec.msgpack.encode(saved))
         feed.restart()
         assert feed.documents == []
