@@ -16,7 +16,7 @@ import structlog
 
 from railscope import __version__, durable_files, service
 from railscope.audit.record import RecordError, RecordSource
-from railscope.audit.signed_note import SecretKey
+from railscope.audit.signed_note import NoteError, SecretKey
 from railscope.catalog import collector as c
 from railscope.settings import SettingsError
 from railscope_collector import state_store
@@ -33,7 +33,6 @@ from railscope_collector.audit import (
     ledger_watch,
     log_secrets,
     log_writer,
-    recorder_state,
     signing_guard,
     tables,
 )
@@ -60,7 +59,7 @@ class AuditService:
 
     key_file: Path
     trail: audit_trail.AuditTrail
-    observed: event_recorder.EventRecorder
+    recorder: event_recorder.EventRecorder
     guard: signing_guard.SigningGuard
     witness_api: WitnessApi
     periodic_verification: PeriodicVerification
@@ -101,21 +100,20 @@ class AuditService:
             archive=entry_archive.open_entry_archive(settings),
             is_active=lambda: not role.waits,
             check_term=role.check_term,
-            former=directory / former_log.DIRECTORY,
         )
         trail = audit_trail.AuditTrail(audit, __version__, settings=digest)
         witnesses = cosignatures.CosignatureStore(database.open, audit.name)
-        observed = event_recorder.EventRecorder(
+        recorder = event_recorder.EventRecorder(
             audit,
             log_secrets.PersonalSalts(directory / log_secrets.SALTS_DIRECTORY),
-            store,
-            reader.read_events,
+            reader.frames.directory,
+            reader.open_record,
+            # One before: its last records may not have been recorded yet.
+            lambda: max(0, reader.snapshots.position.segment - 1),
+            max_frame_age_ns=reader.snapshots.max_frame_age_ns,
             tenant_of=tenant_of,
         )
-        # Before the state is restored: events of the frame log that were not recorded yet must not be lost.
-        core.listeners.append(observed.queue_event)
-        core.on_envelope.append(observed.check_envelope)
-        reader.snapshots.documents[recorder_state.DOCUMENT] = observed.snapshot
+        reader.snapshots.first_needed = lambda: recorder.position.segment
         guard = signing_guard.SigningGuard(
             trail,
             directory / signing_guard.CONFLICT_DIRECTORY,
@@ -127,7 +125,7 @@ class AuditService:
         watch = ledger_watch.LedgerWatch(
             database.open, trail, directory / ledger_watch.KNOWN_HEAD_FILE
         )
-        audit.check_ledger, audit.on_rows_moved = watch.current, watch.check
+        audit.check_ledger = watch.check
         periodic = PeriodicVerification(
             database.open,
             key.public,
@@ -139,17 +137,17 @@ class AuditService:
         holder = directory_holder.DirectoryHolder(directory, database.open)
         archive = entry_archive.EntryArchive(
             audit,
-            witnesses,
             settings.audit.keep_entries_days,
             settings.archive.period_seconds,
-            lambda: guard.required_checkpoints,
-            clock,
+            clock.now_ns,
+            lambda: clock.hold_reason,
         )
-        entries = signed_entries.SignedEntries(database.open, key.public, archive=audit.archive)
+        limited = signed_entries.LimitedArchive(audit.archive) if audit.archive else None
+        entries = signed_entries.SignedEntries(database.open, key.public, limited)
         return cls(
             key_file,
             trail,
-            observed,
+            recorder,
             guard,
             witness_api,
             periodic,
@@ -165,35 +163,36 @@ class AuditService:
         # Before anything is signed: a log cannot be continued without its key.
         audit = self.trail.log
         log_secrets.store_key(self.key_file, audit.signer)
-        _write_public_key(self.observed.store.path.with_name(PUBLIC_KEY_FILE), audit.signer)
-        if audit.former is not None:
-            former_log.keep_conflicts(audit.former, self.guard.directory)
-        self.guard.open()
-        self.trail.open()
+        _write_public_key(audit.store.directory / PUBLIC_KEY_FILE, audit.signer)
+        former = audit.store.directory / former_log.DIRECTORY
         try:
+            if former.exists():
+                former_log.import_directory(former, audit, self.guard.directory)
+            self.guard.open()
+            self.trail.open()
             # A database that is unavailable, or on a server, is read later: records are acknowledged without it.
             if self.database.is_embedded:
                 with contextlib.suppress(UnusableLedgerError):
                     audit.follow()
                     self.witness_api.witnesses.read()
-            self.observed.open()
-        except LogWriteError as error:
-            raise self.trail.unusable_log(str(error)) from error
-        except (
-            tables.ArchivedEntriesError,
-            tables.MissingEntriesError,
-            UnusableLedgerError,
-        ) as error:
-            message = f"cannot read the audit log: {error}"
+            self.recorder.open()
+        except (tables.ArchivedEntriesError, UnusableLedgerError, OSError) as error:
+            message = f"cannot open the audit log: {error}"
             raise SettingsError(message) from error
-        except (tables.LogDamagedError, RecordError) as error:
-            raise self.trail.unusable_log(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
+        except (AuditLogError, RecordError, NoteError) as error:
+            problem = (
+                str(error)
+                if isinstance(error, LogWriteError)
+                else log_writer.ALTERED_LOG_MESSAGE.format(error)
+            )
+            message = f"{problem}; to begin a new log, move the file of its key away and keep it"
+            raise SettingsError(message) from error
         self.watch.start()
 
     def take_over(self) -> None:
         """Continue with the log of another collector of the group, before this one receives frames. Blocking."""
         try:
-            self.observed.catch_up()
+            self.recorder.catch_up()
             self.witness_api.witnesses.read()
         # Frames are received also if the log was altered: records then wait, and the writer reports the reason.
         except (AuditLogError, RecordError, UnusableLedgerError, OSError) as error:
@@ -205,7 +204,8 @@ class AuditService:
 
     async def delete_former_log(self) -> None:
         """Delete the files of an imported log after a week, until cancelled."""
-        while former := self.trail.log.former:
+        former = self.trail.log.store.directory / former_log.DIRECTORY
+        while True:
             await asyncio.sleep(_FORMER_SECONDS)
             await service.run_in_thread(former_log.delete_old, former, self.trail.wall_ns())
 
@@ -213,16 +213,14 @@ class AuditService:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
         checks = (self.guard, self.periodic_verification, self.watch, self.holder, self.archive)
-        for member in (self.observed, self.witness_api, *checks):
+        for member in (self.recorder, self.witness_api, *checks):
             group.create_task(member.run())
 
     def cells(self) -> list[ViewCell]:
         """Return the metrics of the audit log for the metrics endpoint."""
         whole = self.periodic_verification.is_valid
         numbers = (
-            (c.AUDIT_WAITING, self.observed.waiting_items),
-            (c.AUDIT_OVERFLOWED, self.observed.overflowed),
-            (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
+            (c.AUDIT_WAITING, self.recorder.waiting),
             (c.OUTBOX_WAITING, self.trail.log.waiting_rows),
             (c.AUDIT_CONFLICT, int(bool(self.guard.stop_reason))),
             (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),

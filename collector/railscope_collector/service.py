@@ -119,8 +119,7 @@ class Collector:
     def restore_read_only(self) -> None:
         """Read the data to serve, and write nothing. Blocking; raises OSError."""
         self.trail.log.stop_signing()
-        # What is read must not be recorded: nothing can be written.
-        self.core.listeners.clear()
+        # What is read must not be reported: nothing can be written.
         self.core.on_envelope.clear()
         self._read_files()
         self.store.open_read_only()
@@ -166,7 +165,7 @@ class Collector:
                 directory = self.diagnosis.directory
                 group.create_task(self.role.run(directory, self._take_over, active))
                 for work in (
-                    self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
+                    self.access.run(), self.tokens.watch(), self.log.run(),
                     self.reader.snapshots.run(), self.audit.delete_former_log(), self.files.watch(),
                     self.clock_records.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip

@@ -42,30 +42,30 @@ class CompactRange:
     roots: list[Hash] = field(default_factory=list)
     """Largest first; as many as the size has one-bits."""
 
-    def append(self, leaf: Hash) -> None:
-        """Append a leaf: about one hash on average."""
-        self.extend(leaf, 1)
-
-    def extend(self, subtree: Hash, leaves: int) -> None:
-        """Append a complete subtree. Raises ValueError if it is not aligned to the tree's end."""
-        if leaves < 1 or leaves & (leaves - 1) or self.size % leaves:
-            message = (
-                f"invalid subtree: {leaves} leaves at record {self.size}: expected a power of two that"
-                " divides the size of the tree"
-            )
-            raise ValueError(message)
-        carried, size = subtree, self.size // leaves
+    def append(self, leaf: Hash) -> list[Hash]:
+        """Append a leaf; return the hashes of the complete subtrees that end with it, by level: about two on average."""
+        completed, size = [leaf], self.size
         # Each one-bit of the size is a complete subtree, which joins the new one as in an addition with carry.
         while size & 1:
-            carried = node_hash(self.roots.pop(), carried)
+            completed.append(node_hash(self.roots.pop(), completed[-1]))
             size >>= 1
-        self.roots.append(carried)
-        self.size += leaves
+        self.roots.append(completed[-1])
+        self.size += 1
+        return completed
+
+    def copy(self) -> CompactRange:
+        """Return a tree that grows separately."""
+        return CompactRange(self.size, list(self.roots))
 
     @property
     def root(self) -> Hash:
         """Root of the complete tree."""
         return _root_of_subtrees(self.roots)
+
+    @property
+    def head(self) -> TreeHead:
+        """Size and root."""
+        return TreeHead(self.size, self.root)
 
 
 def subtrees(size: int) -> Iterator[tuple[int, int]]:

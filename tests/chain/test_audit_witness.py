@@ -75,7 +75,9 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
             await sign(running, records)
             size = running.collector.trail.log.signed.size
             await witness.check()
-            assert witness.state == AuditLogState(CONSISTENT, size)
+            # The collector records its credentials meanwhile.
+            assert witness.state.state == CONSISTENT
+            assert witness.state.records >= size
         (vouched,) = running.collector.audit.witness_api.witnesses.nodes.values()
         assert vouched.seconds() == witness.clock.now().wall_ns // 10**9
         assert vouched.note == witness.store.read_checkpoint()

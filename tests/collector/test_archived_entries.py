@@ -36,7 +36,7 @@ async def archive_all(one: RunningCollector) -> None:
     await asyncio.gather(*(log.append(draft(number)) for number in range(RECORDS)))
     await log.sign()
     now_ns = one.collector.clock.now_ns() + 31 * DAY_NS
-    retention.clock, retention.wall_ns = None, lambda: now_ns
+    retention.now_ns = lambda: now_ns
     assert not await retention.attempt()
     assert (retention.problem, retention.archived) == ("", 256)
 

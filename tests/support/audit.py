@@ -120,7 +120,7 @@ def without_triggers(connection: Connection, *, of_log: bool = False) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET session_replication_role = replica"))
         return
-    kept = () if of_log else ("audit_record", "audit_subtree", "audit_archived")
+    kept = () if of_log else ("audit_record", "audit_subtree", "audit_archived", "audit_tenant")
     rows = connection.execute(
         text("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'")
     )

@@ -1,70 +1,107 @@
-"""An audit log that records the events of agents."""
+"""An audit log that records the events of agents from a frame log."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from support.agent_events import AgentEvents
+import msgspec
 from support.audit import audit_log, running_log
 from support.waiting import wait_until
 
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.service import run_in_thread
+from railscope.wire import VERSION, Batch, Envelope, SentAt
 from railscope_collector.audit.event_recorder import EventRecorder
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.fleet.recent_events import SeenEvent
-from railscope_collector.state_store import StateStore
+from railscope_collector.framelog.framelog import FrameLog
+from railscope_collector.framelog.segment_files import FrameRecord
+
+
+@dataclass
+class RecordingLog:
+    """A frame log, and the recorder that follows it."""
+
+    frames: FrameLog
+    recorder: EventRecorder
+
+    async def receive(self, *seen: SeenEvent) -> None:
+        """Store events in the frame log, each in an envelope of its own."""
+        for each in seen:
+            await self.store(*envelope_of(each))
+
+    async def store(self, record: FrameRecord, envelope: Envelope) -> None:
+        """Store an envelope in the frame log."""
+        fields = (
+            record.node,
+            record.received_wall_ns,
+            record.sent,
+            msgspec.msgpack.encode(envelope),
+        )
+        await self.frames.append(FrameRecord(*fields), lambda _end: None)
+
+    async def recorded(self, *seen: SeenEvent) -> list[AuditRecord]:
+        """All that was recorded of agents and nodes, once these events are in the log."""
+        await self.receive(*seen)
+        end = (self.frames.number, self.frames.offset)
+        await wait_until(
+            lambda: self.recorder.position >= end, "all events are recorded", every=0.001
+        )
+        await self.recorder.audit.sign()
+        return [decode_audit_record(raw) for raw in self.recorder.audit.records(1)]
+
+
+def envelope_of(seen: SeenEvent) -> tuple[FrameRecord, Envelope]:
+    """Return an envelope with an event, with the record of its arrival."""
+    event, position = seen.event, seen.position
+    assert position is not None
+    times = (position.received_ns,), (1,)
+    batch = Batch(
+        position.stream, b"", b"", position.sequence - event.row, *times, b"", b"", events=(event,)
+    )
+    envelope = Envelope(VERSION, seen.node, position.run, seen.boot_id, batches=(batch,))
+    sent = SentAt(position.received_ns, 1, seen.boot_id)
+    return FrameRecord(seen.node, position.received_ns, sent, b""), envelope
 
 
 @contextlib.asynccontextmanager
-async def run_observers(
-    directory: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), max_waiting: int = 20_000
-) -> AsyncIterator[EventRecorder]:
-    """A running log and what observes agents for it."""
+async def run_recorder(
+    directory: Path, boot: str = "b0", segment_bytes: int = 1 << 20, copy_records: int = 10_000
+) -> AsyncIterator[RecordingLog]:
+    """A running log, a frame log, and the recorder between them."""
+    frames = FrameLog(directory / "log" / "frames", segment_bytes, 0)
+    frames.open()
+    frames.begin()
+    storing = asyncio.create_task(frames.run())
     async with running_log(audit_log(directory / "log", boot=boot)) as log:
         await run_in_thread(log.follow)
-        store = StateStore(directory)
-        store.open()
-        observed = EventRecorder(
+        recorder = EventRecorder(
             log,
             PersonalSalts(directory / "personal"),
-            store,
-            lambda: iter(tuple(again)),
-            max_waiting,
+            frames.directory,
+            # Without the checks of ingest, which reject most hostile texts.
+            lambda record: (record, msgspec.msgpack.decode(record.body, type=Envelope)),
+            poll_seconds=0.001,
+            copy_records=copy_records,
         )
-        observed.open()
-        task = asyncio.create_task(observed.run())
+        recorder.open()
+        task = asyncio.create_task(recorder.run())
         try:
-            yield observed
+            yield RecordingLog(frames, recorder)
         finally:
             task.cancel()
-            await asyncio.wait({task})
-            store.close()
+            storing.cancel()
+            await asyncio.wait({task, storing})
+            frames.close()
 
 
 async def recorded_events(
-    observed: EventRecorder, events: Iterable[SeenEvent]
+    recording: RecordingLog, events: Iterable[SeenEvent]
 ) -> list[AuditRecord]:
-    """All that was recorded of agents and nodes, once these events are in the log."""
-    for seen in events:
-        observed.queue_event(seen)
-    return await wait_for_records(observed)
-
-
-async def wait_for_records(observed: EventRecorder) -> list[AuditRecord]:
-    await wait_until(
-        lambda: not observed.waiting_items and observed.snapshot() is not None,
-        "all events are in the log",
-        every=0.001,
-    )
-    await observed.audit.sign()
-    return [decode_audit_record(raw) for raw in observed.audit.records(1)]
-
-
-def record_events(observed: EventRecorder, tellers: Iterable[AgentEvents]) -> None:
-    """An envelope of each."""
-    for teller in tellers:
-        observed.check_envelope(*teller.envelope(1))
+    """What is recorded of events, without the start of their node."""
+    found = await recording.recorded(*events)
+    return [record for record in found if record.type != "node.join" or "event" in record.data]

@@ -16,7 +16,6 @@ import structlog
 
 from railscope.audit import record
 from railscope.service import run_to_end
-from railscope.settings import SettingsError
 from railscope_collector.audit import LogWriteError, log_writer
 from railscope_collector.ledger import record_draft
 from railscope_collector.work_limits import MinuteCounts, write_for_a_minute
@@ -77,24 +76,9 @@ class AuditTrail:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
-        """Open the log and record the start. Blocking.
-
-        Raises SettingsError.
-        """
-        try:
-            self.log.open()
-        except LogWriteError as error:
-            raise self.unusable_log(str(error)) from error
-        except OSError as error:
-            message = f"cannot write the audit log: {error}"
-            raise SettingsError(message) from error
+        """Open the log and record the start. Blocking; raises LogWriteError, OSError."""
+        self.log.open()
         self.log.append_before_running(self.draft("admin.config", self._lifecycle_data("started")))
-
-    def unusable_log(self, problem: str) -> SettingsError:
-        """Return the error for an audit log with which the collector cannot continue."""
-        return SettingsError(
-            f"{problem}; to begin a new log, move the file of its key away and keep it"
-        )
 
     def _lifecycle_data(self, transition: str) -> record.RecordData:
         settings: record.RecordData = {"settings": self.settings} if self.settings else {}

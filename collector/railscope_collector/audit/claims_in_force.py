@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 
 import msgspec
@@ -79,19 +78,6 @@ class ClaimsInForce(msgspec.Struct):
             if name != claim and name not in conflicting and other.conflicts_with(new_claim)
         )
         return list(islice(found, max(0, MAX_CONFLICTS - len(conflicting))))
-
-    def copy_of_gpus(self, gpus: Iterable[str]) -> ClaimsInForce:
-        """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
-        selected = set(gpus)
-        return ClaimsInForce(
-            {gpu: dict(self.gpus[gpu]) for gpu in selected & self.gpus.keys()},
-            {
-                gpu: {
-                    claim: set(other_claims) for claim, other_claims in self.conflicts[gpu].items()
-                }
-                for gpu in selected & self.conflicts.keys()
-            },
-        )
 
     def add(self, new: record.AuditRecord) -> None:
         """Apply the next record of the log."""

@@ -37,13 +37,18 @@ def find_cosigners(
     cosigned: Mapping[str, cosignatures.CosignedCheckpoint],
     key: signed_note.PublicKey,
     keys: Mapping[str, str],
+    *,
+    is_partial: bool,
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
-    `keys` are those of the witnesses, as recorded in the log.
+    `keys` are those of the witnesses, as recorded in the log; some may be in records that were not read (`is_partial`).
     """
     cosigners, doubts = [], []
+    unread = cosigned.keys() - keys.keys() if is_partial else set()
     for node, cosigned_checkpoint in sorted(cosigned.items()):
+        if node in unread:
+            continue
         try:
             tree = log_checkpoint.read_checkpoint(cosigned_checkpoint.note, key).tree
             seconds = cosigned_checkpoint.seconds()
@@ -63,5 +68,7 @@ def find_cosigners(
         f"missing cosignature of witness {node}, whose key is recorded"
         for node in sorted(keys.keys() - cosigned.keys())
     ]
+    if unread:
+        doubts.append(f"witnesses whose keys are not in the records that were read: {len(unread)}")
     cosigners.sort(key=lambda cosigner: (-cosigner.size, cosigner.node))
     return tuple(cosigners), tuple(doubts)

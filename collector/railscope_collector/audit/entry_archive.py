@@ -19,18 +19,18 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 
 import sqlalchemy as sa
 import structlog
 
 from railscope import timestamps
-from railscope.audit import log_checkpoint, merkle, record as audit_record, signed_note
+from railscope.audit import merkle, record as audit_record
 from railscope.settings import SettingsError
-from railscope_collector import archive_stores, clock as collector_clock, config
+from railscope_collector import archive_stores, config
 from railscope_collector.audit import (
     AuditLogError,
     SigningPostponedError,
-    cosignatures,
     log_writer,
     record_checks,
     tables,
@@ -75,6 +75,8 @@ class _ArchivedRange:
     """Hashes of the leaves of each bundle, one after the other."""
     digest: str
     """SHA-256 of the files, one after the other."""
+    location: str
+    """Location of the archive."""
 
 
 @dataclass(slots=True)
@@ -82,23 +84,18 @@ class EntryArchive:
     """Archives and deletes the old entries of a log; `run` it while the log runs."""
 
     audit: log_writer.AuditLog
-    witnesses: cosignatures.CosignatureStore
     keep_days: int
     """Age in days at which entries are archived; 0 for never."""
     period_seconds: float
-    required_witnesses: Callable[[], int] = lambda: 0
-    """Number of agents that must have cosigned entries before they are archived."""
-    clock: collector_clock.CollectorClock | None = None
-    """Clock of a running collector: while it is suspect, nothing is archived or deleted."""
-    wall_ns: Callable[[], int] = time.time_ns
+    now_ns: Callable[[], int] = time.time_ns
+    hold_reason: Callable[[], str] = lambda: ""
+    """Why nothing may be archived or deleted, as the clock is suspect; empty if it may be."""
     max_bundles: int = MAX_BUNDLES
     failures: int = 0
     problem: str = ""
     """Reason why the last round failed; empty if it did not."""
     archived: int | None = None
     """Number of records, from the first on, that are archived and deleted; None before the first round."""
-    is_waiting: bool = False
-    """True if due entries are not cosigned by as many agents as are required."""
 
     async def run(self) -> None:
         """Run until cancelled; return at once if entries are kept permanently."""
@@ -133,7 +130,7 @@ class EntryArchive:
         return is_more_due
 
     async def _round(self) -> bool:
-        if (self.clock is not None and self.clock.hold_reason) or not self.audit.is_active():
+        if self.hold_reason() or not self.audit.is_active():
             return False
         found = await call_database(self._archive_due)
         if found is None:
@@ -145,94 +142,57 @@ class EntryArchive:
         self.archived = found.end
         return found.end - found.first >= self.max_bundles * tiles.WIDTH
 
-    def _now_ns(self) -> int:
-        return self.clock.now_ns() if self.clock is not None else self.wall_ns()
-
     def _archive_due(self) -> _ArchivedRange | None:
         """Write the files of what is due, up to the limit of a round, and compare them. Blocking."""
         store = self.audit.archive
         if store is None:
             message = "cannot archive entries of the audit log: no archive; fix: set archive.url"
             raise EntryArchiveError(message)
-        cosigned, now_ns = self._cosigned_size(), self._now_ns()
+        now_ns, digest, leaves = self.now_ns(), sha256(), list[bytes]()
         due_ns = now_ns - self.keep_days * timestamps.DAY_NS
-        digest, leaves = sha256(), list[bytes]()
         with self.audit.read() as tree:
-            self.archived = tables.count_archived(tree.connection, tree.log)
-            limit = tree.size - tiles.WIDTH + 1
-            end = first = self.archived
-            while end < min(limit, first + self.max_bundles * tiles.WIDTH):
-                bundle = end // tiles.WIDTH
-                records = self._read_signed(tree, bundle)
+            end = first = self.archived = tables.count_archived(tree.connection, tree.log)
+            limit = min(tree.size - tiles.WIDTH + 1, first + self.max_bundles * tiles.WIDTH)
+            while end < limit:
+                records = self._read_signed(tree, end)
                 # All of its records must be old.
                 if find_newest_ns(map(audit_record.decode_audit_record, records), now_ns) > due_ns:
                     break
-                if end + tiles.WIDTH > cosigned:
-                    self._report_waiting(cosigned)
-                    break
                 content, row = tiles.encode_bundle(records), [*map(merkle.leaf_hash, records)]
+                bundle = end // tiles.WIDTH
                 name = tables.archive_name(tree.node(0, 0), bundle, tiles.complete_root(row))
                 store.create(name, content)
                 _compare(store, name, content)
                 digest.update(content)
                 leaves.append(b"".join(row))
-                end, self.is_waiting = end + tiles.WIDTH, False
+                end += tiles.WIDTH
         if end == first:
             return None
-        return _ArchivedRange(first, end, tuple(leaves), digest.hexdigest())
+        return _ArchivedRange(first, end, tuple(leaves), digest.hexdigest(), store.location)
 
-    def _read_signed(self, tree: tables.StoredTree, bundle: int) -> list[bytes]:
-        """Return the records of a bundle, compared with the signed root. Raises EntryArchiveError."""
-        begin = bundle * tiles.WIDTH
-        rows = tree.read_rows(begin, begin + tiles.WIDTH)
-        leaves = [merkle.leaf_hash(bytes(row.content)) for row in rows]
+    def _read_signed(self, tree: tables.StoredTree, begin: int) -> list[bytes]:
+        """Return the records of a bundle, compared with the signed root. Raises EntryArchiveError, LogDamagedError."""
+        records = [*islice(tree.records_from(begin, tiles.WIDTH), tiles.WIDTH)]
         # The path from the first leaf contains the hashes of all others in the bundle.
         path = merkle.inclusion_proof(tree.node, begin, tree.size)
-        is_signed = merkle.includes(leaves[0], begin, tree.size, path, self.audit.signed.root)
-        if not is_signed or leaves != [bytes(row.leaf) for row in rows]:
+        leaf = merkle.leaf_hash(records[0])
+        if not merkle.includes(leaf, begin, tree.size, path, self.audit.signed.root):
             message = (
                 f"altered audit log {tree.log}: records {begin} to {begin + tiles.WIDTH - 1} do not match the signed root;"
                 " fix: run `railscope audit verify`"
             )
             raise EntryArchiveError(message)
-        return [bytes(row.content) for row in rows]
-
-    def _report_waiting(self, cosigned: int) -> None:
-        if not self.is_waiting:
-            log.warning(
-                "audit_archive_postponed",
-                cosigned_records=cosigned,
-                required_witnesses=self.required_witnesses(),
-                advice="check the agents' witnesses, or lower audit.required_witnesses",
-            )
-        self.is_waiting = True
-
-    def _cosigned_size(self) -> int:
-        """Return the number of records that as many agents as are required have cosigned."""
-        required = self.required_witnesses()
-        if not required:
-            return self.audit.signed.size
-        sizes = []
-        for cosigned in list(self.witnesses.nodes.values()):
-            try:
-                checkpoint = log_checkpoint.read_checkpoint(cosigned.note, self.audit.signer.public)
-            except signed_note.NoteError:
-                continue  # reported by `railscope audit verify`
-            sizes.append(checkpoint.tree.size)
-        # The size that at least as many agents have cosigned as are required.
-        return sorted(sizes, reverse=True)[required - 1] if len(sizes) >= required else 0
+        return records
 
     def _draft(self, found: _ArchivedRange) -> RecordDraft:
         data: audit_record.RecordData = {
             "first": found.first,
             "records": found.end - found.first,
             "sha256": found.digest,
-            "archive": unicodedata.normalize(
-                "NFC", self.audit.archive.location if self.audit.archive else ""
-            ),
+            "archive": unicodedata.normalize("NFC", found.location),
         }
         actor = audit_record.RecordActor("collector", self.audit.source.id)
-        return RecordDraft(record_checks.ARCHIVE, actor, self._now_ns(), "done", data=data)
+        return RecordDraft(record_checks.ARCHIVE, actor, self.now_ns(), "done", data=data)
 
     def _delete(self, found: _ArchivedRange) -> None:
         """Delete the archived records, and keep their hashes. Blocking."""

@@ -25,7 +25,8 @@ from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.durable_files import sync_directory
 from railscope.timestamps import DAY_NS, SECOND_NS
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope_collector.audit import AuditLogError, cosignatures, tables, tiles
+from railscope_collector import archive_stores
+from railscope_collector.audit import AuditLogError, cosignatures, log_writer, tables, tiles
 from railscope_collector.framelog.segment_files import HEAD, read_payload
 
 DIRECTORY = "audit"
@@ -82,25 +83,42 @@ def _read_journal_file(path: Path, marker: bytes) -> list[bytes]:
     return raws
 
 
-def keep_conflicts(directory: Path, conflicts: Path) -> None:
-    """Move the checkpoints of agents that contradict the log out of its directory. Raises OSError."""
+def import_directory(directory: Path, audit: log_writer.AuditLog, conflicts: Path) -> None:
+    """Import a log with what is not signed yet, once, and set its directory aside. Blocking.
+
+    `conflicts` is the directory of checkpoints of agents that contradict the log. Raises FormerLogError, LogDamagedError,
+    NoteError, UnusableLedgerError, OSError.
+    """
     if (directory / conflicts.name).exists() and not conflicts.exists():
         (directory / conflicts.name).rename(conflicts)
         sync_directory(conflicts.parent)
+    key = audit.signer.public
+    unsigned = read_unsigned(directory, key)
+    audit.own.open()
+    with audit.database().transaction(writes=True) as connection:
+        # A start that was interrupted may have imported it already.
+        if not audit.own.end and tables.read_note(connection, audit.name) is None:
+            import_log(connection, audit.name, key, directory, audit.archive)
+    audit.own.import_waiting(unsigned)
+    _set_aside(directory, audit.wall_ns())
 
 
 def import_log(
-    connection: sa.Connection, log: str, key: signed_note.PublicKey | None, directory: Path
+    connection: sa.Connection,
+    log: str,
+    key: signed_note.PublicKey | None,
+    directory: Path,
+    archive: archive_stores.ArchiveReader | None = None,
 ) -> None:
     """Import the signed records with the same leaves, and the checkpoint; nothing if nothing is signed.
 
-    Without a key, the signature is not verified. Raises FormerLogError, NoteError, OSError.
+    Without a key, the signature is not verified. Raises FormerLogError, LogDamagedError, NoteError, OSError.
     """
     note = read_note(directory)
     if not note:
         return
     head = log_checkpoint.read_own_checkpoint(note, key).tree if key else claimed_tree(note)
-    tree = tables.GrowingTree()
+    tree = merkle.CompactRange()
     for index in range(-(-head.size // tiles.WIDTH)):
         width = min(tiles.WIDTH, head.size - index * tiles.WIDTH)
         if (raws := _read_entries(directory, index, width)) is not None:
@@ -108,10 +126,14 @@ def import_log(
         else:
             row = (directory / tiles.tile_name(0, index)).read_bytes()
             tables.insert_archived(connection, log, tree, tiles.split_hashes(row))
+            if archive is not None:
+                stored = tables.StoredTree(connection, log, tree.size, archive)
+                first = index * tiles.WIDTH
+                tables.insert_tenants(connection, log, first, [*stored.records_from(first)])
     if tree.head != head:
         message = (
-            f"cannot import the audit log {directory}: its {tree.range.size} records have the root"
-            f" {tree.range.root.hex()}: expected {head.size} records with the signed root {head.root.hex()}; fix: restore the"
+            f"cannot import the audit log {directory}: its {tree.size} records have the root"
+            f" {tree.root.hex()}: expected {head.size} records with the signed root {head.root.hex()}; fix: restore the"
             " directory from a backup, or run `railscope audit verify` of the version that wrote it"
         )
         raise FormerLogError(message)
@@ -176,7 +198,7 @@ def _tiles_of(tree: tables.StoredTree) -> Iterator[tuple[int | str, int, int, by
         level, count = level + 1, count // tiles.WIDTH
 
 
-def set_aside(directory: Path, now_ns: int) -> None:
+def _set_aside(directory: Path, now_ns: int) -> None:
     """Rename the directory of a log that was imported. Raises OSError."""
     aside = directory.with_name(directory.name + SUFFIX)
     if aside.exists():

@@ -15,12 +15,11 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
+from sqlalchemy import Connection, Row, inspect, or_, select
 
 from railscope.audit.record import RecordData
-from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 from railscope_collector.ledger import audit_outbox, head_chain, ledger_records, schema
-from railscope_collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
+from railscope_collector.ledger.database import UnusableLedgerError
 
 RECORDED = frozenset({
     "price book", "closing", "invoice", "adjustment", "void", "opening", "job list",
@@ -250,39 +249,6 @@ def summarize_differences(comparison: LedgerComparison) -> str:
     """Return all differences on one line."""
     more = (f"and {comparison.unlisted} more",) if comparison.unlisted else ()
     return "; ".join([*comparison.differences, *more])
-
-
-def compare_database_url(
-    url: str, tables: MetaData, recorded: ledger_records.LedgerRecords
-) -> LedgerComparison:
-    """Compare the database of a URL; without differences, return the outcome. Raises LogVerificationError."""
-    try:
-        database = Database(url, tables, make=False)
-        try:
-            return compare_database(database, recorded)
-        finally:
-            database.close()
-    except NoLedgerError as error:
-        if recorded.heads or recorded.rows:
-            message = f"missing ledger: {error}: expected the one of which {len(recorded.heads)} heads are recorded"
-            raise LogVerificationError(VerifyOutcome.ALTERED, message) from error
-        raise LogVerificationError(VerifyOutcome.UNREADABLE, str(error)) from error
-    except UnusableLedgerError as error:
-        raise LogVerificationError(VerifyOutcome.UNREADABLE, str(error)) from error
-
-
-def compare_database(
-    database: Database, recorded: ledger_records.LedgerRecords
-) -> LedgerComparison:
-    """Compare a database; without differences, return the outcome. Raises LogVerificationError, UnusableLedgerError."""
-    with database.transaction() as connection:
-        comparison = compare_ledger(connection, recorded)
-    if comparison.differences:
-        raise LogVerificationError(
-            VerifyOutcome.ALTERED,
-            f"ledger {database.name} does not match its records: {summarize_differences(comparison)}",
-        )
-    return comparison
 
 
 def check_outbox(connection: Connection) -> None:

@@ -54,21 +54,16 @@ def find_head_difference(connection: Connection, known_head: head_chain.ChainHea
         return f"its identity is {identity}: expected {known_head.database}, of which heads are recorded"
     if not known_head.n:
         return ""
-    table = head_chain.databases
-    heads = head_chain.heads
+    table, heads = head_chain.databases, head_chain.heads
     same = (heads.c.n == known_head.n, heads.c.database_id == known_head.database)
     row = connection.execute(select(heads).where(*same)).first()
+    if row is not None:
+        is_same = row.head == known_head.head
+        return "" if is_same else f"its head {known_head.n} does not match the recorded one"
     # Heads after the accepted copy were lost with the replaced database, by a decision.
     accepted = table.c.continues == known_head.database, table.c.head < known_head.n
-    if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
-        return ""
-    if row is None:
-        return f"recorded head {known_head.n} is missing"
-    return (
-        ""
-        if row.head == known_head.head
-        else f"its head {known_head.n} does not match the recorded one"
-    )
+    is_accepted = connection.execute(select(table).where(*accepted)).first() is not None
+    return "" if is_accepted else f"recorded head {known_head.n} is missing"
 
 
 def compare_before_writes(database: databases.Database, directory: Path | None) -> None:
@@ -78,30 +73,27 @@ def compare_before_writes(database: databases.Database, directory: Path | None) 
     configured with. Any other database is compared with the file beside it, if that file is about this
     database.
     """
-    if directory is not None:
-        database.before_writing = _make_comparison(directory / KNOWN_HEAD_FILE, only=True)
-    elif database.file is not None:
-        database.before_writing = _make_comparison(
-            database.file.parent / KNOWN_HEAD_FILE, only=False
-        )
-
-
-def _make_comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
-    """Return a check that raises OlderLedgerError for an older copy and, with `only`, for another database."""
+    is_of_collector = directory is not None
+    if directory is None and database.file is not None:
+        directory = database.file.parent
+    if directory is None:
+        return
+    path = directory / KNOWN_HEAD_FILE
 
     def compare(connection: Connection) -> None:
+        """Raise OlderLedgerError for an older copy, and for another database than the collector's."""
         try:
             known_head = read_known_head(path)
         except ValueError as error:
             message = f"{error}; fix: restart the collector, which writes the file again"
             raise head_chain.OlderLedgerError(message) from error
-        if known_head is None or (not only and not _continues(connection, known_head)):
+        if known_head is None or not (is_of_collector or _continues(connection, known_head)):
             return
         if problem := find_head_difference(connection, known_head):
             message = f"the ledger is read-only: {problem}; {head_chain.REMEDY}"
             raise head_chain.OlderLedgerError(message)
 
-    return compare
+    database.before_writing = compare
 
 
 def _continues(connection: Connection, known_head: head_chain.ChainHead) -> bool:
@@ -133,7 +125,6 @@ class LedgerWatch:
     """Newest head that was read; number 0 stands for a database without one."""
     problem: str = ""
     """Reason why the database is an older copy; empty if it is not."""
-    is_checked: bool = False
     _is_stored: bool = False
     """True once this process has written the file: a damaged file is written again."""
     _reported: str = ""
@@ -185,7 +176,7 @@ class LedgerWatch:
                     newest = head_chain.newest_head(connection) or head_chain.ChainHead(
                         head_chain.database_id(connection), 0, ""
                     )
-            self.is_checked, self.problem = True, problem
+            self.problem = problem
             # After the comparison: the head of a wrong database must not replace the known one.
             if not problem and (newest != self.known_head or not self._is_stored):
                 self._store_known_head(newest)
@@ -204,15 +195,6 @@ class LedgerWatch:
             self._is_stored = True
         except OSError as error:
             log.warning("state_file_write_failed", file=str(self.head_file), problem=str(error))
-
-    def current(self) -> databases.Database:
-        """Return the database, after checking that it is the one that was recorded. Blocking.
-
-        Raises OlderCopyError, UnusableLedgerError.
-        """
-        if self.problem or not self.is_checked:
-            self.check()
-        return self.database()
 
     async def _report(self, problem: str) -> None:
         """Report a problem once, in the system log and in the audit log."""

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import sqlalchemy as sa
 import structlog
@@ -27,10 +26,10 @@ from railscope_collector.audit import (
     AuditLogError,
     LogWriteError,
     SigningPostponedError,
-    former_log,
     own_records,
     tables,
 )
+from railscope_collector.framelog.log_follower import LogPosition
 from railscope_collector.ledger import audit_outbox, leases, transactions
 from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope_collector.ledger.record_draft import RecordDraft, build_record, with_number
@@ -61,7 +60,9 @@ class _QueuedRecords:
     """Drafts that are recorded together, or rejected."""
 
     drafts: Sequence[RecordDraft]
-    problem: record.RecordError | None = None
+    position: LogPosition | None
+    is_written: bool = False
+    problem: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -83,12 +84,8 @@ class AuditLog:
     """Raises LostLeaseError, in the transaction that adds records, if another collector of the group may be active."""
     is_active: Callable[[], bool] = lambda: True
     """False while another collector of the group is active: records then go to the outbox of the database."""
-    check_ledger: Callable[[], object] = lambda: None
-    """Raises UnusableLedgerError while the rows of commands may not be moved."""
-    on_rows_moved: Callable[[], None] = lambda: None
-    """Called after rows of commands were moved. Blocking."""
-    former: Path | None = None
-    """Directory of the log of release 0.3.0 or earlier, which is imported if it exists."""
+    check_ledger: Callable[[], None] = lambda: None
+    """Called before and after rows of commands are moved: raises UnusableLedgerError while they may not be. Blocking."""
     note: str = ""
     """Newest checkpoint; empty if nothing is signed."""
     signed: merkle.TreeHead = EMPTY_TREE
@@ -100,7 +97,7 @@ class AuditLog:
     own: own_records.OwnRecords = field(init=False)
     name: str = field(init=False)
     """Name of the log in the tables."""
-    _tree: tables.GrowingTree | None = None
+    _tree: merkle.CompactRange | None = None
     """The tree in the database; None before it was read."""
     _rows_source: record.RecordSource = field(init=False)
     _newest_row: int = -1
@@ -108,8 +105,6 @@ class AuditLog:
     _counted_seconds: float = 0.0
     _followed_seconds: float = -1e9
     _queued: list[_QueuedRecords] = field(default_factory=list)
-    _next_write: asyncio.Task[None] | None = None
-    """Write of what is queued; it waits for the one before."""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _move_now: asyncio.Event = field(default_factory=asyncio.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -135,11 +130,8 @@ class AuditLog:
         return self.own.waiting
 
     def open(self) -> None:
-        """Read the own records, and those of an earlier release. Blocking; raises LogWriteError, OSError."""
+        """Read the own records. Blocking; raises OSError."""
         self.own.open()
-        if self.former is not None and self.former.exists():
-            with _named_damage():
-                self.own.import_waiting(former_log.read_unsigned(self.former, self.signer.public))
 
     def follow(self) -> None:
         """Read the state of the log in the database. Blocking; raises LogWriteError, UnusableLedgerError, OSError."""
@@ -160,13 +152,6 @@ class AuditLog:
             if not self.is_active():
                 self._tree, self._followed_seconds = None, now_seconds
 
-    def genesis(self) -> str:
-        """Return the hash of the first record, which identifies the log; empty without one. Raises LogDamagedError."""
-        if not self.signed.size:
-            return ""
-        with self.read() as tree:
-            return tree.node(0, 0).hex()
-
     @contextlib.contextmanager
     def read(self) -> Iterator[tables.StoredTree]:
         """Begin a transaction that reads the signed tree. Blocking; raises UnusableLedgerError."""
@@ -183,7 +168,7 @@ class AuditLog:
 
     def waiting_records(self) -> list[bytes]:
         """Return the acknowledged records that are not in the log yet, without their numbers. Raises OSError."""
-        return [raw for _, raw in self.own.read_waiting(MAX_WAITING + MAX_QUEUED)]
+        return [raw for _, raw in self.own.read_waiting(-1)]
 
     def append_before_running(self, draft: RecordDraft) -> None:
         """Record a draft after `open` and before `run`. Blocking; raises RecordError, OSError."""
@@ -191,8 +176,10 @@ class AuditLog:
         if draft.source is None:
             self.source = with_number(self.source, self.source.n + 1)
 
-    async def append(self, *drafts: RecordDraft) -> None:
+    async def append(self, *drafts: RecordDraft, position: LogPosition | None = None) -> None:
         """Record drafts, all or none: they are durable on return, and will be in the log.
+
+        `position` is that after the frames that they are of, and is stored with them.
 
         Raises RecordError for a draft that cannot be recorded, LogWriteError if recording is not possible now.
         """
@@ -207,29 +194,24 @@ class AuditLog:
             problem = f"{MAX_WAITING} records wait for the audit log: {self.signing_problem}"
         if problem:
             raise LogWriteError(problem)
-        entry = _QueuedRecords(drafts)
+        entry = _QueuedRecords(drafts, position)
         self._queued.append(entry)
-        if self._next_write is None:
-            self._next_write = asyncio.create_task(self._write_queued())
-        try:
-            # Shielded, because others wait for the same write.
-            await asyncio.shield(self._next_write)
-        except OSError as error:
-            message = f"{error}; no record was written"
-            raise LogWriteError(message) from error
+        async with self._writing:
+            # Unless the caller before has written it together with its own.
+            if not entry.is_written:
+                entries, self._queued = self._queued, []
+                try:
+                    await run_in_thread(self._write, entries)
+                finally:
+                    self._move_now.set()
         if entry.problem is not None:
             raise entry.problem
 
-    async def _write_queued(self) -> None:
-        async with self._writing:
-            entries, self._queued, self._next_write = self._queued, [], None
-            await run_in_thread(self._write, entries)
-        self._move_now.set()
-
     def _write(self, entries: Sequence[_QueuedRecords]) -> None:
-        """Store drafts in one transaction. Blocking; raises OSError."""
-        raws, number = list[bytes](), self.source.n
+        """Store drafts in one transaction. Blocking."""
+        raws, number, position = list[bytes](), self.source.n, None
         for entry in entries:
+            entry.is_written = True
             # Drafts that cannot be encoded fail on their own, and take no numbers.
             encoded, following = list[bytes](), number
             try:
@@ -241,9 +223,14 @@ class AuditLog:
                 entry.problem = error
                 continue
             raws += encoded
-            number = following
-        self.own.add_waiting(raws)
-        self.source = with_number(self.source, number)
+            number, position = following, entry.position or position
+        try:
+            self.own.add_waiting(raws, position)
+        except OSError as error:
+            for entry in entries:
+                entry.problem = entry.problem or LogWriteError(f"{error}; no record was written")
+        else:
+            self.source = with_number(self.source, number)
 
     async def run(self) -> None:
         """Move acknowledged records to the log until cancelled; then move the rest."""
@@ -256,9 +243,7 @@ class AuditLog:
             await asyncio.wait({ending}, timeout=STOP_SECONDS)
 
     async def _end(self) -> None:
-        if self._next_write is not None:
-            await asyncio.wait({self._next_write})
-        async with self._writing:  # after a write that has begun
+        async with self._writing:  # after what is queued
             await self._move_or_log_reason()
 
     def _encode(self, draft: RecordDraft, number: int) -> bytes:
@@ -321,7 +306,7 @@ class AuditLog:
             self.check_term(connection)
             transactions.lock(connection, _LOCK)
             tree = self._follow(connection)
-            first, last = tree.range.size, waiting[-1][0] if waiting else 0
+            first, last = tree.size, waiting[-1][0] if waiting else 0
             is_full = len(waiting) == MAX_GROUP_RECORDS
             raws = [raw for _, raw in self._skip_moved(connection, waiting)]
             if not first and not (raws and record.decode_audit_record(raws[0]).type == _GENESIS):
@@ -342,13 +327,13 @@ class AuditLog:
         self._keep_tail(last, raws)
         self.waiting_rows -= len(rows)
         if rows:
-            self.on_rows_moved()
+            self.check_ledger()
         return is_full or bool(rows)
 
     def _add(
         self,
         connection: sa.Connection,
-        tree: tables.GrowingTree,
+        tree: merkle.CompactRange,
         raws: Sequence[bytes],
         rows: Sequence[audit_outbox.OutboxRow],
     ) -> str:
@@ -358,7 +343,7 @@ class AuditLog:
         tables.replace_row(connection, tables.heads, {"log": self.name, "note": note})
         if rows:
             genesis = tables.StoredTree(connection, self.name, 1).node(0, 0).hex()
-            size = tree.range.size
+            size = tree.size
             places = [
                 audit_outbox.LogPosition(row.id, at, size)
                 for at, row in enumerate(rows, size - len(rows))
@@ -428,26 +413,25 @@ class AuditLog:
         row = {"log": self.name, "collector": self.own.collector, "position": position}
         tables.replace_row(connection, tables.positions, row)
 
-    def _follow(self, connection: sa.Connection) -> tables.GrowingTree:
+    def _follow(self, connection: sa.Connection) -> merkle.CompactRange:
         """Return a copy of the tree in the database, read again if another collector has written. Raises LogWriteError."""
         note = tables.read_note(connection, self.name)
         if self._tree is None or note != self.note:
             with _named_damage():
                 self._tree = self._read_tree(connection, note)
-            self.note = tables.read_note(connection, self.name) or ""
+            self.note = (
+                tables.read_note(connection, self.name) or ""
+            )  # a newer one, if records were added again
             self.signed = self._tree.head
         return self._tree.copy()
 
-    def _read_tree(self, connection: sa.Connection, note: str | None) -> tables.GrowingTree:
+    def _read_tree(self, connection: sa.Connection, note: str | None) -> merkle.CompactRange:
         """Read the tree, verify it, and add what an older copy lacks. Raises LogDamagedError, NoteError."""
-        if note is None and self.former is not None and self.former.exists() and not self.own.end:
-            former_log.import_log(connection, self.name, self.signer.public, self.former)
-            note = tables.read_note(connection, self.name)
         head = EMPTY_TREE
         if note is not None:
             head = log_checkpoint.read_own_checkpoint(note, self.signer.public).tree
         stored = tables.StoredTree(connection, self.name, head.size)
-        tree = tables.GrowingTree.read(stored)
+        tree = tables.read_end(stored)
         newest = sa.select(sa.func.max(tables.records.c.number)).where(
             tables.records.c.log == self.name
         )
@@ -467,10 +451,10 @@ class AuditLog:
         return tree
 
     def _add_again(
-        self, connection: sa.Connection, tree: tables.GrowingTree, kept: merkle.TreeHead
+        self, connection: sa.Connection, tree: merkle.CompactRange, kept: merkle.TreeHead
     ) -> None:
         """Add the records that an older copy of the database lacks, under the checkpoint that was signed over them."""
-        size = tree.range.size
+        size = tree.size
         if self.own.first > size:
             message = (
                 f"the database has {size} records of it, and this collector those from {self.own.first} to"
@@ -501,8 +485,6 @@ class AuditLog:
                 )
                 first = max(self.own.end, min(size, begin))
                 self.own.move(last, first, tree.records_from(first), self.note)
-        if self.former is not None and self.former.exists():
-            former_log.set_aside(self.former, self.wall_ns())
 
     def stop_signing(self) -> None:
         """Accept no records: nothing can be written."""
@@ -514,5 +496,5 @@ def _named_damage() -> Iterator[None]:
     """Raise LogWriteError in place of the errors of a damaged log."""
     try:
         yield
-    except (former_log.FormerLogError, tables.LogDamagedError, signed_note.NoteError) as error:
+    except (tables.LogDamagedError, signed_note.NoteError) as error:
         raise LogWriteError(ALTERED_LOG_MESSAGE.format(error)) from error

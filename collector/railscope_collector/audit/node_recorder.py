@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from copy import copy
 from dataclasses import dataclass, field
 
 from railscope.audit import record as audit_record
 from railscope.wire import Envelope
 from railscope_collector.audit import event_records
 from railscope_collector.audit.recorder_state import BOOT, RECEIVED, STEP, UPGRADE, RecordedNode
-from railscope_collector.framelog import segment_files
+from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.record_draft import RecordDraft, build_record
 
 STEP_NS = 2_000_000_000
@@ -19,8 +17,9 @@ STEPS_EVERY_NS = 3_600_000_000_000
 """Minimum interval between two recorded steps of a clock."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _NodeClock:
+    run: str
     boot_id: str
     wall_less_boot_ns: int
 
@@ -29,23 +28,25 @@ class _NodeClock:
 class NodeRecorder:
     """Tracks all nodes. Envelopes that the log already covers are skipped."""
 
-    _nodes: dict[str, RecordedNode] = field(default_factory=dict)
+    nodes: dict[str, RecordedNode]
+    """State of the nodes, which follows."""
     _clocks: dict[str, _NodeClock] = field(default_factory=dict)
 
-    def start(self, nodes: dict[str, RecordedNode], drafts: Iterable[RecordDraft]) -> None:
-        """Start from the nodes in the log, and from the drafts that are still to be recorded."""
-        self._nodes = {name: copy(state) for name, state in nodes.items()}
-        for draft in drafts:
-            self._apply(draft)
+    def may_change(self, record: FrameRecord) -> bool:
+        """True if a record may have something new, so that its envelope must be opened."""
+        clock = self._clocks.get(record.node)
+        # Boot and version are those of a run, which records of earlier releases do not state.
+        is_known = clock is not None and clock.run == record.run != ""
+        return not is_known or clock != self._next_clock(record)
 
-    def observe(self, record: segment_files.FrameRecord, envelope: Envelope) -> list[RecordDraft]:
-        """Return drafts of everything that is new in an envelope."""
+    def observe(self, record: FrameRecord, envelope: Envelope) -> list[RecordDraft]:
+        """Return drafts of everything that is new in an envelope; the state then has them."""
         name = event_records.normalize_text(envelope.node)
-        state = self._nodes.get(name)
+        state = self.nodes.setdefault(name, RecordedNode())
         drafts = []
-        if state is None or not state.boots:
+        if not state.boots:
             drafts.append(_draft(event_records.JOIN, name, record, envelope))
-        # Envelopes that a restart reads again are older than the recorded state.
+        # Envelopes that are read again are older than the recorded state.
         elif record.received_wall_ns > state.received_ns:
             boot_id, version = (
                 event_records.normalize_text(envelope.boot_id),
@@ -57,39 +58,39 @@ class NodeRecorder:
             # A node of the same name in an earlier boot may have another version: that is no upgrade.
             if version != state.version and boot_id not in state.boots[:-1]:
                 drafts.append(_draft(UPGRADE, name, record, envelope, before=state.version))
-        if step := self._step(name, state, record):
+        if step := self._follow_clock(record, state):
             drafts.append(_draft(STEP, name, record, envelope, step_ns=str(step)))
         for draft in drafts:
-            self._apply(draft)
+            source = audit_record.RecordSource("collector", "", "", 0)
+            state.apply(build_record(draft, source, 0))
         return drafts
 
-    def _apply(self, draft: RecordDraft) -> None:
-        record = build_record(draft, audit_record.RecordSource("collector", "", "", 0), 0)
-        self._nodes.setdefault(draft.subject.node, RecordedNode()).apply(record)
+    def _next_clock(self, record: FrameRecord) -> _NodeClock:
+        """Return the clock after a record: another one after a step, a boot, or in another run."""
+        sent, clock = record.sent, self._clocks.get(record.node)
+        offset_ns = sent.wall_ns - sent.boot_ns
+        # A new boot has a new zero of its boot clock: the difference is no step. And only after a step: a slow drift of
+        # many small differences is not followed, and is found once it exceeds the bound.
+        if (
+            clock is not None
+            and clock.boot_id == sent.boot_id != ""
+            and abs(offset_ns - clock.wall_less_boot_ns) <= STEP_NS
+        ):
+            offset_ns = clock.wall_less_boot_ns
+        return _NodeClock(record.run, sent.boot_id, offset_ns)
 
-    def _step(
-        self, name: str, state: RecordedNode | None, record: segment_files.FrameRecord
-    ) -> int:
-        """Return the clock step of a node in ns; 0 if it is not evidence."""
-        sent = record.sent
-        offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
-        # A new boot has a new zero of its boot clock: the difference is no step.
-        if clock is None or clock.boot_id != sent.boot_id or not sent.boot_id:
-            self._clocks[name] = _NodeClock(sent.boot_id, offset_ns)
+    def _follow_clock(self, record: FrameRecord, state: RecordedNode) -> int:
+        """Follow the clock of a node; return its step in ns, 0 if that is not evidence."""
+        clock, following = self._clocks.get(record.node), self._next_clock(record)
+        self._clocks[record.node] = following
+        if clock is None or clock.boot_id != following.boot_id or not clock.boot_id:
             return 0
-        step_ns = offset_ns - clock.wall_less_boot_ns
-        if abs(step_ns) <= STEP_NS:
-            return 0
-        # Only after a step: a slow drift of many small differences is not followed, and is found once it exceeds the
-        # bound.
-        clock.wall_less_boot_ns = offset_ns
-        stepped_ns = state.stepped_ns if state else 0
-        recent = stepped_ns and record.received_wall_ns < stepped_ns + STEPS_EVERY_NS
-        return 0 if recent else step_ns
+        is_recent = state.stepped_ns and record.received_wall_ns < state.stepped_ns + STEPS_EVERY_NS
+        return 0 if is_recent else following.wall_less_boot_ns - clock.wall_less_boot_ns
 
 
 def _draft(
-    kind: str, name: str, record: segment_files.FrameRecord, envelope: Envelope, **more: str
+    kind: str, name: str, record: FrameRecord, envelope: Envelope, **more: str
 ) -> RecordDraft:
     data: audit_record.RecordData = {
         "boot_id": event_records.normalize_text(envelope.boot_id),

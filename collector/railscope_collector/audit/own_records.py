@@ -15,8 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from railscope_collector.framelog.log_follower import LogPosition
 from railscope_collector.state_store import StateStore
 
+POSITION = "recorded frames"
+"""Document with the position in the frame log up to which the events of agents are recorded."""
 MAX_TAIL = 100_000
 """Records of the tail: more than a database loses between two backups, below 100 MB."""
 _WAITING = "audit_waiting (id INTEGER PRIMARY KEY AUTOINCREMENT, content BLOB NOT NULL)"
@@ -69,11 +74,18 @@ class OwnRecords:
         ((self.first, self.end),) = self.store.read(_ENDS)
         ((self.waiting,),) = self.store.read("SELECT count(*) FROM audit_waiting")
 
-    def add_waiting(self, raws: Sequence[bytes]) -> None:
-        """Store records that are to be added to the log, durable on return."""
+    def add_waiting(self, raws: Sequence[bytes], position: LogPosition | None = None) -> None:
+        """Store records that are to be added to the log, durable on return, with the position after the frames they are of."""
         with self.store.transaction() as connection:
             connection.executemany(_ADD_WAITING, [(raw,) for raw in raws])
+            if position is not None:
+                self.store.put_document(connection, POSITION, msgspec.json.encode(position))
         self._add_to_waiting(len(raws))
+
+    def read_position(self) -> LogPosition | None:
+        """Return the position up to which the frame log is recorded; None before the first one."""
+        content = self.store.document(POSITION)
+        return msgspec.json.decode(content, type=LogPosition) if content else None
 
     def import_waiting(self, raws: Sequence[bytes]) -> None:
         """Store the records of an earlier release that are not signed yet, once."""
@@ -83,7 +95,7 @@ class OwnRecords:
         self._count()
 
     def read_waiting(self, max_records: int) -> list[tuple[int, bytes]]:
-        """Return the oldest waiting records with their ids."""
+        """Return the oldest waiting records with their ids; all for -1."""
         query = "SELECT id, content FROM audit_waiting ORDER BY id LIMIT ?"
         return [(id_, content) for id_, content in self.store.read(query, (max_records,))]
 

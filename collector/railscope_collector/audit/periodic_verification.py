@@ -16,7 +16,7 @@ import structlog
 from railscope import service, timestamps
 from railscope.audit import signed_note
 from railscope_collector import archive_stores
-from railscope_collector.audit import ledger_check, verify_outcome
+from railscope_collector.audit import verify_outcome
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.ledger import schema
 from railscope_collector.ledger.database import Database, UnusableLedgerError
@@ -70,21 +70,14 @@ class PeriodicVerification:
             self.is_valid, self._valid_ns = True, began_ns
 
     def _verify(self) -> None:
-        """Verify the log, then compare the ledger with it. Raises LogVerificationError."""
-        unreadable = verify_outcome.VerifyOutcome.UNREADABLE
-        with verify_outcome.raise_verify_error(unreadable, UnusableLedgerError):
-            database = self.database()
-            outcome = verify_log(
-                database.transaction,
-                self.key,
-                self.anchors(),
-                self.archive,
-                known_tables=schema.metadata,
-            )
-            if outcome.unchecked:
-                message = f"{outcome.unchecked} records are archived; fix: set archive.url"
-                raise verify_outcome.LogVerificationError(unreadable, message)
-            ledger_check.compare_database(database, outcome.ledger)
+        """Verify the log, and compare the ledger with it. Raises LogVerificationError."""
+        with verify_outcome.raise_verify_error(
+            verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError, OSError
+        ):
+            begin, anchors = self.database().transaction, self.anchors()
+        verify_log(
+            begin, self.key, anchors, self.archive, known_tables=schema.metadata, ledger=begin
+        )
 
     @property
     def age_seconds(self) -> float | None:

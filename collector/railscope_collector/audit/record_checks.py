@@ -9,6 +9,7 @@ Where archived records are not read, nothing is reported that only they could ex
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from railscope.audit import merkle
 from railscope.audit.record import (
@@ -26,16 +27,6 @@ MAY_BE_LATE = "agent"
 
 
 @dataclass(slots=True)
-class _RecordGap:
-    """Range of numbers of a source that had not arrived before a record."""
-
-    before: int
-    source: tuple[str, str, str]
-    first: int
-    last: int
-
-
-@dataclass(slots=True)
 class SourceContinuity:
     """Tracks the numbers of all sources, in the order of the log."""
 
@@ -43,45 +34,31 @@ class SourceContinuity:
     """True if the records before were not read."""
     _received: dict[tuple[str, str, str], SequenceRanges] = field(default_factory=dict)
     """Numbers by kind, identity and boot of the source."""
-    _gaps: list[_RecordGap] = field(default_factory=list)
-    _again: list[tuple[int, str]] = field(default_factory=list)
-    _uncounted: int = 0
+    _first: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """Number from which on they must all be there: those before may be in records that are not read."""
+    _again: list[str] = field(default_factory=list)
 
     def add(self, record: AuditRecord) -> None:
         """Process the next record of the log."""
         number, source = record.src.n, (record.src.kind, record.src.id, record.src.boot)
         received = self._received.setdefault(source, SequenceRanges([], []))
-        # The numbers before may be in records that are not read.
-        first = number if self.is_partial else 0
-        following = received.ends[-1] + 1 if received.ends else first
-        is_first = bool(received.missing_in(number, number))
+        self._first.setdefault(source, number if self.is_partial else 0)
+        is_again = not received.missing_in(number, number)
+        is_late = bool(received.ends) and number < received.ends[-1]
+        if is_again or (is_late and record.src.kind != MAY_BE_LATE):
+            finding = f"its record {number} is received again or late"
+            self._again.append(f"record {record.seq}: {_source_name(source)}: {finding}")
+            del self._again[MAX_FINDINGS:]
         received.add(number, number)
-        if number == following:
-            return
-        is_late = number < following
-        if is_late and is_first and record.src.kind == MAY_BE_LATE:
-            return
-        if len(self._again if is_late else self._gaps) >= MAX_FINDINGS:
-            self._uncounted += 1
-            received.add(min(number, following), number)  # holds no more ranges than findings
-        elif is_late:
-            finding = f"{_source_name(source)}: its record {number} is received again or late"
-            self._again.append((record.seq, finding))
-        else:
-            self._gaps.append(_RecordGap(record.seq, source, following, number - 1))
 
     def findings(self) -> tuple[str, ...]:
-        """Return the findings that a person must explain, in the order of the log."""
-        findings = list(self._again)
-        for gap in self._gaps:
-            for first, last in self._received[gap.source].missing_in(gap.first, gap.last):
-                finding = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
-                findings.append((gap.before, finding))
-        more = (f"and {self._uncounted} more",) if self._uncounted else ()
-        return (
-            *(f"before record {before}: {finding}" for before, finding in sorted(findings)),
-            *more,
+        """Return the findings that a person must explain."""
+        gaps = (
+            f"{_source_name(source)}: its records {first} to {last} are missing"
+            for source, received in self._received.items()
+            for first, last in received.missing_in(self._first[source], received.ends[-1])
         )
+        return *self._again, *islice(gaps, MAX_FINDINGS)
 
 
 def _source_name(source: tuple[str, str, str]) -> str:
@@ -105,39 +82,6 @@ AHEAD_NS = 60_000_000_000
 """Tolerated lead of an event's timestamp over the time of its receipt."""
 
 
-@dataclass(slots=True)
-class ClaimPairing:
-    """Check that claims are assigned before they are released, and only once."""
-
-    findings: list[tuple[int, str]] = field(default_factory=list)
-    is_partial: bool = False
-    """True if the records before were not read."""
-    _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
-
-    def add(self, record: AuditRecord) -> None:
-        """Process the next record of the log."""
-        claim = record.data.get("claim")
-        if record.src.kind != "agent" or not isinstance(claim, str):
-            return
-        key = record.obj.node, record.obj.gpu, claim
-        since = self._open.get(key)
-        problem = ""
-        if record.type == claims_in_force.ASSIGN and record.out == claims_in_force.DONE:
-            self._open[key] = record.seq
-            problem = f"was already assigned by record {since}" if since is not None else ""
-        elif record.type in {
-            claims_in_force.ASSIGN,
-            claims_in_force.TRANSFER,
-            claims_in_force.RELEASE,
-        }:
-            problem = "had not been assigned" if since is None and not self.is_partial else ""
-            if record.type == claims_in_force.RELEASE:
-                self._open.pop(key, None)
-        if problem and len(self.findings) < MAX_FINDINGS:
-            finding = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
-            self.findings.append((record.seq, finding))
-
-
 def _is_dated_by_event(record: AuditRecord) -> bool:
     """True if the time of a record of the log's own writer is that of its event, which may be hours before.
 
@@ -148,17 +92,73 @@ def _is_dated_by_event(record: AuditRecord) -> bool:
 
 
 @dataclass(slots=True)
-class RecordTimes:
-    """Check that timestamps are possible according to the clock of the log's writer."""
+class RecordChecks:
+    """All checks, applied record by record."""
 
-    findings: list[tuple[int, str]] = field(default_factory=list)
+    continuity: SourceContinuity = field(default_factory=SourceContinuity)
+    witnesses: dict[str, str] = field(default_factory=dict)
+    """Latest recorded key of each witness, by node."""
+    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    """Records of operations on the ledger's database."""
+    genesis_key: str = ""
+    """Public key of the log, from its first record."""
+    archived: int = 0
+    """Number of records, from the first on, that are archived according to the log."""
+    _is_partial: bool = False
+    """True if the records before were not read."""
+    _problems: list[tuple[int, str]] = field(default_factory=list)
+    _assigned: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """Record of the assignment of each claim that was not released."""
     _latest_ns: int = 0
+    """Latest time of the log's own writer."""
+
+    def begin_after_unread_records(self) -> None:
+        """Begin with the next record, because those before it are archived and not read."""
+        self.continuity = SourceContinuity(is_partial=True)
+        self._is_partial, self._assigned = True, {}
 
     def add(self, record: AuditRecord) -> None:
         """Process the next record of the log."""
+        self.continuity.add(record)
+        self.ledger.add(record)
+        for problem in (self._check_claim(record), self._check_time(record), _find_loss(record)):
+            if problem and len(self._problems) < MAX_FINDINGS:
+                self._problems.append((record.seq, problem))
+        if record.seq == 0:
+            self.ledger.log = merkle.leaf_hash(encode_audit_record(record)).hex()
+        key = record.data.get("key")
+        if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
+            self.genesis_key = key
+        elif record.type == ARCHIVE and record.src.kind != "agent":
+            self.archived = max(self.archived, archived_end(record))
+        elif (
+            record.type == "log.witness"
+            and record.out == claims_in_force.DONE
+            and isinstance(key, str)
+        ):
+            self.witnesses[record.obj.node] = key
+
+    def _check_claim(self, record: AuditRecord) -> str:
+        """Check that claims are assigned before they are released, and only once."""
+        claim = record.data.get("claim")
+        if record.src.kind != "agent" or not isinstance(claim, str):
+            return ""
+        key, problem = (record.obj.node, record.obj.gpu, claim), ""
+        since = self._assigned.get(key)
+        assign, release = claims_in_force.ASSIGN, claims_in_force.RELEASE
+        if record.type == assign and record.out == claims_in_force.DONE:
+            self._assigned[key] = record.seq
+            problem = f"was already assigned by record {since}" if since is not None else ""
+        elif record.type in {assign, claims_in_force.TRANSFER, release}:
+            problem = "had not been assigned" if since is None and not self._is_partial else ""
+            if record.type == release:
+                self._assigned.pop(key, None)
+        return problem and f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
+
+    def _check_time(self, record: AuditRecord) -> str:
+        """Check that the time is possible according to the clock of the log's writer."""
         timestamp_ns, received = int(record.t), record.data.get("received_ns")
-        uncertain_ns = record.tu * MILLISECOND_NS
-        problem = ""
+        uncertain_ns, problem = record.tu * MILLISECOND_NS, ""
         if isinstance(received, str):
             received_ns = parse_number(received)
             ahead_ns = 0 if received_ns is None else timestamp_ns - received_ns
@@ -171,62 +171,21 @@ class RecordTimes:
             if back_ns > TOLERANCE_NS + uncertain_ns:
                 problem = f"is {back_ns // SECOND_NS} s before that of an earlier record"
             self._latest_ns = max(self._latest_ns, timestamp_ns)
-        if problem and len(self.findings) < MAX_FINDINGS:
-            self.findings.append((record.seq, f"{record.type}: its time {problem}"))
-
-
-@dataclass(slots=True)
-class RecordChecks:
-    """All checks, applied record by record."""
-
-    continuity: SourceContinuity = field(default_factory=SourceContinuity)
-    pairing: ClaimPairing = field(default_factory=ClaimPairing)
-    times: RecordTimes = field(default_factory=RecordTimes)
-    witnesses: dict[str, str] = field(default_factory=dict)
-    """Latest recorded key of each witness, by node."""
-    ledger: LedgerRecords = field(default_factory=LedgerRecords)
-    """Records of operations on the ledger's database."""
-    genesis_key: str = ""
-    """Public key of the log, from its first record."""
-    archived: int = 0
-    """Number of records, from the first on, that are archived according to the log."""
-    losses: list[tuple[int, str]] = field(default_factory=list)
-
-    def begin_after_unread_records(self) -> None:
-        """Begin with the next record, because those before it are archived and not read."""
-        self.continuity = SourceContinuity(is_partial=True)
-        self.pairing = ClaimPairing(is_partial=True)
-
-    def add(self, record: AuditRecord) -> None:
-        """Process the next record of the log."""
-        self.continuity.add(record)
-        self.pairing.add(record)
-        self.times.add(record)
-        self.ledger.add(record)
-        if record.seq == 0:
-            self.ledger.log = merkle.leaf_hash(encode_audit_record(record)).hex()
-        key = record.data.get("key")
-        if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
-            self.genesis_key = key
-        elif record.type == ARCHIVE and record.src.kind != "agent":
-            self.archived = max(self.archived, archived_end(record))
-        if (
-            record.type == "log.witness"
-            and record.out == claims_in_force.DONE
-            and isinstance(key, str)
-        ):
-            self.witnesses[record.obj.node] = key
-        elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
-            damaged, missing = record.data.get("damaged"), record.data.get("missing")
-            finding = f"{missing} earlier records were lost unsigned"
-            self.losses.append(
-                (record.seq, f"damage found at a start: {damaged}" if damaged else finding)
-            )
+        return problem and f"{record.type}: its time {problem}"
 
     def findings(self) -> tuple[str, ...]:
         """Return the findings that a person must explain."""
-        findings = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
-        return (
-            *self.continuity.findings(),
-            *(f"record {sequence}: {finding}" for sequence, finding in findings),
-        )
+        problems = (f"record {sequence}: {problem}" for sequence, problem in self._problems)
+        return *self.continuity.findings(), *problems
+
+
+def _find_loss(record: AuditRecord) -> str:
+    """Return the loss that a record of release 0.3.0 or earlier states."""
+    if record.type != "log.recovered":
+        return ""
+    damaged, missing = record.data.get("damaged"), record.data.get("missing")
+    return (
+        f"damage found at a start: {damaged}"
+        if damaged
+        else f"{missing} earlier records were lost unsigned"
+    )

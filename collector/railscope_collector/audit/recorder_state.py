@@ -1,8 +1,7 @@
 """State of the event recorder, derived from the log: nodes, runs and claims.
 
-By it every event is recorded once even if it is received again. A copy is stored in the state directory to
-avoid reading the whole log at a start; records after the copy are read from the log, and all of
-them if the copy is of a later state of the log.
+By it every event is recorded once even if it is received again. A copy is stored in `state.sqlite` to avoid reading the whole log
+at a start; records after the copy are read from the log, and all of them if the copy is of a later state of the log.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ import structlog
 
 from railscope.audit import record as audit_record
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import WireEvent
 from railscope_collector.audit import claims_in_force, event_records, log_writer
-from railscope_collector.fleet.recent_events import EventPosition, SeenEvent
 from railscope_collector.framelog import received_frames
-from railscope_collector.ledger.record_draft import RecordDraft, build_record
 from railscope_collector.state_store import StateStore
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
@@ -27,6 +23,7 @@ CONFIG = "admin.config"
 RECEIVED = "received_ns"
 DOCUMENT = "observed"
 """Document of `state.sqlite` with the copy."""
+_DIGEST_BYTES = hashlib.sha256().digest_size
 MAX_BOOTS = 8
 """More than one, as nodes that have the same name alternate: a boot ID that was seen before is no new boot."""
 
@@ -67,7 +64,7 @@ class RecordedState(msgspec.Struct):
     """State of the log that is needed to recognize what is received again."""
 
     size: int = 0
-    """Number of records of the log that are applied; records that wait for the log are applied in addition."""
+    """Number of records of the log as of the copy. Later ones are applied in addition, and once more after a start, which changes nothing."""
     runs: dict[str, dict[str, RecordedRun]] = {}
     nodes: dict[str, RecordedNode] = {}
     holdings: claims_in_force.ClaimsInForce = msgspec.field(
@@ -115,62 +112,40 @@ def _received_ns(record: audit_record.AuditRecord) -> int:
     return int(received) if isinstance(received, str) and received.isdecimal() else 0
 
 
-class RecordedSnapshot(msgspec.Struct):
-    """Copy of `RecordedState`, with the events and drafts that were not in the log yet."""
-
+class _FormerCopy(msgspec.Struct):
     recorded: RecordedState
-    events: list[tuple[str, str, WireEvent, EventPosition]] = []
-    drafts: list[RecordDraft] = []
-
-    def seen_events(self) -> list[SeenEvent]:
-        """Return the events that are still to be recorded."""
-        return [SeenEvent(*parts) for parts in self.events]
-
-    def apply_record(self, record: audit_record.AuditRecord) -> None:
-        """Apply the next record of the log; a draft that it contains is no longer pending."""
-        self.recorded.add(record)
-        # By the record that each draft would have at this position: drafts have no number of their own.
-        self.drafts = [
-            draft for draft in self.drafts if build_record(draft, record.src, record.seq) != record
-        ]
 
 
-def load_recorded_state(store: StateStore, audit: log_writer.AuditLog) -> RecordedSnapshot:
-    """Load the copy and update it from the log. Blocking.
-
-    Raises LogDamagedError, RecordError, UnusableLedgerError, OSError.
-    """
-    snapshot = _read(store)
+def load_recorded_state(audit: log_writer.AuditLog) -> RecordedState:
+    """Read the copy, and update it from the log. Blocking; raises LogDamagedError, RecordError, UnusableLedgerError, OSError."""
+    # First: what is moved to the log meanwhile is in both.
+    waiting, size = audit.waiting_records(), audit.size
+    state = _read_copy(audit.store)
     # The copy is of a later state of the log, or of another one: the log is what counts.
-    if snapshot.recorded.size > audit.size:
-        snapshot = RecordedSnapshot(RecordedState(), snapshot.events, snapshot.drafts)
-    for raw in audit.records(snapshot.recorded.size):
-        snapshot.apply_record(audit_record.decode_audit_record(raw))
-    snapshot.recorded.size = audit.size
-    for raw in audit.waiting_records():
-        snapshot.apply_record(audit_record.decode_audit_record(raw))
-    return snapshot
+    if state.size > size:
+        state = RecordedState()
+    for raw in audit.records(state.size):
+        state.add(audit_record.decode_audit_record(raw))
+    for raw in waiting:
+        state.add(audit_record.decode_audit_record(raw))
+    return state
 
 
-def encode_snapshot(snapshot: RecordedSnapshot) -> bytes:
-    """Encode a copy for the file: SHA-256 of the content, then the content."""
-    content = msgspec.msgpack.encode(snapshot)
-    return hashlib.sha256(content).digest() + content
+def store_recorded_state(store: StateStore, state: RecordedState) -> None:
+    """Store a copy. Blocking; raises OSError."""
+    with store.transaction() as connection:
+        store.put_document(connection, DOCUMENT, msgspec.msgpack.encode(state))
 
 
-def _decode_snapshot(content: bytes) -> RecordedSnapshot:
-    """Decode a copy. Raises MsgspecError, also if the hash does not match."""
-    size = hashlib.sha256().digest_size
-    if hashlib.sha256(content[size:]).digest() != content[:size]:
-        message = "its hash does not match its content"
-        raise msgspec.DecodeError(message)
-    return msgspec.msgpack.decode(content[size:], type=RecordedSnapshot)
-
-
-def _read(store: StateStore) -> RecordedSnapshot:
+def _read_copy(store: StateStore) -> RecordedState:
+    content = store.document(DOCUMENT) or b""
+    digest, former = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     try:
-        if content := store.document(DOCUMENT):
-            return _decode_snapshot(content)
+        # That of release 0.3.0 begins with its hash, and has what was still to be recorded: the frame log has that, too.
+        if content and hashlib.sha256(former).digest() == digest:
+            return msgspec.msgpack.decode(former, type=_FormerCopy).recorded
+        if content:
+            return msgspec.msgpack.decode(content, type=RecordedState)
     except DECODING_ERRORS as error:
         log.error(
             "audit_copy_damaged",
@@ -178,4 +153,4 @@ def _read(store: StateStore) -> RecordedSnapshot:
             problem=str(error),
             advice="the whole audit log is read instead",
         )
-    return RecordedSnapshot(RecordedState())
+    return RecordedState()

@@ -56,8 +56,8 @@ class SigningGuard:
     """Number of agents of the fleet."""
     stop_reason: str = ""
     """Reason why signing has stopped permanently; empty if it has not."""
-    submitted_sizes: dict[str, int] = field(default_factory=dict)
-    """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
+    submitters: set[str] = field(default_factory=set)
+    """Nodes that have submitted the checkpoint that they hold since the start, or that they hold none."""
     _is_open: bool = False
     _change: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -91,7 +91,7 @@ class SigningGuard:
             raise LogWriteError(self.stop_reason)
         if not self._is_open:
             message = (
-                f"{len(self.submitted_sizes)} of {self.required_checkpoints} agents have presented their checkpoints:"
+                f"{len(self.submitters)} of {self.required_checkpoints} agents have presented their checkpoints:"
                 " signing starts when all have"
             )
             raise SigningPostponedError(message)
@@ -102,7 +102,7 @@ class SigningGuard:
             await asyncio.sleep(_POLL_SECONDS)
         try:
             async with asyncio.timeout(self.wait_seconds):
-                while len(self.submitted_sizes) < self.required_checkpoints:
+                while len(self.submitters) < self.required_checkpoints:
                     self._change.clear()
                     await self._change.wait()
         except TimeoutError:
@@ -112,7 +112,7 @@ class SigningGuard:
         self.trail.log.sign_soon()
 
     async def _record_missing_checkpoints(self) -> None:
-        required, received = self.required_checkpoints, len(self.submitted_sizes)
+        required, received = self.required_checkpoints, len(self.submitters)
         log.warning(
             "audit_witnesses_missed", required_checkpoints=required, received_checkpoints=received
         )
@@ -120,8 +120,8 @@ class SigningGuard:
             "signed_without": "witnesses",
             "asked": required,
             "shown": received,
+            "waited_seconds": round(self.wait_seconds),
         }
-        data["waited_seconds"] = round(self.wait_seconds)
         await self.trail.append(self.trail.draft("log.policy", data))
 
     async def submit_checkpoint(self, node: str, note: str) -> None:
@@ -130,14 +130,12 @@ class SigningGuard:
         Raises NoteError for a note that this log's key has not signed, CheckpointConflictError for a checkpoint that
         is inconsistent with this log, UnusableLedgerError if the log cannot be read now, OSError.
         """
-        size = 0
         if note:
             checkpoint = log_checkpoint.read_checkpoint(note, self.trail.log.signer.public)
             problem = await call_database(self._find_conflict, checkpoint)
             if problem:
                 await self._report_conflict(node, note, problem)
-            size = checkpoint.tree.size
-        self.submitted_sizes[node] = size
+        self.submitters.add(node)
         self._change.set()
 
     def _find_conflict(self, checkpoint: log_checkpoint.Checkpoint) -> str:

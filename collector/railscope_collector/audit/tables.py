@@ -3,6 +3,7 @@
     audit_record     number, hash of the leaf, content
     audit_subtree    hash of each complete subtree at every eighth level, as in C2SP's tiles: a proof reads at most 255 hashes a level
     audit_archived   hashes of the leaves of 256 records that are in the archive and no longer here
+    audit_tenant     numbers of the records of each tenant, also of archived ones
     audit_head       newest signed checkpoint, replaced in the transaction that adds the records that it covers
     audit_witness    newest checkpoint that each agent has cosigned
     audit_position   number of records that a collector has moved from its own outbox into the log
@@ -16,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
 from railscope.audit import merkle, signed_note
 from railscope_collector import archive_stores
-from railscope_collector.audit import AuditLogError, tiles
+from railscope_collector.audit import AuditLogError, record_tenants, tiles
 from railscope_collector.audit.tiles import LEVELS, WIDTH, complete_root
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.schema import (
@@ -55,6 +56,10 @@ subtrees = sa.Table(
     sqlite_with_rowid=False,
 )  # fmt: skip
 archived = sa.Table("audit_archived", metadata, _key(), *key_numbers("bundle"), _bytes("hashes"))
+tenants = sa.Table(
+    "audit_tenant", metadata, _key(), sa.Column("tenant", sa.Text, primary_key=True), *key_numbers("number"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
 heads = sa.Table("audit_head", metadata, _key(), *texts("note"))
 witnesses = sa.Table(
     "audit_witness", metadata, _key(), sa.Column("node", sa.Text, primary_key=True), *texts("note", "key")
@@ -72,14 +77,16 @@ group_keys = sa.Table(
     sa.Column("group_name", sa.Text, primary_key=True),
     *texts("secret"),
 )
-for _table in (records, subtrees, archived, group_keys):
+APPENDED = records, subtrees, archived, tenants
+"""Tables whose rows never change, and are covered by the signed head."""
+for _table in (*APPENDED, group_keys):
     make_append_only(_table)
 permit_deletion(
     records,
     "EXISTS (SELECT 1 FROM audit_archived a WHERE a.log = OLD.log AND a.bundle = OLD.number / 256)",
     archived,
 )
-TABLES = (records, subtrees, archived, heads, witnesses, positions, group_keys)
+TABLES = (*APPENDED, heads, witnesses, positions, group_keys)
 Transaction: TypeAlias = Callable[[], AbstractContextManager[sa.Connection]]
 """Begins a transaction that reads."""
 
@@ -89,7 +96,10 @@ class LogDamagedError(AuditLogError, ValueError):
 
 
 class MissingEntriesError(LogDamagedError):
-    """Records that the database does not have; they may be in an archive."""
+    """A record that neither the database nor the archive has."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"missing record {number}")
 
 
 class ArchivedEntriesError(LogDamagedError):
@@ -174,24 +184,27 @@ class StoredTree:
         """Return one record. Raises LogDamagedError."""
         for raw in self.records_from(number, 1):
             return raw
-        message = f"missing record {number} of the audit log {self.log}"
-        raise LogDamagedError(message)
+        raise MissingEntriesError(number)
 
     def records_from(self, first: int, at_once: int = _ROWS) -> Iterator[bytes]:
         """Yield the records of the tree from a number on, each compared with its leaf. Raises LogDamagedError."""
         while first < self.size:
             rows = self.read_rows(first, min(self.size, first + at_once))
-            if not rows or rows[0].number != first:
+            bundle = first // WIDTH
+            if (not rows or rows[0].number != first) and (leaves := self.archived_leaves(bundle)):
                 # A bundle at a time, as the archive has them.
-                bundle = first // WIDTH
-                raws = self.archived_records(bundle)[first % WIDTH : self.size - bundle * WIDTH]
+                raws = self._archived_records(bundle, leaves)[first % WIDTH :]
                 first += len(raws)
                 yield from raws
                 continue
+            if not rows:
+                raise MissingEntriesError(first)
             for row in rows:
                 raw = bytes(row.content)
-                if row.number != first or merkle.leaf_hash(raw) != bytes(row.leaf):
-                    message = f"altered or missing record {first} of the audit log {self.log}"
+                if row.number != first:
+                    raise MissingEntriesError(first)
+                if merkle.leaf_hash(raw) != bytes(row.leaf):
+                    message = f"altered record {first}: it does not match its hash"
                     raise LogDamagedError(message)
                 first += 1
                 yield raw
@@ -203,18 +216,12 @@ class StoredTree:
         )
         return self.connection.execute(query.order_by(records.c.number)).all()
 
-    def archived_records(self, bundle: int) -> list[bytes]:
-        """Return 256 records from the archive, compared with their leaves.
-
-        Raises MissingEntriesError, ArchivedEntriesError.
-        """
-        leaves, begin = self.archived_leaves(bundle), bundle * WIDTH
-        if not leaves or self.archive is None:
-            message = (
-                f"records {begin} to {begin + WIDTH - 1} are not in the database; fix: name their archive (archive.url, or"
-                " --archive), if they were archived, else run `railscope audit verify`"
-            )
-            raise MissingEntriesError(message)
+    def _archived_records(self, bundle: int, leaves: Sequence[merkle.Hash]) -> list[bytes]:
+        """Return 256 records from the archive, compared with their leaves. Raises ArchivedEntriesError."""
+        begin = bundle * WIDTH
+        if self.archive is None:
+            message = f"records {begin} to {begin + WIDTH - 1} are archived; fix: name their archive (archive.url, or --archive)"
+            raise ArchivedEntriesError(message)
         name = archive_name(self.node(0, 0), bundle, complete_root(leaves))
         try:
             raws = tiles.decode_bundle(self.archive.read(name, tiles.MAX_BUNDLE_BYTES))
@@ -239,93 +246,70 @@ def archive_name(genesis: merkle.Hash, bundle: int, root: merkle.Hash) -> str:
     return f"audit/{genesis.hex()}/entries-{bundle * WIDTH:015d}-{root.hex()}"
 
 
-@dataclass(slots=True)
-class GrowingTree:
-    """The end of a tree, to which leaves are added."""
+def read_end(stored: StoredTree) -> merkle.CompactRange:
+    """Read what is needed to append to a tree. Raises LogDamagedError."""
+    return merkle.CompactRange(
+        stored.size, [stored.node(*subtree) for subtree in merkle.subtrees(stored.size)]
+    )
 
-    range: merkle.CompactRange = field(default_factory=merkle.CompactRange)
-    rows: list[list[merkle.Hash]] = field(default_factory=lambda: [[]])
-    """The hashes after the last stored subtree, of each stored level."""
 
-    @property
-    def head(self) -> merkle.TreeHead:
-        """Size and root."""
-        return merkle.TreeHead(self.range.size, self.range.root)
-
-    @classmethod
-    def read(cls, stored: StoredTree) -> GrowingTree:
-        """Read the end of a stored tree. Raises LogDamagedError."""
-        tree = cls(rows=[])
-        level, complete = 0, stored.size
-        while not tree.rows or complete:
-            begin = complete - complete % WIDTH
-            row = stored.hashes(level, begin, complete % WIDTH) if complete % WIDTH else []
-            if len(row) != complete % WIDTH:
-                message = (
-                    f"missing hashes of level {level} from {begin} on of the audit log {stored.log}"
-                )
-                raise LogDamagedError(message)
-            tree.rows.append(row)
-            level, complete = level + LEVELS, complete // WIDTH
-        for row_level, row in reversed(list(enumerate(tree.rows))):
-            for hashed in row:
-                tree.range.extend(hashed, 1 << (row_level * LEVELS))
-        return tree
-
-    def copy(self) -> GrowingTree:
-        """Return a tree that grows separately."""
-        copied = merkle.CompactRange(self.range.size, list(self.range.roots))
-        return GrowingTree(copied, [list(row) for row in self.rows])
-
-    def add(self, leaf: merkle.Hash) -> Iterator[tuple[int, int, merkle.Hash]]:
-        """Add a leaf; yield level, place and hash of each subtree that it completes."""
-        self.range.append(leaf)
-        hashed, level = leaf, 0
-        while True:
-            if level == len(self.rows):
-                self.rows.append([])
-            row = self.rows[level]
-            row.append(hashed)
-            if level:
-                yield level * LEVELS, (self.range.size >> (level * LEVELS)) - 1, hashed
-            if len(row) < WIDTH:
-                return
-            hashed, self.rows[level] = complete_root(row), []
-            level += 1
+def append_leaf(
+    tree: merkle.CompactRange, leaf: merkle.Hash
+) -> Iterator[tuple[int, int, merkle.Hash]]:
+    """Append a leaf to a tree; yield level, place and hash of each stored subtree that it completes."""
+    for level, hashed in enumerate(tree.append(leaf)):
+        if level and level % LEVELS == 0:
+            yield level, (tree.size >> level) - 1, hashed
 
 
 def insert_records(
-    connection: sa.Connection, log: str, tree: GrowingTree, raws: Sequence[bytes]
+    connection: sa.Connection, log: str, tree: merkle.CompactRange, raws: Sequence[bytes]
 ) -> None:
     """Add records to a log, and to its tree."""
-    rows, completed = [], list[tuple[int, int, merkle.Hash]]()
-    for raw in raws:
-        leaf = merkle.leaf_hash(raw)
-        rows.append({"log": log, "number": tree.range.size, "leaf": leaf, "content": raw})
-        completed += tree.add(leaf)
-    if rows:
-        connection.execute(sa.insert(records), rows)
-    _insert_subtrees(connection, log, completed)
+    first = tree.size
+    leaves = [*map(merkle.leaf_hash, raws)]
+    _insert(connection, subtrees, _append_leaves(log, tree, leaves))
+    rows = zip(range(first, tree.size), leaves, raws, strict=True)
+    _insert(
+        connection,
+        records,
+        [{"log": log, "number": n, "leaf": leaf, "content": raw} for n, leaf, raw in rows],
+    )
+    insert_tenants(connection, log, first, raws)
+
+
+def insert_tenants(connection: sa.Connection, log: str, first: int, raws: Sequence[bytes]) -> None:
+    """Add the numbers of the records that belong to a tenant. Raises RecordError."""
+    of_tenants = ((n, record_tenants.tenant_of(raw)) for n, raw in enumerate(raws, first))
+    rows = [{"log": log, "tenant": tenant, "number": n} for n, tenant in of_tenants if tenant]
+    _insert(connection, tenants, rows)
 
 
 def insert_archived(
-    connection: sa.Connection, log: str, tree: GrowingTree, leaves: Sequence[merkle.Hash]
+    connection: sa.Connection, log: str, tree: merkle.CompactRange, leaves: Sequence[merkle.Hash]
 ) -> None:
     """Add 256 records that are in the archive to a log, by their leaves, and to its tree."""
-    row = {"log": log, "bundle": tree.range.size // WIDTH, "hashes": b"".join(leaves)}
-    connection.execute(sa.insert(archived), row)
-    _insert_subtrees(connection, log, [each for leaf in leaves for each in tree.add(leaf)])
+    row = {"log": log, "bundle": tree.size // WIDTH, "hashes": b"".join(leaves)}
+    _insert(connection, archived, [row])
+    _insert(connection, subtrees, _append_leaves(log, tree, leaves))
 
 
-def _insert_subtrees(
-    connection: sa.Connection, log: str, completed: Sequence[tuple[int, int, merkle.Hash]]
+def _append_leaves(
+    log: str, tree: merkle.CompactRange, leaves: Sequence[merkle.Hash]
+) -> list[dict[str, object]]:
+    """Append leaves to a tree; return the rows of the subtrees that they complete."""
+    completed = (each for leaf in leaves for each in append_leaf(tree, leaf))
+    return [
+        {"log": log, "level": level, "place": place, "hash": hashed}
+        for level, place, hashed in completed
+    ]
+
+
+def _insert(
+    connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, object]]
 ) -> None:
-    if completed:
-        rows = [
-            {"log": log, "level": level, "place": place, "hash": hashed}
-            for level, place, hashed in completed
-        ]
-        connection.execute(sa.insert(subtrees), rows)
+    if rows:
+        connection.execute(sa.insert(table), rows)
 
 
 def replace_row(connection: sa.Connection, table: sa.Table, row: Mapping[str, object]) -> None:

@@ -6,15 +6,24 @@ The log may be written meanwhile: its first records, up to a signed head, are re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import islice
 
 import sqlalchemy as sa
 
 from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope_collector import archive_stores
-from railscope_collector.audit import cosignatures, record_checks, tables
+from railscope_collector.audit import (
+    cosignatures,
+    ledger_check,
+    record_checks,
+    record_tenants,
+    tables,
+)
 from railscope_collector.audit.cosigners import Cosigner, find_cosigners, signed_notes
 from railscope_collector.audit.tiles import WIDTH
 from railscope_collector.audit.verify_outcome import (
@@ -57,6 +66,8 @@ class VerifiedLog:
     """Witnesses with a cosignature of the log, the one with the largest checkpoint first."""
     ledger: ledger_records.LedgerRecords = field(default_factory=ledger_records.LedgerRecords)
     """Records of operations on the ledger's database."""
+    rows: Counter[str] = field(default_factory=Counter)
+    """Number of rows of the ledger that were compared with these records, by kind."""
 
 
 def verify_log(  # noqa: PLR0913 - options of one verification
@@ -66,22 +77,40 @@ def verify_log(  # noqa: PLR0913 - options of one verification
     archive: archive_stores.ArchiveReader | None = None,
     *,
     known_tables: sa.MetaData | None = None,
-    log: str = "",
+    ledger: tables.Transaction | None = None,
 ) -> VerifiedLog:
     """Verify the log of a key, and that it is consistent with every anchor. Raises LogVerificationError.
 
     Without the archive, archived records are counted and not checked, but all their hashes are. `known_tables` are all tables
-    that the database may have; without them, others are not checked. `log` is the name in the tables, by default that of the key.
+    that the database may have; without them, others are not checked. `ledger` is compared with the records as well.
     """
-    with (
-        raise_verify_error(VerifyOutcome.UNREADABLE, UnusableLedgerError, OSError),
-        raise_verify_error(VerifyOutcome.UNREADABLE, sa.exc.OperationalError),
-        raise_verify_error(
+    unreadable = UnusableLedgerError, OSError, sa.exc.OperationalError
+    with raise_verify_error(VerifyOutcome.UNREADABLE, *unreadable):
+        with transaction():
+            pass  # the server is reached: any other error is one of the content
+        with raise_verify_error(
             VerifyOutcome.ALTERED, sa.exc.DBAPIError, prefix="cannot read the tables: "
-        ),
-    ):
-        name = log or tables.log_name(key)
-        return _Verification(transaction, key, archive).run(name, anchors, known_tables)
+        ):
+            verified = _Verification(transaction, key, archive).run(anchors, known_tables)
+        return verified if ledger is None else _compare_ledger(ledger, verified)
+
+
+def _compare_ledger(ledger: tables.Transaction, verified: VerifiedLog) -> VerifiedLog:
+    """Compare a ledger with the records of a valid log. Raises LogVerificationError."""
+    if verified.unchecked:
+        message = (
+            f"cannot compare the ledger: {verified.unchecked} records are archived; fix: name their archive (archive.url, or"
+            " --archive)"
+        )
+        raise LogVerificationError(VerifyOutcome.UNREADABLE, message)
+    with ledger() as connection:
+        compared = ledger_check.compare_ledger(connection, verified.ledger)
+    if compared.differences:
+        differences = ledger_check.summarize_differences(compared)
+        message = f"the ledger does not match its records: {differences}"
+        raise LogVerificationError(VerifyOutcome.ALTERED, message)
+    findings = (*verified.findings, *compared.unrecorded)
+    return replace(verified, findings=findings, rows=compared.rows)
 
 
 @dataclass(slots=True)
@@ -91,15 +120,16 @@ class _Verification:
     transaction: tables.Transaction
     key: signed_note.PublicKey
     archive: archive_stores.ArchiveReader | None
-    tree: tables.GrowingTree = field(default_factory=tables.GrowingTree)
+    tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     checks: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
     unchecked: int = 0
     last_archived: int = 0
     """End of the archived records."""
+    tenants: defaultdict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
+    """Hash of the numbers of each tenant's records that were read."""
 
-    def run(
-        self, log: str, anchors: Iterable[str], known_tables: sa.MetaData | None
-    ) -> VerifiedLog:
+    def run(self, anchors: Iterable[str], known_tables: sa.MetaData | None) -> VerifiedLog:
+        log = tables.log_name(self.key)
         with self.transaction() as connection:
             if known_tables is not None:
                 _check_tables(connection, known_tables)
@@ -108,32 +138,30 @@ class _Verification:
                 self._report_absence(connection)
             witnesses = cosignatures.read_witnesses(connection, log)
         head = self._read_head(note or "")
-        stated_by_log = [*signed_notes(witnesses, self.key)]
-        pending = sorted(
-            (self._read_anchor(anchor) for anchor in [*anchors, *stated_by_log]),
-            key=lambda anchor: anchor.tree.size,
-        )
-        count = len(pending)
+        kept = [self._read_anchor(anchor) for anchor in anchors]
+        stated = [self._read_anchor(note) for note in signed_notes(witnesses, self.key)]
+        pending = sorted((*kept, *stated), key=lambda anchor: anchor.tree.size)
         if pending and pending[-1].tree.size > head.tree.size:
             _report_fork(head, pending[-1], "the log is shorter than a signed checkpoint")
-        self._check_records(log, head, pending)
+        self._check_records(log, head)
+        with self.transaction() as connection:
+            stored = tables.StoredTree(connection, log, head.tree.size)
+            for anchor in pending:
+                size = anchor.tree.size
+                # The stored hashes are those of the records by now.
+                if merkle.root_of(stored.node, size) != anchor.tree.root:
+                    reason = f"its first {size} records do not match the signed ones"
+                    _report_fork(head, anchor, reason)
         if self.checks.genesis_key not in {"", str(self.key)}:
             message = f"the first record names the key {self.checks.genesis_key}"
             raise LogVerificationError(VerifyOutcome.ALTERED, message)
-        if self.unchecked:
-            # The records with the keys of other witnesses may be among those that were not read.
-            unread = len(witnesses)
-            witnesses = {
-                node: each for node, each in witnesses.items() if node in self.checks.witnesses
-            }
-            unread -= len(witnesses)
-        cosigners, doubts = find_cosigners(witnesses, self.key, self.checks.witnesses)
-        if self.unchecked and unread:
-            doubts += (f"witnesses whose keys are not in the records that were read: {unread}",)
+        is_partial = bool(self.unchecked)
+        found = find_cosigners(witnesses, self.key, self.checks.witnesses, is_partial=is_partial)
+        cosigners, doubts = found
         return VerifiedLog(
             head,
             self.unchecked,
-            count - len(stated_by_log),
+            len(kept),
             (*self.checks.findings(), *doubts),
             cosigners,
             self.checks.ledger,
@@ -161,92 +189,84 @@ class _Verification:
         with raise_verify_error(VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix):
             return log_checkpoint.read_checkpoint(note, self.key)
 
-    def _check_records(
-        self, log: str, head: log_checkpoint.Checkpoint, pending: list[log_checkpoint.Checkpoint]
-    ) -> None:
-        """Compare the records with their hashes, every anchor and the signed head."""
+    def _check_records(self, log: str, head: log_checkpoint.Checkpoint) -> None:
+        """Compare the records with their hashes and the signed head."""
         size = head.tree.size
-        self._compare(head, pending)
         for begin in range(0, size, _BUNDLES * WIDTH):
             with self.transaction() as connection:
                 stored = tables.StoredTree(connection, log, size, self.archive)
                 for first in range(begin, min(size, begin + _BUNDLES * WIDTH), WIDTH):
-                    self._check_bundle(stored, first, min(size, first + WIDTH), head, pending)
+                    self._check_bundle(stored, first, min(size, first + WIDTH))
         if self.tree.head != head.tree:
             message = f"the {size} records do not match the signed root"
             raise LogVerificationError(VerifyOutcome.ALTERED, message)
         with self.transaction() as connection:
+            self._check_tenants(connection, log, size)
             self._check_excess(connection, log)
         # Entries that no record states as archived are lost.
         if self.checks.archived < self.last_archived:
             message = f"records {self.checks.archived} to {self.last_archived - 1} are missing, and no record states that they are archived"
             raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
 
-    def _check_bundle(
-        self,
-        stored: tables.StoredTree,
-        first: int,
-        end: int,
-        head: log_checkpoint.Checkpoint,
-        pending: list[log_checkpoint.Checkpoint],
-    ) -> None:
+    def _check_bundle(self, stored: tables.StoredTree, first: int, end: int) -> None:
         """Check up to 256 records, and the stored hashes of the subtrees that they complete."""
-        leaves, raws = self._read_bundle(stored, first, end)
-        completed: list[tuple[int, int, bytes]] = []
-        for number, leaf in enumerate(leaves, first):
-            if raws is not None:
-                self.checks.add(_decode(raws[number - first], number))
-            completed += self.tree.add(leaf)
-            self._compare(head, pending)
-        for level, place, hashed in completed:
-            if stored.hashes(level, place, 1) != [hashed]:
-                message = f"altered hash {place} of level {level}: it does not match the records"
-                raise LogVerificationError(VerifyOutcome.ALTERED, message)
-
-    def _read_bundle(
-        self, stored: tables.StoredTree, first: int, end: int
-    ) -> tuple[Sequence[merkle.Hash], list[bytes] | None]:
-        """Return leaves and records; no records if they are archived and there is no archive."""
-        rows = stored.read_rows(first, end)
-        if not rows and (leaves := stored.archived_leaves(first // WIDTH)):
+        if leaves := stored.archived_leaves(first // WIDTH):
             self.last_archived = end
-            if self.archive is None:
-                self.unchecked += end - first
-                self.checks.begin_after_unread_records()
-                return leaves, None
+        if leaves and self.archive is None:
+            self.unchecked += end - first
+            self.checks.begin_after_unread_records()
+        else:
             try:
-                return leaves, stored.archived_records(first // WIDTH)
-            except tables.ArchivedEntriesError as error:
-                raise LogVerificationError(_archive_outcome(error), str(error)) from error
-        if stored.archived_leaves(first // WIDTH):
-            message = f"unexpected hashes of archived records from {first} on: these records are in the database"
-            raise LogVerificationError(VerifyOutcome.ALTERED, message)
-        raws: list[bytes] = []
-        for row in rows:
-            if row.number != first + len(raws):
-                break
-            raws.append(bytes(row.content))
-            if merkle.leaf_hash(raws[-1]) != bytes(row.leaf):
-                message = f"altered record {row.number}: it does not match its hash"
+                raws = [*islice(stored.records_from(first, WIDTH), end - first)]
+            except tables.LogDamagedError as error:
+                raise LogVerificationError(_damage_outcome(error), str(error)) from error
+            leaves = [*map(merkle.leaf_hash, raws)]
+            for number, raw in enumerate(raws, first):
+                self._add(_decode(raw, number))
+        for leaf in leaves:
+            for level, place, hashed in tables.append_leaf(self.tree, leaf):
+                if stored.hashes(level, place, 1) != [hashed]:
+                    message = (
+                        f"altered hash {place} of level {level}: it does not match the records"
+                    )
+                    raise LogVerificationError(VerifyOutcome.ALTERED, message)
+
+    def _add(self, record: AuditRecord) -> None:
+        self.checks.add(record)
+        if tenant := record_tenants.sole_tenant(record):
+            self.tenants[tenant] = _chain(self.tenants[tenant], record.seq)
+
+    def _check_tenants(self, connection: sa.Connection, log: str, size: int) -> None:
+        """Compare the lists of the records of tenants with the records that were read."""
+        table, stored = tables.tenants, defaultdict[str, bytes](bytes)
+        # Records that were not read are the first ones, and later ones may be added meanwhile.
+        is_read = table.c.number.between(self.unchecked, size - 1) | (table.c.number < 0)
+        query = sa.select(table.c.tenant, table.c.number).where(table.c.log == log, is_read)
+        rows = connection.execution_options(yield_per=10_000).execute(
+            query.order_by(table.c.tenant, table.c.number)
+        )
+        for tenant, number in rows:
+            stored[tenant] = _chain(stored[tenant], number)
+        for tenant in sorted(stored.keys() | self.tenants.keys()):
+            if stored[tenant] != self.tenants[tenant]:
+                message = f"altered list of the records of the tenant {tenant}"
                 raise LogVerificationError(VerifyOutcome.ALTERED, message)
-        if len(raws) != end - first:
-            message = f"missing record {first + len(raws)}"
-            raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
-        return [bytes(row.leaf) for row in rows], raws
 
     def _check_excess(self, connection: sa.Connection, log: str) -> None:
         """Check that no table has more than a log of the newest size has."""
         note = self._read_head(tables.read_note(connection, log) or "")
-        size, table = note.tree.size, tables.records
-        query = sa.select(sa.func.max(table.c.number), sa.func.min(table.c.number)).where(
-            table.c.log == log
-        )
-        last, first = connection.execute(query).one()
-        if last is not None and (last >= size or first < 0):
-            message = (
-                f"record {last if last >= size else first} is not signed: it was added by hand"
+        size = note.tree.size
+        for table in (tables.records, tables.tenants):
+            query = sa.select(sa.func.max(table.c.number), sa.func.min(table.c.number)).where(
+                table.c.log == log
             )
-            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+            last, first = connection.execute(query).one()
+            archived = tables.count_archived(connection, log) if table is tables.records else 0
+            if last is not None and (last >= size or first < archived):
+                number = last if last >= size else first
+                reason = "is archived" if 0 <= number < archived else "is not signed"
+                message = f"record {number} {reason}: it was added by hand"
+                raise LogVerificationError(VerifyOutcome.ALTERED, message)
         counts = dict[int, int]()
         for level, count, newest in connection.execute(
             sa.select(
@@ -269,16 +289,6 @@ class _Verification:
             message = f"{number} bundles of archived hashes, the last one of records from {newest * WIDTH} on"
             raise LogVerificationError(VerifyOutcome.ALTERED, message)
 
-    def _compare(
-        self, head: log_checkpoint.Checkpoint, pending: list[log_checkpoint.Checkpoint]
-    ) -> None:
-        """Compare the anchors of this size, and remove them from the pending ones."""
-        while pending and pending[0].tree.size == self.tree.range.size:
-            anchor = pending.pop(0)
-            if self.tree.range.root != anchor.tree.root:
-                reason = f"its first {anchor.tree.size} records do not match the signed ones"
-                _report_fork(head, anchor, reason)
-
 
 def _report_fork(
     head: log_checkpoint.Checkpoint, other: log_checkpoint.Checkpoint, reason: str
@@ -287,13 +297,18 @@ def _report_fork(
     raise LogVerificationError(VerifyOutcome.FORKED, f"{reason}\n{texts}")
 
 
-def _archive_outcome(error: tables.ArchivedEntriesError) -> VerifyOutcome:
+def _chain(previous: bytes, number: int) -> bytes:
+    return sha256(b"%b %d" % (previous, number)).digest()
+
+
+def _damage_outcome(error: tables.LogDamagedError) -> VerifyOutcome:
     match error.__cause__:
         case archive_stores.MissingFileError():
             return VerifyOutcome.TAIL_MISSING
         case archive_stores.ArchiveError():
             return VerifyOutcome.UNREADABLE
-    return VerifyOutcome.ALTERED
+    is_missing = isinstance(error, tables.MissingEntriesError)
+    return VerifyOutcome.TAIL_MISSING if is_missing else VerifyOutcome.ALTERED
 
 
 def _decode(raw: bytes, number: int) -> AuditRecord:
@@ -337,5 +352,5 @@ def _read_triggers(connection: sa.Connection) -> Iterator[str]:
 
 def _expected_triggers(dialect: str) -> Iterator[str]:
     changes = ("no_update", "no_delete") if dialect == "sqlite" else ("append_only",)
-    for table in (tables.records, tables.subtrees, tables.archived):
+    for table in tables.APPENDED:
         yield from (f"{table.name}_{change}" for change in changes)

@@ -10,9 +10,9 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 from unicodedata import normalize
 
 import click
@@ -44,15 +44,14 @@ from railscope_collector.audit.entry_proof import ProofError, check_proof, make_
 from railscope_collector.config import ArchiveSettings, CollectorSettings
 from railscope_collector.ledger.database import UnusableLedgerError, open_read_only
 
-if TYPE_CHECKING:
-    from railscope_collector.audit.ledger_check import LedgerComparison
-
 
 @contextmanager
-def open_log(place: str) -> Iterator[tables.Transaction]:
+def open_log(
+    place: str, key: signed_note.PublicKey | None, archive: archive_stores.ArchiveReader | None
+) -> Iterator[tables.Transaction]:
     """The tables of a log: of a database, by URL or file, or of the files in a directory. Raises UnusableLedgerError.
 
-    Files are imported into a database in memory, which has one log.
+    Files are imported into a database in memory, as the log of the key.
     """
     if not Path(place).is_dir():
         with open_read_only(place if "://" in place else f"sqlite:///{place}") as transaction:
@@ -62,9 +61,8 @@ def open_log(place: str) -> Iterator[tables.Transaction]:
     with engine.begin() as connection:
         for table in tables.TABLES:
             table.create(connection)
-        note = former_log.read_note(Path(place))
-        if note:
-            former_log.import_log(connection, _DIRECTORY_LOG, None, Path(place))
+        name = tables.log_name(key) if key else ""
+        former_log.import_log(connection, name, None, Path(place), archive)
     yield engine.connect
     engine.dispose()
 
@@ -73,13 +71,21 @@ def open_log(place: str) -> Iterator[tables.Transaction]:
 def open_tree(
     place: str, key: str | None, archive: archive_stores.ArchiveReader | None = None
 ) -> Iterator[tuple[str, tables.StoredTree]]:
-    """The newest checkpoint of a log, and its tree, without verification."""
+    """The newest checkpoint of a log, verified if a key is given, and its tree, without verification."""
     try:
-        with open_log(place) as begin, begin() as connection:
-            log = _find_log(connection, _parse_public_key(key) if key else None)
+        public = _parse_public_key(key) if key else None
+        with open_log(place, public, archive) as begin, begin() as connection:
+            log = _find_log(connection, public)
             note = tables.read_note(connection, log) or ""
-            size = former_log.claimed_tree(note).size
-            yield note, tables.StoredTree(connection, log, size, archive)
+            with convert_errors(
+                signed_note.NoteError, click.ClickException, "invalid checkpoint: "
+            ):
+                head = (
+                    log_checkpoint.read_checkpoint(note, public).tree
+                    if public
+                    else former_log.claimed_tree(note)
+                )
+            yield note, tables.StoredTree(connection, log, head.size, archive)
     except tables.LogDamagedError as error:
         message = (
             str(error) if "fix:" in str(error) else f"{error}; fix: run `railscope audit verify`"
@@ -94,29 +100,15 @@ def _find_log(connection: sa.Connection, key: signed_note.PublicKey | None) -> s
     """The name of the log of a key, or of the only one."""
     names = sorted(connection.execute(sa.select(tables.heads.c.log)).scalars())
     wanted = tables.log_name(key) if key else ""
-    if wanted in names or names == [_DIRECTORY_LOG]:
-        return wanted if wanted in names else _DIRECTORY_LOG
     if not names:
         message = "no audit log: nothing has been signed"
-    elif wanted:
+    elif wanted and wanted not in names:
         message = f"no log of this key: expected one of {', '.join(names)}"
-    elif len(names) > 1:
+    elif not wanted and len(names) > 1:
         message = f"several logs: {', '.join(names)}; fix: name one by --key"
     else:
-        return str(names[0])
+        return wanted or str(names[0])
     raise click.ClickException(message)
-
-
-def read_checkpoint_note(place: str, key: str | None = None) -> str:
-    """The newest checkpoint of a log, unverified."""
-    with open_tree(place, key) as (note, _):
-        return note
-
-
-def verify_checkpoint(note: str, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
-    """The checkpoint in a note, after verification of its signature."""
-    with convert_errors(signed_note.NoteError, click.ClickException, "invalid checkpoint: "):
-        return log_checkpoint.read_checkpoint(note, key)
 
 
 def read_records(place: str, first: int = 0) -> Iterator[bytes]:
@@ -204,8 +196,6 @@ _SALTS = click.option(
     help="Directory of the collector's salts of names.",
 )
 _MAX_NAMED = 20
-_DIRECTORY_LOG = "directory"
-"""Name of a log that was imported from a directory."""
 _READ_ERRORS = (UnusableLedgerError, former_log.FormerLogError, signed_note.NoteError, OSError)
 _ONE_KEY = click.option(
     "--key",
@@ -251,8 +241,8 @@ def verify_command(
     """
     public = _parse_public_key(key)
     try:
-        verified = _verify(log, public, [_read_anchor(anchor) for anchor in anchors], archive)
-        compared = _compare_ledger(ledger, verified) if ledger else None
+        notes = [_read_anchor(anchor) for anchor in anchors]
+        verified = _verify(log, public, notes, archive, ledger)
     except verify_outcome.LogVerificationError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
@@ -262,10 +252,10 @@ def verify_command(
     click.echo(f"checkpoints kept elsewhere: {verified.anchors} consistent")
     for line in _format_cosigners(verified.witnesses):
         click.echo(line)
-    if compared:
-        heads = compared.rows["head"]
-        click.echo(f"database: {compared.rows.total() - heads} rows, {heads} heads, equal")
-    for finding in (*verified.findings, *(compared.unrecorded if compared else ())):
+    if ledger:
+        heads = verified.rows["head"]
+        click.echo(f"database: {verified.rows.total() - heads} rows, {heads} heads, equal")
+    for finding in verified.findings:
         click.echo(escape_line(f"to explain: {finding}"))
     if verified.unchecked:
         click.echo(f"{verified.unchecked} records archived, not checked; fix: use --archive")
@@ -277,9 +267,10 @@ def _verify(
     key: signed_note.PublicKey,
     anchors: Sequence[str],
     archive: archive_stores.ArchiveReader | None,
+    ledger: str | None,
 ) -> verification.VerifiedLog:
-    """Verify the log of a key. Raises LogVerificationError."""
-    from railscope_collector.tables import metadata  # noqa: PLC0415 - large, as those of the ledger below
+    """Verify the log of a key, and compare a ledger. Raises LogVerificationError."""
+    from railscope_collector.tables import metadata  # noqa: PLC0415 - large, and no other command needs them
 
     outcomes = verify_outcome.VerifyOutcome
     with (
@@ -287,25 +278,13 @@ def _verify(
         verify_outcome.raise_verify_error(
             outcomes.ALTERED, former_log.FormerLogError, signed_note.NoteError
         ),
-        open_log(place) as transaction,
+        open_log(place, key, archive) as transaction,
+        open_read_only(ledger) if ledger else nullcontext() as compared,
     ):
-        if not Path(place).is_dir():
-            return verification.verify_log(
-                transaction, key, anchors, archive, known_tables=metadata
-            )
-        return verification.verify_log(transaction, key, anchors, archive, log=_DIRECTORY_LOG)
-
-
-def _compare_ledger(url: str, verified: verification.VerifiedLog) -> LedgerComparison:
-    """Compare with the ledger. Raises LogVerificationError."""
-    if verified.unchecked:
-        message = f"cannot compare the ledger: {verified.unchecked} records are archived; fix: use --archive"
-        raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.UNREADABLE, message)
-    # The ledger's libraries are large, and most checks do not need them.
-    from railscope_collector.audit.ledger_check import compare_database_url  # noqa: PLC0415 - as above
-    from railscope_collector.tables import metadata  # noqa: PLC0415 - as above
-
-    return compare_database_url(url, metadata, verified.ledger)
+        known = None if Path(place).is_dir() else metadata
+        return verification.verify_log(
+            transaction, key, anchors, archive, known_tables=known, ledger=compared
+        )
 
 
 def _format_cosigners(witnesses: Sequence[cosigners.Cosigner]) -> Iterator[str]:
@@ -325,9 +304,8 @@ def _format_cosigners(witnesses: Sequence[cosigners.Cosigner]) -> Iterator[str]:
 @_KEY
 def checkpoint(log: str, key: str) -> None:
     """Print the signed checkpoint, to be stored elsewhere and used with `verify --anchor`."""
-    note = read_checkpoint_note(log, key)
-    verify_checkpoint(note, _parse_public_key(key))
-    click.echo(note, nl=False)
+    with open_tree(log, key) as (note, _):
+        click.echo(note, nl=False)
 
 
 @audit.command()
@@ -337,10 +315,11 @@ def checkpoint(log: str, key: str) -> None:
 @_ARCHIVE
 def prove(log: str, key: str, sequence: int, archive: archive_stores.ArchiveReader | None) -> None:
     """Print record SEQUENCE with the proof that it is in the signed log."""
-    with open_tree(log, key, archive) as (note, tree):
-        verify_checkpoint(note, _parse_public_key(key))
-        with convert_errors(ValueError, click.ClickException):
-            proof = make_proof(tree, sequence, note)
+    with (
+        open_tree(log, key, archive) as (note, tree),
+        convert_errors(ValueError, click.ClickException),
+    ):
+        proof = make_proof(tree, sequence, note)
     click.echo(proof, nl=False)
 
 
@@ -360,9 +339,9 @@ def export(
         message = f"{directory} is not empty; fix: name another directory"
         raise click.ClickException(message)
     with open_tree(log, key, archive) as (note, tree):
-        signed = verify_checkpoint(note, _parse_public_key(key))
         former_log.export_log(tree, note, directory)
-    click.echo(f"exported: {signed.tree.size} records, root {signed.tree.root.hex()}")
+    signed = former_log.claimed_tree(note)
+    click.echo(f"exported: {signed.size} records, root {signed.root.hex()}")
 
 
 @audit.command("check-proof")
@@ -389,9 +368,8 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @_LOG
 @click.option("--type", "kind", help="Only records of this type or family.")
 @click.option("--node", help="Only records about this node.")
-@click.option(
-    "--from", "first", type=click.IntRange(min=0), default=0, help="First sequence number."
-)
+@click.option("--from", "first", type=click.IntRange(min=0), help="First sequence number.")
+@click.option("--last", type=click.IntRange(min=1), help="Only this number of the newest records.")
 @_JSON
 @_WIDE
 @click.option("--person", help="Only records with a commitment to this name.")
@@ -403,7 +381,8 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     key: str | None,
     kind: str | None,
     node: str | None,
-    first: int,
+    first: int | None,
+    last: int | None,
     as_json: bool,  # noqa: FBT001 - a flag
     wide: bool,  # noqa: FBT001 - a flag
     person: str | None,
@@ -418,7 +397,8 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     commitment = _find_commitment(salts, person) if person else None
     types = set[str]()
     with open_tree(log, key, archive) as (_, tree):
-        for raw in tree.records_from(first):
+        begin = max(first or 0, tree.size - (last or tree.size))
+        for raw in tree.records_from(begin):
             record = decode_shown_record(raw)
             types.add(record.type)
             if commitment and commitment not in record.pii.values():
@@ -466,27 +446,6 @@ def _find_commitment(salts: Path, person: str) -> str:
         message = f"unknown name: no salt in {salts}: nothing can be confirmed about it"
         raise click.ClickException(message)
     return commitment
-
-
-@audit.command()
-@_LOG
-@click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
-@_JSON
-@_WIDE
-@_ARCHIVE
-@_ONE_KEY
-def tail(  # noqa: PLR0913, PLR0917 - its options
-    log: str,
-    key: str | None,
-    count: int,
-    as_json: bool,  # noqa: FBT001 - a flag
-    wide: bool,  # noqa: FBT001 - a flag
-    archive: archive_stores.ArchiveReader | None,
-) -> None:
-    """Print the newest records."""
-    with open_tree(log, key, archive) as (_, tree):
-        for raw in tree.records_from(max(0, tree.size - count)):
-            _print_record(raw, as_json=as_json, wide=wide)
 
 
 def _read_anchor(path: Path) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from railscope.api import audit as api
 from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
-from railscope_collector.audit import record_words
+from railscope_collector.audit import record_tenants, record_words
 from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.console import page_table
 from railscope_collector.http import ResourceError, audit_api, signed_entries
@@ -73,8 +73,6 @@ class AuditPage(api.AuditEntries, frozen=True, kw_only=True):
     tenant: str
     """The only tenant of the list; empty for all."""
     health: AuditHealth | None = None
-    read_problem: str = ""
-    """Reason why the last read of the log for its index failed."""
 
 
 @dataclass(slots=True)
@@ -113,7 +111,6 @@ class AuditPages:
                 older=max(0, start - PAGE_RECORDS) if start else None,
                 tenant=tenant or "",
                 health=None if is_own else self.health(),
-                read_problem="" if is_own else self.log.entries.problem,
             )
             return page_table.PageContent(page, {"rows": [*map(_row, selected.entries)]})
 
@@ -158,7 +155,7 @@ def _row(entry: api.AuditEntry) -> AuditRow:
         record_words.actor_text(record),
         record.out,
         record_words.subject_text(record),
-        signed_entries.sole_tenant(record),
+        record_tenants.sole_tenant(record),
     )
 
 

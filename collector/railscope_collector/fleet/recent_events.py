@@ -118,12 +118,6 @@ class RecentEvents:
         return len(self._events)
 
 
-def events_of(record: FrameRecord, envelope: Envelope) -> Iterator[SeenEvent]:
-    """Yield all events of an envelope, including those received before."""
-    for batch in envelope.batches:
-        yield from seen_events(record, envelope, batch)
-
-
 def seen_events(record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
     """Yield the events of one batch of an envelope."""
     for index, event in enumerate(batch.events):

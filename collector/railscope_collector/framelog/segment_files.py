@@ -76,6 +76,8 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
     """
     has_statements: bool = False
     """True if the envelope states the end of a run: then a start opens the body."""
+    has_events: bool = True
+    """False if the envelope has no events: then the audit log does not open the body."""
 
     @property
     def is_marked(self) -> bool:

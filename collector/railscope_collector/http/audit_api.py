@@ -13,23 +13,20 @@ from aiohttp import web
 from railscope.api import audit
 from railscope.audit import log_checkpoint
 from railscope_collector.access.credentials import Credential
-from railscope_collector.audit.tables import ArchivedEntriesError, MissingEntriesError
+from railscope_collector.audit.tables import ArchivedEntriesError
 from railscope_collector.http import ResourceError, list_query
 from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.http.resource_server import ResourceRequest
 from railscope_collector.http.signed_entries import (
     MAX_ENTRIES,
     EntrySelection,
-    IndexBehindError,
     SignedEntries,
 )
 from railscope_collector.ledger.database import UnusableLedgerError
 
 ARCHIVE_UNREADABLE = "these records are archived, and the archive cannot be read now; fix: try again, or see the collector's log"
 UNREADABLE = "cannot read the audit log; fix: run `railscope audit verify` on the ledger's database"
-_READ_ERRORS = (
-    IndexBehindError, MissingEntriesError, ArchivedEntriesError, UnusableLedgerError, OSError, ValueError,
-)  # fmt: skip
+_READ_ERRORS = (UnusableLedgerError, OSError, ValueError)
 ResponseT = TypeVar("ResponseT")
 EntryIndex = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
@@ -106,10 +103,8 @@ class AuditApi:
 def _unreadable_reason(error: Exception) -> str:
     """Return why the log cannot be read now, by one of the errors of reading it."""
     match error:
-        case IndexBehindError():
-            return f"{error}; try again"
         case FileNotFoundError():
             return log_checkpoint.NOTHING_SIGNED
-        case MissingEntriesError() | ArchivedEntriesError():
+        case ArchivedEntriesError():
             return ARCHIVE_UNREADABLE
     return UNREADABLE

@@ -224,6 +224,7 @@ class Ingest:
             run=envelope.run,
             accepted=self.core.accepted_batches(envelope),
             has_statements=bool(envelope.ended),
+            has_events=any(batch.events for batch in envelope.batches),
         )
         # All frames are durable already, so nothing is written to the log again.
         if not new_frames:

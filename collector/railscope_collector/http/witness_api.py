@@ -86,7 +86,7 @@ class WitnessApi:
             log.error("cosignatures_write_failed", problem=str(error))
 
     async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
-        has_submitted = credential.name in self.guard.submitted_sizes
+        has_submitted = credential.name in self.guard.submitters
         headers = {} if has_submitted else {PRESENT_HEADER: "held"}
         try:
             await self.audit.follow_others()

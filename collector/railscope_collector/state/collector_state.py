@@ -67,11 +67,6 @@ class CollectorState:
     events: recent_events.RecentEvents = field(default_factory=recent_events.RecentEvents)
     log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
-    listeners: list[Callable[[recent_events.SeenEvent], None]] = field(default_factory=list)
-    """Called with every event of a new frame.
-
-    Also if an earlier frame reported it, and again when a restart reads the frame.
-    """
     on_envelope: list[Callable[[segment_files.FrameRecord, Envelope], None]] = field(
         default_factory=list
     )
@@ -259,8 +254,6 @@ class CollectorState:
         for number, event in enumerate(recent_events.seen_events(record, envelope, batch)):
             if number % _EVENTS_PER_STEP == _EVENTS_PER_STEP - 1:
                 yield
-            for listener in self.listeners:
-                listener(event)
             self.add_event(event)
 
     def add_event(self, seen_event: recent_events.SeenEvent) -> None:

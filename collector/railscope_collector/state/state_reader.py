@@ -31,7 +31,6 @@ import structlog
 from railscope import envelopes, service, wire
 from railscope_collector.config import IngestLimits
 from railscope_collector.evidence import waiting_evidence
-from railscope_collector.fleet.recent_events import SeenEvent, events_of
 from railscope_collector.framelog import segment_files
 from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.framelog.log_follower import LOG_START, LogFollower, LogPosition
@@ -172,15 +171,11 @@ class StateReader:
         if problem:
             self._quarantine(position, record, problem)
 
-    def read_events(self) -> Iterator[SeenEvent]:
-        """Yield the events of the records that a restart would read. Blocking; raises OSError."""
-        for position, record in self._records():
-            try:
-                envelope = self._unpack(record)
-            except wire.WireError as error:
-                log.error("record_skipped", segment=position.segment, problem=str(error))
-                continue
-            yield from events_of(record, envelope)
+    def open_record(
+        self, record: segment_files.FrameRecord
+    ) -> tuple[segment_files.FrameRecord, wire.Envelope]:
+        """Return a record of the log for another reader, with its receipt corrected, and its envelope. Raises WireError."""
+        return self._correct_receipt(record), self._unpack(record)
 
     def begin_positions(self, *, is_incomplete: bool) -> None:
         """Begin to name positions in acknowledgements, after the state was restored. Blocking; raises OSError.

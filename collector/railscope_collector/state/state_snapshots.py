@@ -1,12 +1,13 @@
 """Snapshots of the state in `state.sqlite`, after which the oldest segments of the frame log are deleted.
 
 A snapshot is written in several transactions while frames are received. It counts once the last of them names it, with the
-position in the frame log from which a start reads on, and with documents of other components as of the same time.
+position in the frame log from which a start reads on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -55,11 +56,8 @@ class StateSnapshots:
     """Maximum age of accepted frames."""
     reason_to_withhold: Callable[[], str] = lambda: ""
     """The reason for which no snapshot may be made now, or an empty text."""
-    documents: dict[str, Callable[[int], bytes | None]] = field(default_factory=dict)
-    """Content of documents that must be stored before a segment is deleted, by name.
-
-    Called with a timestamp: older events are dropped. None while no segment may be deleted.
-    """
+    first_needed: Callable[[], int] = lambda: sys.maxsize
+    """Returns the number of the first segment that the audit log still needs."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     position: LogPosition = LOG_START
     """Position of the newest snapshot."""
@@ -128,7 +126,9 @@ class StateSnapshots:
             core = self.core
             core.fleet.drop_empty_sheets()
             await run_in_thread(return_free_memory)
-            await run_in_thread(self.frames.delete_before, position.segment)
+            await run_in_thread(
+                self.frames.delete_before, min(position.segment, self.first_needed())
+            )
             # Only now: pages read shapes and names of the segments that are left.
             oldest = min(segment_files.segment_numbers(self.frames.directory), default=0)
             await run_in_thread(core.schemas.release_unused, oldest, core.fleet.schemas())
@@ -165,10 +165,7 @@ class StateSnapshots:
         # Frames that were applied meanwhile may have to receive other timestamps.
         if reason := self.reason_to_withhold():
             return reason
-        contents = {name: make(horizon_ns) for name, make in self.documents.items()}
-        if any(content is None for content in contents.values()):
-            return "the events of these segments are not recorded yet"
-        await run_in_thread(self._end, generation, position, contents)
+        await run_in_thread(self._end, generation, position)
         self.position = position
         return ""
 
@@ -185,12 +182,8 @@ class StateSnapshots:
         with self.store.transaction() as connection:
             connection.executemany(INSERT_PART, rows)
 
-    def _end(
-        self, generation: int, position: LogPosition, contents: dict[str, bytes | None]
-    ) -> None:
+    def _end(self, generation: int, position: LogPosition) -> None:
         with self.store.transaction() as connection:
             connection.execute("DELETE FROM snapshots")
             connection.execute(INSERT_SNAPSHOT, (generation, *position))
-            for name, content in contents.items():
-                self.store.put_document(connection, name, content or b"")
             connection.execute("DELETE FROM snapshot_parts WHERE generation < ?", (generation,))

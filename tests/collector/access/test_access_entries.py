@@ -13,7 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, strategies as st
-from support.audit import KEY, NOON_NS, audit_log, running_log
+from sqlalchemy import text
+from support.audit import (
+    KEY,
+    NOON_NS,
+    audit_log,
+    database_in,
+    running_log,
+    without_triggers,
+)
 from support.examples import fewer_examples
 
 from railscope.api.audit import AuditEntries
@@ -21,10 +29,12 @@ from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
 from railscope_collector.audit.entry_proof import check_proof
+from railscope_collector.audit.record_tenants import sole_tenant
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError
 from railscope_collector.http.signed_entries import (
     EntrySelection,
     SignedEntries,
-    sole_tenant,
 )
 from railscope_collector.ledger.database import Database, SharedDatabase
 from railscope_collector.ledger.record_draft import RecordDraft, build_record
@@ -161,6 +171,18 @@ def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
     assert base64.b64encode(claim.encode())[:-4] not in shown
     assert entries.make_proof(1, "vision") is None
     assert claim.encode() in msgspec.json.encode(entries.select(EntrySelection(0, 100, "vision")))
+
+
+def test_an_entry_that_is_hidden_from_its_tenant_is_found(tmp_path: Path) -> None:
+    log_of(tmp_path, [of("vision", 0), of("speech", 1), of("vision", 2)])
+    with database_in(tmp_path) as database, database.transaction(writes=True) as connection:
+        without_triggers(connection, of_log=True)
+        connection.execute(text("DELETE FROM audit_tenant WHERE number = 2"))
+    with (
+        database_in(tmp_path) as database,
+        pytest.raises(LogVerificationError, match="records of the tenant vision"),
+    ):
+        verify_log(database.transaction, KEY.public)
 
 
 def test_a_proof_fits_the_command_and_requires_access(tmp_path: Path) -> None:

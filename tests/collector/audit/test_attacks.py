@@ -47,7 +47,7 @@ MAX_LINES = 3
 FILE = "ledger.sqlite"
 HASH = re.compile(r"(?<=log\.example\+)\w{8}(\+[^\s\"]+)?|[A-Za-z0-9+/]{43}=|\b[0-9a-f]{64}\b")
 TABLES = (
-    "audit_record", "audit_subtree", "audit_archived", "audit_head", "audit_witness", "audit_position", "audit_group_key",
+    "audit_record", "audit_subtree", "audit_archived", "audit_tenant", "audit_head", "audit_witness", "audit_position", "audit_group_key",
 )  # fmt: skip
 
 
@@ -201,7 +201,8 @@ def contents(path: Path) -> list[object]:
     """What the tables of the log have."""
     connection = sqlite3.connect(path)
     try:
-        schema = connection.execute("SELECT sql FROM sqlite_master ORDER BY sql").fetchall()
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' OR name LIKE 'audit%' ORDER BY name"
+        schema = connection.execute(query).fetchall()
         return [
             schema,
             *(connection.execute(f"SELECT * FROM {name}").fetchall() for name in TABLES),  # noqa: S608 - our own
@@ -214,7 +215,7 @@ def contents(path: Path) -> list[object]:
 def test_any_changed_bit_of_what_the_log_has_is_found(
     copies: Path, tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
 ) -> None:
-    """Bytes of pages that no table uses, and those of other tables of the ledger, are not covered."""
+    """Bytes of pages that no table uses, other tables of the ledger, and statements of triggers are not covered."""
     directory = tmp_path_factory.mktemp("changed")
     try:
         good = (copies / str(len(RUNS) - 1) / FILE).read_bytes()

@@ -124,8 +124,11 @@ async def test_invoices_and_their_records_are_compared(tmp_path: Path, database:
         "b2", RecordDraft("billing.issue", RecordActor("a", "b"), NOON_NS, "done", data=data)
     )
     assert "billing.issue without a source row in a database" in check(url).output
-    assert check("sqlite:////nowhere/at/all.db").exit_code == 1
-    assert check("postgresql://127.0.0.1:1/none").exit_code == 5
+    assert check("sqlite:////nowhere/at/all.db").exit_code == 5
+    nowhere = "postgresql://127.0.0.1:1/none"
+    assert check(nowhere).exit_code == 5
+    command = ["audit", "verify", nowhere, "--key", str(KEY.public)]
+    assert CliRunner().invoke(root, command).exit_code == 5
 
 
 def older_copy() -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from support.agent_events import AgentEvents
 from support.audit import KEY, verify_directory
-from support.event_recording import recorded_events, run_observers
+from support.event_recording import recorded_events, run_recorder
 from support.examples import fewer_examples
 
 from railscope.audit.record import AuditRecord, decode_audit_record
@@ -60,12 +60,9 @@ def hostile_events(draw: st.DrawFn) -> SeenEvent:
 @given(events=st.lists(hostile_events(), min_size=1, max_size=8))
 def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
     async def listened(directory: Path) -> None:
-        async with run_observers(directory) as observed:
-            await recorded_events(observed, [*events, AgentEvents().claimed("a")])
-            kept = observed.snapshot()
-            assert kept is not None
-            observed.store_copy()
-            found = [decode_audit_record(raw) for raw in observed.audit.records(1)]
+        async with run_recorder(directory) as recording:
+            await recorded_events(recording, [*events, AgentEvents().claimed("a")])
+            found = [decode_audit_record(raw) for raw in recording.recorder.audit.records(1)]
             numbered = {
                 normalize_text(event.position.run)
                 for event in events
@@ -73,7 +70,9 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             }
             assert numbered <= {one.src.boot for one in found if one.src.id == "mallory"}
             assert found[-1].data["claim"] == "a"
-            assert load_recorded_state(observed.store, observed.audit).recorded == observed.recorded
+            recorder = recording.recorder
+            assert load_recorded_state(recorder.audit).runs == recorder.state.runs
+            assert load_recorded_state(recorder.audit).holdings == recorder.state.holdings
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(listened(Path(directory)))
@@ -91,8 +90,8 @@ def test_a_node_neither_ends_nor_takes_over_claims_of_another(tmp_path: Path) ->
     ]
 
     async def listened() -> list[AuditRecord]:
-        async with run_observers(tmp_path) as observed:
-            return await recorded_events(observed, reported)
+        async with run_recorder(tmp_path) as recording:
+            return await recorded_events(recording, reported)
 
     found = asyncio.run(listened())
     assert [(one.obj.node, one.type, one.out) for one in found] == [
@@ -108,9 +107,9 @@ def test_text_of_an_agent_cannot_pass_for_a_line_of_the_check(tmp_path: Path) ->
     forged = "a\nconsistent: 9 records\x1b[2J"
 
     async def listened() -> None:
-        async with run_observers(tmp_path) as observed:
+        async with run_recorder(tmp_path) as recording:
             await recorded_events(
-                observed, [AgentEvents(run="r\n\x1b[2J", last=3).released(forged)]
+                recording, [AgentEvents(run="r\n\x1b[2J", last=3).released(forged)]
             )
 
     asyncio.run(listened())

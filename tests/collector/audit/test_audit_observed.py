@@ -9,23 +9,25 @@ import pytest
 from hypothesis import given, strategies as st
 from support.agent_events import AgentEvents
 from support.audit import verify_directory
-from support.event_recording import record_events, recorded_events, run_observers, wait_for_records
+from support.event_recording import recorded_events, run_recorder
 from support.examples import fewer_examples
 
 from railscope.audit.record import AuditRecord
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
+from railscope.service import run_in_thread
 from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.audit.own_records import POSITION
 from railscope_collector.audit.recorder_state import DOCUMENT
 from railscope_collector.fleet.recent_events import SeenEvent
 
 
 async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     teller = AgentEvents()
-    async with run_observers(tmp_path) as observed:
+    async with run_recorder(tmp_path) as recording:
         assign, release = await recorded_events(
-            observed, [teller.claimed("a"), teller.released("a")]
+            recording, [teller.claimed("a"), teller.released("a")]
         )
     assert (assign.type, assign.out, release.type) == ("tenancy.assign", "done", "tenancy.release")
     assert (assign.actor.kind, assign.actor.id) == ("scheduler", "slurm")
@@ -49,8 +51,8 @@ async def test_another_holder_is_a_transfer_and_equal_slots_are_a_conflict(tmp_p
         teller.claimed("b", compute="400-840"), teller.claimed("c", compute="0-100", level="admin"),
         teller.claimed("d", exclusive="false"),
     ]  # fmt: skip
-    async with run_observers(tmp_path) as observed:
-        found = await recorded_events(observed, reported)
+    async with run_recorder(tmp_path) as recording:
+        found = await recorded_events(recording, reported)
     kinds = ["assign", "transfer", "conflict", "assign", "assign", "assign"]
     assert [record.type for record in found] == [f"tenancy.{kind}" for kind in kinds]
     assert (found[2].data["claim_before"], found[2].data["claim"]) == ("a", "b")
@@ -74,8 +76,8 @@ async def test_another_holder_is_a_transfer_and_equal_slots_are_a_conflict(tmp_p
 async def test_changes_of_gpus_have_their_types(
     tmp_path: Path, facts: dict[str, str], kind: str
 ) -> None:
-    async with run_observers(tmp_path) as observed:
-        (record,) = await recorded_events(observed, [AgentEvents().changed(**facts)])
+    async with run_recorder(tmp_path) as recording:
+        (record,) = await recorded_events(recording, [AgentEvents().changed(**facts)])
     assert (record.type, record.obj.gpu, record.data["change"]) == (kind, "GPU-1", facts["change"])
 
 
@@ -89,8 +91,8 @@ async def test_changes_of_gpus_have_their_types(
     ],
 )  # fmt: skip
 async def test_settings_of_nics_have_their_types(tmp_path: Path, setting: str, kind: str) -> None:
-    async with run_observers(tmp_path) as observed:
-        (record,) = await recorded_events(observed, [AgentEvents().set(setting)])
+    async with run_recorder(tmp_path) as recording:
+        (record,) = await recorded_events(recording, [AgentEvents().set(setting)])
     assert (record.type, record.data["interface"]) == (f"network.{kind}", "eth0")
 
 
@@ -102,8 +104,8 @@ async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None
         teller.event(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
         teller.event(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
     ]
-    async with run_observers(tmp_path) as observed:
-        found = await recorded_events(observed, reported)
+    async with run_recorder(tmp_path) as recording:
+        found = await recorded_events(recording, reported)
     kinds = ["evidence.gap", "evidence.gap", *["tenancy.unclaimed_use"] * 2]
     assert [record.type for record in found] == kinds
     assert found[0].data["frames"] == "7"
@@ -116,72 +118,61 @@ async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
         one.envelope(5), booted.envelope(6, "2.0"),
     ]  # fmt: skip
     for boot in ("b0", "b1"):
-        async with run_observers(tmp_path, boot) as observed:
+        async with run_recorder(tmp_path, boot) as recording:
             for record, envelope in came:
-                observed.check_envelope(record, envelope)
-            found = await wait_for_records(observed)
+                await recording.store(record, envelope)
+            found = await recording.recorded()
     assert [record.type for record in found] == ["node.join", "node.boot", "admin.upgrade"]
     assert [record.data["boot_id"] for record in found] == ["boot-1", "boot-2", "boot-2"]
     assert (found[2].data["before"], found[2].data["version"]) == ("1.0", "2.0")
 
 
-@fewer_examples(10)
+@fewer_examples(20)
 @given(data=st.data())
-def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
+def test_each_event_is_recorded_once_over_repetitions_kills_and_lost_state(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    directory = tmp_path_factory.mktemp("observed")
+    directory = tmp_path_factory.mktemp("recorded")
     tellers = [AgentEvents("n1"), AgentEvents("n1", "run-2"), AgentEvents("n2")]
     reported = [
         teller.claimed(f"{teller.node}/{teller.run}/{number}", f"GPU-{number}")
         for teller in tellers
         for number in range(4)
     ]
+    order = data.draw(st.permutations(reported))
+    sent: list[SeenEvent] = []
 
-    async def live(boot: str, events: list[SeenEvent], kept: int) -> None:
-        async with run_observers(directory, boot) as observed:
-            record_events(observed, tellers)
-            for at, seen in enumerate(events):
-                if at == kept:
-                    # A segment is deleted: its events must be in the copy, or in the log.
-                    content = observed.snapshot()
-                    assert content is not None
-                    observed.store_copy()
-                    copies.append(content)
-                    forgotten.update((one.node, one.position) for one in reported_so_far)
-                observed.queue_event(seen)
-                reported_so_far.append(seen)
+    async def receive(boot: str, events: list[SeenEvent]) -> None:
+        async with run_recorder(directory, boot, 1000, copy_records=4) as recording:
+            for seen in events:
+                # An agent sends again what another collector has acknowledged.
+                await recording.receive(
+                    *data.draw(st.lists(st.sampled_from([*sent, seen]), max_size=2))
+                )
+                await recording.receive(seen)
+                sent.append(seen)
                 if data.draw(st.booleans()):
-                    await asyncio.sleep(0)
+                    first = recording.recorder.position.segment
+                    await run_in_thread(recording.frames.delete_before, first)
             if data.draw(st.booleans()):
-                await wait_for_records(observed)
-        if data.draw(st.booleans()):  # it was killed, and stored nothing at its end
-            store = observed.store
+                await recording.recorded()
+        # Stopped at any moment: what is stored is that of a kill.
+        lost = data.draw(st.sampled_from([(), (DOCUMENT,), (DOCUMENT, POSITION)]))
+        if lost:
+            store = recording.recorder.audit.store
             store.open()
             with store.transaction() as connection:
-                connection.execute("DELETE FROM documents")
-                if copies:
-                    store.put_document(connection, DOCUMENT, copies[-1])
+                connection.executemany("DELETE FROM documents WHERE name = ?", [(n,) for n in lost])
             store.close()
 
-    reported_so_far: list[SeenEvent] = []
-    forgotten: set[object] = set()
-    copies: list[bytes] = []
-    order = data.draw(st.permutations(reported))
-    cut = data.draw(st.integers(0, len(reported)))
-    for part, boot in ((order[:cut], "b0"), (order[cut:], "b1")):
-        replayed = [seen for seen in reported_so_far if (seen.node, seen.position) not in forgotten]
-        events = [*replayed, *part]
-        # A segment is closed only behind what was replayed.
-        kept = data.draw(st.integers(len(replayed), len(events)))
-        asyncio.run(live(boot, events, kept))
+    for number, begin in enumerate(range(0, len(order), 4)):
+        asyncio.run(receive(f"b{number}", order[begin : begin + 4]))
 
-    async def last() -> list[AuditRecord]:
-        async with run_observers(directory, "b2") as observed:
-            left = [seen for seen in reported_so_far if (seen.node, seen.position) not in forgotten]
-            return await recorded_events(observed, left)
+    async def read() -> list[AuditRecord]:
+        async with run_recorder(directory, "last") as recording:
+            return await recording.recorded()
 
-    found = asyncio.run(last())
+    found = asyncio.run(read())
     of_agents = [record.src for record in found if record.src.kind == "agent"]
     numbers = sorted((source.id, source.boot, source.n) for source in of_agents)
     assert numbers == sorted((t.node, t.run, n) for t in tellers for n in range(4))
@@ -199,9 +190,9 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
         teller.claimed("b", owner="team-ns", source="kubernetes", compute="0-0"),
         teller.claimed("c", gpu="GPU-2", owner="zoe"),
     ]
-    async with run_observers(tmp_path) as observed:
-        user, namespace, again = await recorded_events(observed, reported)
-        raws = b"".join(observed.audit.records(0))
+    async with run_recorder(tmp_path) as recording:
+        user, namespace, again = await recorded_events(recording, reported)
+        raws = b"".join(recording.recorder.audit.records(0))
     assert b"zoe" not in raws
     assert "owner" not in user.data
     assert (

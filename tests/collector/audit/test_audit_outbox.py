@@ -74,13 +74,17 @@ async def test_rows_are_recorded_in_order_and_their_positions_are_stored(
 async def test_a_crash_after_the_commit_loses_and_doubles_nothing(
     tmp_path: Path, database: Database
 ) -> None:
-    def die() -> None:
-        message = "the power is gone"
-        raise OSError(message)
+    calls = list[int]()
+
+    def die_after_the_commit() -> None:
+        calls.append(0)
+        if len(calls) > 1:
+            message = "the power is gone"
+            raise OSError(message)
 
     put_all(database, range(300))
     log = audit_log(tmp_path, database=database)
-    log.on_rows_moved = die
+    log.check_ledger = die_after_the_commit
     async with running_log(log):
         with pytest.raises(OSError, match="power"):
             await log.sign()

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from support.audit import KEY, audit_log, database_in, running_log, write_log
 
 from railscope.audit.log_checkpoint import Checkpoint
-from railscope.audit.merkle import TreeHead, root_of
+from railscope.audit.merkle import CompactRange, TreeHead, root_of
 from railscope.audit.record import RecordActor
 from railscope.cli import root
 from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
-from railscope_collector.audit.tables import GrowingTree, StoredTree, insert_records, log_name
+from railscope_collector.audit.tables import StoredTree, insert_records, log_name
 from railscope_collector.ledger.database import open_read_only
 from railscope_collector.ledger.record_draft import RecordDraft
 
@@ -80,7 +80,7 @@ def test_a_record_is_proven_at_its_own_index_only(good: Path, tmp_path: Path) ->
     with tree_in(good) as tree:
         records = [tree.record(number) for number in range(2)]
     with database_in(tmp_path) as database, database.transaction(writes=True) as connection:
-        insert_records(connection, "log", GrowingTree(), [*records, records[1]])
+        insert_records(connection, "log", CompactRange(), [*records, records[1]])
         twice = StoredTree(connection, "log", 3)
         note = Checkpoint(KEY.name, TreeHead(3, root_of(twice.node, 3))).sign(KEY)
         assert check_proof(make_proof(twice, 1, note), KEY.public) == records[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from support.audit import (
 )
 
 from railscope.audit.record import RecordSource, decode_audit_record, encode_audit_record
+from railscope.audit.signed_note import SecretKey
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS
-from railscope_collector.audit import LogWriteError, former_log
+from railscope_collector.audit import former_log
 from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.tiles import encode_bundle
 from railscope_collector.commands.audit import open_tree
@@ -50,16 +52,23 @@ def write_former(directory: Path) -> str:
     return note
 
 
-def log_in(directory: Path, boot: str = "b0") -> AuditLog:
+def imported_log(directory: Path, boot: str = "b0", key: SecretKey = KEY) -> AuditLog:
+    """Return the log of a state directory, after the former one was imported."""
     log = audit_log(directory, boot=boot)
-    log.former = directory / "audit"
+    log.signer = key
+    log.store.open()
+    try:
+        if (directory / "audit").exists():
+            former_log.import_directory(directory / "audit", log, directory / "disputed")
+    finally:
+        log.store.close()
     return log
 
 
 async def test_a_log_is_imported_once_with_its_root(tmp_path: Path) -> None:
     note = await run_in_thread(write_former, tmp_path)
     for boot in ("b5", "b6"):
-        async with running_log(log_in(tmp_path, boot)) as log:
+        async with running_log(imported_log(tmp_path, boot)) as log:
             log.follow()
             assert log.note.startswith(note) or boot == "b6"
             await append_drafts(log, [77])
@@ -81,10 +90,22 @@ async def test_a_log_is_imported_once_with_its_root(tmp_path: Path) -> None:
     assert not (tmp_path / "audit.before").exists()
 
 
+async def test_an_import_that_was_interrupted_at_its_end_is_repeated(tmp_path: Path) -> None:
+    await run_in_thread(write_former, tmp_path)
+    shutil.copytree(tmp_path / "audit", tmp_path / "kept")
+    imported_log(tmp_path)
+    (tmp_path / "kept").rename(tmp_path / "audit")
+    async with running_log(imported_log(tmp_path, "b1")) as log:
+        await log.sign()
+        assert (log.size, log.waiting) == (SIGNED + UNSIGNED, 0)
+        log.database().close()
+    assert verify_directory(tmp_path).findings == ()
+
+
 async def test_archived_tiles_are_imported_by_their_hashes(tmp_path: Path) -> None:
     note = await run_in_thread(write_former, tmp_path)
     (tmp_path / "audit/tile/entries/000").unlink()
-    async with running_log(log_in(tmp_path)) as log:
+    async with running_log(imported_log(tmp_path)) as log:
         log.follow()
         assert log.note == note
         log.database().close()
@@ -97,26 +118,18 @@ async def test_archived_tiles_are_imported_by_their_hashes(tmp_path: Path) -> No
         ("checkpoint", "signature"),
     ],
 )  # fmt: skip
-async def test_a_changed_log_is_not_imported(tmp_path: Path, name: str, problem: str) -> None:
-    await run_in_thread(write_former, tmp_path)
+def test_a_changed_log_is_not_imported(tmp_path: Path, name: str, problem: str) -> None:
+    write_former(tmp_path)
     path = tmp_path / "audit" / name
     path.write_bytes(
         path.read_bytes().replace(b"node-1", b"node-7", 1).replace(b"\n601\n", b"\n600\n")
     )
-    log = log_in(tmp_path)
-    with pytest.raises(LogWriteError, match=problem):
-        async with running_log(log):
-            log.follow()
+    with pytest.raises(former_log.FormerLogError, match=problem):
+        imported_log(tmp_path)
     assert (tmp_path / "audit").exists()
-    log.store.close()
 
 
 def test_a_log_of_another_key_is_not_imported(tmp_path: Path) -> None:
     write_former(tmp_path)
-    log = log_in(tmp_path)
-    other = type(KEY).generate("log.example")
-    log.signer = other
-    log.store.open()
-    with pytest.raises(LogWriteError, match="no signature of"):
-        log.open()
-    log.store.close()
+    with pytest.raises(former_log.FormerLogError, match="no signature of"):
+        imported_log(tmp_path, key=SecretKey.generate("log.example"))

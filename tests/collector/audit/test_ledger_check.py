@@ -287,7 +287,7 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     status, output = checked(url, f"sqlite:///{empty}")
     assert (status, "belongs to another database" in output) == (1, True)
     status, output = checked(url, f"sqlite:///{tmp_path / 'none.db'}")
-    assert (status, "no ledger in" in output) == (1, True)
+    assert (status, "missing database" in output) == (VerifyOutcome.UNREADABLE, True)
 
 
 # The watch -----------------------------------------------------------------------------------------
@@ -320,8 +320,6 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
     with pytest.raises(OlderCopyError):
         watch.check()
     assert watch.problem
-    with pytest.raises(OlderCopyError):
-        watch.current()
     ledger.close()
     if how in {"moved", "copied"}:
         again = Ledger.open(f"sqlite:///{path}", metadata)

@@ -19,6 +19,7 @@ from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import NodeReporter, accept
 
+from railscope.audit.merkle import CompactRange
 from railscope.cli import root
 from railscope.service import lock_state_directory
 from railscope_collector.audit import tables as audit_tables
@@ -49,7 +50,7 @@ def state(tmp_path: Path) -> Path:
     books = books_with(ledger, ALL)
     books.close(ONE, manager_after(ONE))
     with ledger.database.transaction(writes=True) as connection:
-        audit_tables.insert_records(connection, "log", audit_tables.GrowingTree(), [b"x"] * 300)
+        audit_tables.insert_records(connection, "log", CompactRange(), [b"x"] * 300)
     ledger.close()
     return directory
 
