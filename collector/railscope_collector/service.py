@@ -16,6 +16,7 @@ from railscope_collector import clock, composition, config, state_store
 from railscope_collector.billing import billing_reader
 from railscope_collector.evidence import file_versions
 from railscope_collector.framelog import segment_files
+from railscope_collector.framelog.log_follower import LOG_START
 from railscope_collector.http import web_server
 from railscope_collector.http.write_probes import RETRY_SECONDS, SpaceWatch, find_write_problem
 from railscope_collector.ledger.database import UnusableLedgerError
@@ -217,7 +218,8 @@ class Collector:
         self.log.open()
         self.reader.corrections = self._read_corrections(is_expected=has_run)
         newest_ns = self.reader.restore(is_shared=not self.database.is_embedded)
-        self.log.continue_after(self.reader.snapshots.position)
+        recorded = self.trail.log.own.read_position() or LOG_START
+        self.log.continue_after(max(self.reader.snapshots.position, recorded))
         self.core.schemas.segment = self.log.number
         # After the restore: a clock that was set back is behind the newest frame.
         self.clock.open(newest_ns, is_lost=clock.FILE in self.lost)

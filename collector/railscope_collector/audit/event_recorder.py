@@ -133,6 +133,8 @@ class EventRecorder:
 
     async def _record_next(self) -> bool:
         """Record the events of the next frames; return False at the end of the log."""
+        if not self.audit.is_active():
+            return False  # with the next term it continues from its position, after what others have recorded
         if not self._is_begun or self._follower is None:
             await service.run_in_thread(self._begin)
             return True
@@ -159,10 +161,12 @@ class EventRecorder:
             self._follower.close()
         stored = self.audit.own.read_position()
         if stored is None:
-            # An earlier state directory may have recorded what is read again.
-            self.audit.follow()
+            # First: snapshots move on while the database is unavailable.
             stored = LogPosition(self.first_segment())
             self.audit.own.add_waiting([], stored)
+        if not self.audit.own.end:
+            # An earlier state directory may have recorded what is read again.
+            self.audit.follow()
         self._read_state()
         self._stored = self.position = stored
         state_directory = self.frames.parent

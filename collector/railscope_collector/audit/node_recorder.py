@@ -34,10 +34,12 @@ class NodeRecorder:
 
     def may_change(self, record: FrameRecord) -> bool:
         """True if a record may have something new, so that its envelope must be opened."""
-        clock = self._clocks.get(record.node)
-        # Boot and version are those of a run, which records of earlier releases do not state.
+        clock, state = self._clocks.get(record.node), self.nodes.get(record.node)
+        # Boot and version are those of a run, which records of earlier releases do not state, and count from a receipt on
+        # that is later than what is recorded.
         is_known = clock is not None and clock.run == record.run != ""
-        return not is_known or clock != self._next_clock(record)
+        is_later = state is None or record.received_wall_ns > state.received_ns
+        return not (is_known and is_later) or clock != self._next_clock(record)
 
     def observe(self, record: FrameRecord, envelope: Envelope) -> list[RecordDraft]:
         """Return drafts of everything that is new in an envelope; the state then has them."""

@@ -219,7 +219,7 @@ class _Verification:
             try:
                 raws = [*islice(stored.records_from(first, WIDTH), end - first)]
             except tables.LogDamagedError as error:
-                raise LogVerificationError(_damage_outcome(error), str(error)) from error
+                raise LogVerificationError(damage_outcome(error), str(error)) from error
             leaves = [*map(merkle.leaf_hash, raws)]
             for number, raw in enumerate(raws, first):
                 self._add(_decode(raw, number))
@@ -301,7 +301,8 @@ def _chain(previous: bytes, number: int) -> bytes:
     return sha256(b"%b %d" % (previous, number)).digest()
 
 
-def _damage_outcome(error: tables.LogDamagedError) -> VerifyOutcome:
+def damage_outcome(error: tables.LogDamagedError) -> VerifyOutcome:
+    """Return the outcome for a log that is damaged, or whose archive cannot be read."""
     match error.__cause__:
         case archive_stores.MissingFileError():
             return VerifyOutcome.TAIL_MISSING

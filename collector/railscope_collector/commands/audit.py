@@ -273,18 +273,22 @@ def _verify(
     from railscope_collector.tables import metadata  # noqa: PLC0415 - large, and no other command needs them
 
     outcomes = verify_outcome.VerifyOutcome
-    with (
-        verify_outcome.raise_verify_error(outcomes.UNREADABLE, UnusableLedgerError, OSError),
-        verify_outcome.raise_verify_error(
-            outcomes.ALTERED, former_log.FormerLogError, signed_note.NoteError
-        ),
-        open_log(place, key, archive) as transaction,
-        open_read_only(ledger) if ledger else nullcontext() as compared,
-    ):
-        known = None if Path(place).is_dir() else metadata
-        return verification.verify_log(
-            transaction, key, anchors, archive, known_tables=known, ledger=compared
-        )
+    try:
+        with (
+            verify_outcome.raise_verify_error(outcomes.UNREADABLE, UnusableLedgerError, OSError),
+            verify_outcome.raise_verify_error(
+                outcomes.ALTERED, former_log.FormerLogError, signed_note.NoteError
+            ),
+            open_log(place, key, archive) as transaction,
+            open_read_only(ledger) if ledger else nullcontext() as compared,
+        ):
+            known = None if Path(place).is_dir() else metadata
+            return verification.verify_log(
+                transaction, key, anchors, archive, known_tables=known, ledger=compared
+            )
+    except tables.LogDamagedError as error:
+        outcome = verification.damage_outcome(error)
+        raise verify_outcome.LogVerificationError(outcome, str(error)) from error
 
 
 def _format_cosigners(witnesses: Sequence[cosigners.Cosigner]) -> Iterator[str]:

@@ -151,7 +151,7 @@ class FrameLog:
         return 0, 0
 
     def continue_after(self, position: LogPosition) -> None:
-        """Continue after the position of a snapshot; a log that ends before it has lost its end."""
+        """Continue after the position of a reader; a log that ends before it has lost its end."""
         if (self.number, self.offset) < position:
             problem = f"the log ends in segment {self.number}: expected {position.segment}"
             self.lost["frames"] = problem
