@@ -120,7 +120,7 @@ class Collector:
     def restore_read_only(self) -> None:
         """Read the data to serve, and write nothing. Blocking; raises OSError."""
         self.trail.log.stop_signing()
-        # What is read must not be reported: nothing can be written.
+        # Records that are read must not be reported: nothing can be written.
         self.core.on_envelope.clear()
         self._read_files()
         self.store.open_read_only()

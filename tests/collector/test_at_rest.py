@@ -1,4 +1,4 @@
-"""What is lost at rest is named at the start, and nothing is written over what is left."""
+"""Losses at rest are named at the start, and nothing is written over the rest."""
 
 from __future__ import annotations
 

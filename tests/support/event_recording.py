@@ -102,6 +102,6 @@ async def run_recorder(
 async def recorded_events(
     recording: RecordingLog, events: Iterable[SeenEvent]
 ) -> list[AuditRecord]:
-    """What is recorded of events, without the start of their node."""
+    """Records of events, without the start of their node."""
     found = await recording.recorded(*events)
     return [record for record in found if record.type != "node.join" or "event" in record.data]

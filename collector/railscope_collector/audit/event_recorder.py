@@ -187,7 +187,7 @@ class EventRecorder:
 
     def _drafts(self, record: FrameRecord) -> Iterator[RecordDraft]:
         self._newest_ns = max(self._newest_ns, record.received_wall_ns)
-        # What a collector reads of switches itself begins again with each of its starts.
+        # Frames of switches are of another run after each start of the collector: that is no event.
         is_of_agent = not record.node.startswith(SWITCH_PREFIX)
         if not record.has_events and not (is_of_agent and self.nodes.may_change(record)):
             return

@@ -96,7 +96,7 @@ class WaitingEvidence:
     damaged: list[int] = field(default_factory=list)
     """Numbers of damaged facts, until `begin`."""
     lost: str = ""
-    """How many facts were damaged before the start; empty if none was."""
+    """Number of facts that were damaged before the start, in words; empty for none."""
     undecoded: set[int] = field(default_factory=set)
     """Numbers of facts that cannot be decoded."""
     used: Counter[str] = field(default_factory=Counter)

@@ -220,7 +220,7 @@ class StateReader:
         """Return the newest position, and that up to which all facts of a node are in a shared database."""
         if not self._identity:
             return {}
-        # What is not applied yet counts as missing, and so does what is being written: the transaction may fail.
+        # Records that are not applied yet count as missing, and so do facts that are being written: the transaction may fail.
         stored = self.position.number
         for first in (self.core.evidence.first_position(node), self.waiting.first.get(node)):
             stored = stored if first is None else min(stored, first - 1)

@@ -73,7 +73,7 @@ def upgraded(former: str) -> Iterator[Ledger]:
 
 
 def test_commands_leave_a_ledger_that_former_collectors_may_write(former: str, tmp_path: Path):
-    """What these write after the sums of all days were added would be in no sum."""
+    """Days that these write after the sums of all days were added would be in no sum."""
     settings = tmp_path / "collector.toml"
     settings.write_text(f'state_directory = "{tmp_path}"\n[ledger]\nurl = "{former}"\n')
     command = CliRunner()
