@@ -201,32 +201,30 @@ class EventRecorder:
         for number, batch in enumerate(envelope.batches):
             if not accepted or accepted[number].new:
                 for seen_event in seen_events(record, envelope, batch):
-                    yield from self._event_drafts(seen_event)
+                    if self._is_new(seen_event):
+                        yield self._record_event(seen_event)
 
-    def _event_drafts(self, seen_event: SeenEvent) -> list[RecordDraft]:
+    def _is_new(self, seen_event: SeenEvent) -> bool:
         event = seen_event.event
         if not (event_records.is_audited(event) and event_records.is_numbered(event)):
-            return []
+            return False
         # Agents send again what another collector, or one whose files were lost, has received.
-        if self.state.has(event_records.event_source(seen_event)):
-            return []
+        return not self.state.has(event_records.event_source(seen_event))
+
+    def _record_event(self, seen_event: SeenEvent) -> RecordDraft:
         try:
-            drafts = [
-                *event_records.make_drafts(
-                    seen_event, self.state.holdings, self.salts.make_commitment, self.tenant_of
-                )
-            ]
-            records = [self._build(draft) for draft in drafts]
+            draft = event_records.make_draft(
+                seen_event, self.state.holdings, self.salts.make_commitment, self.tenant_of
+            )
+            record = self._build(draft)
             # Encoded already here, where a record that is too large can be replaced by one about the problem.
-            for record in records:
-                encode_audit_record(record)
+            encode_audit_record(record)
         except RecordError as error:
             log.error("audit_event_rejected", node=seen_event.node, problem=str(error))
-            drafts = [event_records.find_recording_problem(seen_event, error)]
-            records = [self._build(drafts[0])]
-        for record in records:
-            self.state.add(record)
-        return drafts
+            draft = event_records.find_recording_problem(seen_event, error)
+            record = self._build(draft)
+        self.state.add(record)
+        return draft
 
     def _build(self, draft: RecordDraft) -> AuditRecord:
         return build_record(draft, draft.source or self.audit.source, _ANY_NUMBER)

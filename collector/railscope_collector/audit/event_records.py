@@ -1,13 +1,13 @@
 """Audit records of agent events.
 
-The claims in force make a claim an assignment, a transfer or a conflict.
+The claims in force make a claim an assignment or a transfer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -17,7 +17,6 @@ from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
 from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 from railscope_collector.audit.claims_in_force import (
     ASSIGN,
-    CONFLICT,
     DONE,
     OBSERVED,
     RELEASE,
@@ -91,35 +90,27 @@ def event_source(seen_event: SeenEvent) -> record.RecordSource:
     )
 
 
-def make_drafts(
+def make_draft(
     seen_event: SeenEvent,
     holdings: ClaimsInForce,
     commitment: Callable[[str], str],
     tenant_of: TenantOf = lambda _source, _owner, _timestamp_ns: "",
-) -> Iterator[RecordDraft]:
-    """Yield the record of an event, preceded by the claim conflicts that it reveals.
+) -> RecordDraft:
+    """Return the record of an event.
 
     `commitment` returns the commitment to a person's name, `tenant_of` the tenant of an owner.
     """
     draft = _draft(seen_event, commitment, tenant_of)
     if draft.type != ASSIGN:
-        yield draft
-        return
-    gpu, claim = draft.subject.gpu, claim_key(draft.subject.node, str(draft.data["claim"]))
-    new_claim, present = (
-        ClaimInForce.from_record(draft.data, draft.commitments),
-        holdings.gpus.get(gpu, {}).get(claim),
-    )
+        return draft
+    claim = claim_key(draft.subject.node, str(draft.data["claim"]))
+    present = holdings.gpus.get(draft.subject.gpu, {}).get(claim)
     if present is None:
-        # Before the assignment: a reader of the log sees the reason first.
-        for other in holdings.find_conflicts(gpu, claim, new_claim):
-            yield _conflict(draft, other)
-        yield draft
+        return draft
     # Agents report claims in force again after each restart: that is no new assignment.
-    elif present.holder == new_claim.holder:
-        yield replace(draft, outcome=OBSERVED)
-    else:
-        yield replace(draft, type=TRANSFER)
+    if present == ClaimInForce.from_record(draft.data, draft.commitments):
+        return replace(draft, outcome=OBSERVED)
+    return replace(draft, type=TRANSFER)
 
 
 def _draft(
@@ -197,23 +188,6 @@ def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
     if event.entity.kind in {"claim", "gpu"} and event.entity.key:
         return normalize_text(event.entity.key[0])
     return facts.get("gpu", "")
-
-
-def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
-    """Return the record of two claims with a conflict in slots, as an observation of the collector."""
-    node, _, before = other.partition("\n")
-    data: record.RecordData = {"claim_before": before, "node_before": node}
-    data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
-    return replace(
-        draft,
-        type=CONFLICT,
-        outcome=OBSERVED,
-        data=data,
-        # The collector finds the conflict: the agent's number is that of the claim.
-        source=None,
-        commitments={},
-        actor=record.RecordActor("collector", "collector"),
-    )
 
 
 def find_recording_problem(seen_event: SeenEvent, problem: record.RecordError) -> RecordDraft:

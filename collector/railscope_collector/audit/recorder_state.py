@@ -88,8 +88,6 @@ class RecordedState(msgspec.Struct):
             recorded.numbers.add(source.n, source.n)
             recorded.last_ns = max(recorded.last_ns, _received_ns(record))
             self.holdings.add(record)
-        elif record.type == claims_in_force.CONFLICT:
-            self.holdings.add(record)
         elif record.obj.node and record.type in OF_NODES:
             self.nodes.setdefault(record.obj.node, RecordedNode()).apply(record)
         elif record.type == UPGRADE:
