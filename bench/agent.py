@@ -32,7 +32,6 @@ from railscope.wire import BYTES_PER_VALUE
 from railscope_agent.config import CollectorLink
 
 DEVICES = 8
-ANSWER_SECONDS = 20
 NODE_EXPORTER = "prometheus-node-exporter"
 SCRAPE_SECONDS = 0.25
 WARM_UP = 20
@@ -239,7 +238,8 @@ def report_ticks(report: harness.BenchReport, directory: Path, root: Path, secon
     """Measure whole ticks, from reading to the acknowledgement."""
     moving = host_files.write_tree(root, DEVICES)
     answers, size = directory / "answers.msgpack", directory / "answers.bytes"
-    host_files.write_answers(answers, ANSWER_SECONDS)
+    # Longer than the measurement: counters of repeated answers would decrease.
+    host_files.write_answers(answers, 10 + round(SETTLE_SECONDS + seconds))
     command = ["bench.node", "--root", str(root), "--answers", str(answers), "--size", str(size)]
     received = ReceivedTotals()
     with (

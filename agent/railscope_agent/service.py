@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import secrets
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, source_reader
 from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.sampling.source import Source
-from railscope_agent.shipping import EventNumbering, collector_link
+from railscope_agent.shipping import EventNumbering, collector_link, shipping_thread
 from railscope_agent.shipping.shipper import Shipper
 from railscope_agent.sources import tenancy
 from railscope_agent.sources.agent_metrics import SelfMetricsSource
@@ -48,7 +49,7 @@ log = structlog.get_logger(__name__)
 MAX_FRESH_FRAMES = 20_000
 """Frames of some minutes during which the event loop does not run."""
 TAKE_SECONDS = 5.0
-"""Interval at which frames are passed on without a collector: for events and verdicts."""
+"""Interval at which the event loop processes frames: for verdicts."""
 SECOND_READ_NS = 150_000_000
 """Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
 
@@ -88,9 +89,9 @@ class Agent:
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = FrameOrigin(self.node, secrets.token_hex(8), self.host.boot_id)
         self._numbering = EventNumbering()
-        self._fresh: deque[Frame] = deque()
-        """Frames of the lanes until the event loop takes them, at most `MAX_FRESH_FRAMES`."""
-        self._fresh_dropped = 0
+        self._fresh: deque[Frame] = deque(maxlen=MAX_FRESH_FRAMES)
+        """Frames of the lanes until the event loop takes them."""
+        self._publishing = threading.Lock()
         sources = self._sources()
         self.keeper = budget_keeper.BudgetKeeper(
             self.settings.budget, sources, self.meter, self._drop_caches
@@ -144,27 +145,20 @@ class Agent:
         return events
 
     def _publish(self, frame: Frame) -> None:
-        """Queue a frame, on the thread of a lane."""
-        if len(self._fresh) < MAX_FRESH_FRAMES:
-            self._fresh.append(frame)
-        else:
-            self._fresh_dropped += 1
+        """Pass on a frame, on the thread of a lane."""
+        self._fresh.append(frame)
+        if self._shipper and self.is_shipped(frame):
+            with self._publishing:
+                # Numbered here and not at the source: only what is shipped has numbers, so a missing one is
+                # a lost event.
+                self._shipper.publish(self._numbering.number_events(frame))
 
     def _take_frames(self) -> None:
-        """Pass on the frames that the lanes have published since the last call; on the event loop."""
+        """Process the frames that the lanes have published since the last call; on the event loop."""
         while self._fresh:
-            self._pass_on(self._fresh.popleft())
-        if self._fresh_dropped and self._shipper:
-            dropped, self._fresh_dropped = self._fresh_dropped, 0
-            self._shipper.drop(dropped)
-
-    def _pass_on(self, frame: Frame) -> None:
-        self.on_frame(frame)
-        self.health.observe(frame)
-        # Numbered here and not at the source: only what is shipped has numbers, so a missing one is a lost
-        # event.
-        if self._shipper and self.is_shipped(frame):
-            self._shipper.publish(self._numbering.number_events(frame))
+            frame = self._fresh.popleft()
+            self.on_frame(frame)
+            self.health.observe(frame)
 
     def is_shipped(self, frame: Frame) -> bool:
         """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
@@ -230,10 +224,11 @@ class Agent:
                 group.create_task(self.sampler.run())
                 group.create_task(systemd.feed_watchdog())
                 group.create_task(self._claims.keep_trying())
-                if self._shipper:
+                group.create_task(self._take_regularly())
+                if self._shipper and self.clock.is_running:
+                    group.create_task(shipping_thread.run_on_thread(self._shipper))
+                elif self._shipper:
                     group.create_task(self._shipper.run())
-                else:
-                    group.create_task(self._take_regularly())
                 for witness in self._witnesses():
                     group.create_task(witness)
         finally:
@@ -285,7 +280,6 @@ class Agent:
                 self.stats,
                 self.own_events,
                 self.version,
-                self._take_frames,
             )
         except OSError as error:
             message = f"cannot use state_directory {self._state}: {error.strerror}; fix: check its permissions and the disk"

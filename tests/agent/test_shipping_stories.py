@@ -4,6 +4,7 @@
                                    `node=NAME` is its name, and `database=yes` lets collectors store evidence later
     end                            ends the agent
     frames N [SIZE]                so many frames in one envelope; SIZE is that of each in bytes
+    publish N                      so many frames for the next envelope
     shipped                        waits until each frame is stored, rejected or lost
     fails                          waits for a failed attempt; `retry` lets the pause after it pass, `pass S` some seconds
     answer NAME STATUS [TEXT] [HEADER=VALUE]   next answer of a collector; also `hang`, `vanish` and `deny NODE`
@@ -115,7 +116,11 @@ class Stage:
     async def on_frames(self, count: str, size: str = "0") -> None:
         for _ in range(int(count)):
             publish_large(self.run, int(size))
-        await self.run.shipper.flush()
+        self.run.shipper.flush()
+
+    async def on_publish(self, count: str) -> None:
+        for _ in range(int(count)):
+            self.run.publish()
 
     async def on_shipped(self) -> None:
         stats = self.run.stats

@@ -65,7 +65,7 @@ class RunningShipper:
         """Publish frames and make an envelope of them."""
         for _ in range(count):
             self.publish(schema)
-        await self.shipper.flush()
+        self.shipper.flush()
 
     def publish(self, schema: Schema = SCHEMA, events: tuple[Event, ...] = ()) -> None:
         """Publish the next frame."""

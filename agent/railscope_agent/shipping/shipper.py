@@ -5,16 +5,18 @@ permanently; where a shared database gets its evidence later, it stays in the sp
 again is harmless: the collector identifies every frame. While the collector acknowledges, an envelope is
 sent from memory, and spooled if that fails or takes longer than `UNSPOOLED_SECONDS`: a disk write and its
 wait for each envelope would only protect frames that are durable elsewhere a moment later. Otherwise it is
-spooled before it is sent. If the disk is full, envelopes wait in memory, with a smaller bound. Only the
-spool's thread accesses waiting envelopes, on disk or in memory.
+spooled before it is sent. If the disk is full, envelopes wait in memory, with a smaller bound.
+
+The disk may hang, and is used where it is needed: an agent runs its shipper on an event loop of its own
+(`railscope_agent.shipping.shipping_thread`). Only `publish` may be called elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
 from railscope_agent import config, host
-from railscope_agent.sampling import shipping_stats, worker_thread
+from railscope_agent.sampling import shipping_stats
 from railscope_agent.shipping import envelope_limits, names_store, run_end, spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
 from railscope_agent.shipping.collector_client import CollectorClient
@@ -38,7 +40,7 @@ from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
 
 log = structlog.get_logger(__name__)
 
-# Reached only if the spool's thread hangs, for example on a dead disk.
+# Reached only if the shipper hangs, for example on a dead disk.
 MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
 # Frames that are not sent by then are in the spool: a longer wait would only delay the stop of the service.
@@ -62,9 +64,13 @@ class Shipper:
     """Events of the agent, which its own source reports."""
     version: str = __version__
     """Version of the agent."""
-    take_frames: Callable[[], None] = lambda: None
-    """Publishes what was read since the last flush."""
-    _pending: list[Frame] = field(default_factory=list)
+    _pending: deque[Frame] = field(default_factory=deque)
+    """Frames for the next envelope, at most `MAX_FRAMES_PENDING`."""
+    _refused: int = 0
+    """Number of frames that found no place since the start."""
+    _reported: int = 0
+    """Number of these that an event reports."""
+    _counting: threading.Lock = field(default_factory=threading.Lock)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
     _is_all_sent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,19 +98,20 @@ class Shipper:
         self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes)
         self._names = names_store.NamesStore(self.directory / "schemas")
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._names.get, self.version)
-        self._disk = worker_thread.WorkerThread("spool")
         self._update_stats()
 
     def publish(self, frame: Frame) -> None:
-        """Queue a frame for the next envelope."""
-        if len(self._pending) >= MAX_FRAMES_PENDING:
-            self.drop(1)
-            return
-        self._pending.append(frame)
+        """Queue a frame for the next envelope. On any thread, but not on two at once."""
+        if len(self._pending) < MAX_FRAMES_PENDING:
+            self._pending.append(frame)
+        else:
+            self._refused += 1
+            self._count_loss("disk", 1)
 
-    def drop(self, frames: int) -> None:
-        """Count frames that find no place in memory: the disk or the event loop does not keep up."""
-        self._record_loss(spool.FrameLoss("disk", 0, frames))
+    @property
+    def pending_frames(self) -> int:
+        """Number of frames that are in no envelope yet."""
+        return len(self._pending)
 
     async def run(self) -> None:
         """Ship until cancelled; then spool the pending frames and try to send them once more."""
@@ -115,7 +122,6 @@ class Shipper:
         finally:
             # After the group has ended: no other task sends or spools now.
             await self._send_at_shutdown()
-            self._disk.stop()
             self._drop_memory()
             log.info(
                 "agent_stopped",
@@ -132,14 +138,14 @@ class Shipper:
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
                 # First what protects the frames: the time for the stop may end at any moment.
-                await self._disk.submit(self._spool_memory)
-                await self.flush()
+                self._spool_memory()
+                self.flush()
                 while (oldest := await self._wait_for_oldest()) is not None:
                     answer = await self._offer(client, *oldest)
                     # No second attempt: the next run of the agent sends the rest.
                     if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
                         break
-                    await self._remove_shipped(*oldest, answer.receipt)
+                    self._remove_shipped(*oldest, answer.receipt)
         except TimeoutError:
             log.warning(
                 "final_delivery_interrupted",
@@ -167,14 +173,17 @@ class Shipper:
                     min(self.link.push_seconds / 2, FLUSH_DELAY_SECONDS) * timestamps.SECOND_NS
                 )
             await self.clock.sleep_until(flush_ns)
-            await self.flush()
+            self.flush()
 
-    async def flush(self) -> None:
-        """Pack the pending frames into envelopes, to be sent from memory or spooled."""
-        self.take_frames()
-        frames, self._pending = self._pending, []
+    def flush(self) -> None:
+        """Pack the pending frames into envelopes, to be sent from memory or spooled. Blocking."""
+        if (refused := self._refused) > self._reported:
+            self._report_loss(spool.FrameLoss("disk", 0, refused - self._reported))
+            self._reported = refused
+        # One after the other: threads publish meanwhile.
+        frames = [self._pending.popleft() for _ in range(len(self._pending))]
         if frames:
-            await self._disk.submit(lambda: self._pack_frames(frames))
+            self._pack_frames(frames)
             self._is_all_sent.clear()
             self._has_envelopes.set()
 
@@ -183,7 +192,6 @@ class Shipper:
         await self._is_all_sent.wait()
 
     def _pack_frames(self, frames: list[Frame]) -> None:
-        """Pack frames into envelopes; runs on the spool's thread."""
         # A batch is a series of consecutive frames of one source; late reads are published out of order.
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         # Before their envelopes: after a crash, a spooled envelope without its names could not be delivered.
@@ -220,7 +228,7 @@ class Shipper:
         return list(found.values())
 
     def _spool_memory(self) -> None:
-        """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
+        """Spool the envelopes in memory, as far as the disk allows."""
         while self._memory:
             # Removed from memory only when it is on disk.
             body, frames = self._memory[0]
@@ -284,17 +292,17 @@ class Shipper:
                 self._is_log_known = True
             elif answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
                 self._failover.record_response()
-                await self._remove_shipped(*oldest, answer.receipt)
+                self._remove_shipped(*oldest, answer.receipt)
             elif answer.verdict is EnvelopeDecision.REJECTED and not is_query:
                 # A rejection is a decision too: the collector works, and no other one would accept the
                 # envelope.
                 self._failover.record_response()
-                await self._remove_rejected(*oldest, answer)
+                self._remove_rejected(*oldest, answer)
             else:
                 self._record_failure(answer)
                 self._is_log_known = False
                 # The collector may be down for long: what waits has to survive a crash from now on.
-                await self._disk.submit(self._spool_memory)
+                self._spool_memory()
                 await self._pause(await self._failover.record_failure(answer))
 
     async def _query_log(self) -> DeliveryResult:
@@ -304,11 +312,11 @@ class Shipper:
         trusts claims from an hour before the newest frame that it has received.
         """
         # One queue in order: envelopes that wait again after the response are older than those in memory.
-        await self._disk.submit(self._spool_memory)
+        self._spool_memory()
         answer = await self._delivery.query(self._client)
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
             # The receipt names the log: those that another log has received wait again.
-            await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
+            self._accept_receipt(None, b"", answer.receipt)
         return answer
 
     async def _pause(self, seconds: float) -> None:
@@ -320,16 +328,14 @@ class Shipper:
         """Return the next envelope: from the spool, then from memory."""
         while True:
             try:
-                return await self._disk.submit(self._find_oldest)
+                return self._find_oldest()
             except OSError as error:
                 problem = f"cannot read the spool in {self.directory}: {error.strerror or error}"
                 self._record_failure(DeliveryResult(EnvelopeDecision.LATER, problem))
-                # A disk that cannot be read is not asked more often: each attempt may hang the spool's
-                # thread.
+                # A disk that cannot be read is not asked more often: each attempt may hang.
                 await self._pause(self.link.max_retry_seconds)
 
     def _find_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | None:
-        """Return the next envelope; runs on the spool's thread."""
         oldest: tuple[spool.SpooledEnvelope | None, bytes] | None = self._spool.oldest()
         self._update_stats()
         if oldest is None and self._memory:
@@ -352,30 +358,25 @@ class Shipper:
                 # Not `wait_for`, which would cancel the request at the timeout.
                 await asyncio.wait({sending}, timeout=UNSPOOLED_SECONDS)
                 if not sending.done():
-                    await self._disk.submit(self._spool_memory)
+                    self._spool_memory()
             return await sending
         finally:
             # Without it, a cancelled shipper would leave the request running.
             sending.cancel()
 
-    # Removed and counted in one step on the spool's thread: it counts even if the waiting task is cancelled.
-
-    async def _remove_shipped(
+    def _remove_shipped(
         self,
         spooled: spool.SpooledEnvelope | None,
         body: bytes,
         receipt: EvidenceReceipt | None,
     ) -> None:
-        def remove() -> None:
-            frames = self._accept_receipt(spooled, body, receipt)
-            if self._problem != "":
-                log.info(
-                    "collector_connected", url=self._client.url, waiting_envelopes=len(self._spool)
-                )
-                self._problem = ""
-            self.stats.shipped_frames += frames
-
-        await self._disk.submit(remove)
+        frames = self._accept_receipt(spooled, body, receipt)
+        if self._problem != "":
+            log.info(
+                "collector_connected", url=self._client.url, waiting_envelopes=len(self._spool)
+            )
+            self._problem = ""
+        self.stats.shipped_frames += frames
 
     def _accept_receipt(
         self,
@@ -383,7 +384,7 @@ class Shipper:
         body: bytes,
         receipt: EvidenceReceipt | None,
     ) -> int:
-        """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
+        """Release a received envelope, or keep it until it is stored; return its frames, if new."""
         if receipt is None:
             self._spool.select_log("")
             return self._release(spooled, body)
@@ -399,7 +400,7 @@ class Shipper:
                 self._report_disk(error)
                 # Acknowledged, but if the collector loses its disk before the evidence is stored, nothing can
                 # send it again.
-                self.stats.dropped_frames["unstored"] += frames
+                self._count_loss("unstored", frames)
             else:
                 spooled, frames = self._spool.newest, 0
         now_ns = self.clock.now().boot_ns
@@ -407,23 +408,20 @@ class Shipper:
         self._update_stats()
         return frames
 
-    async def _remove_rejected(
+    def _remove_rejected(
         self, spooled: spool.SpooledEnvelope | None, body: bytes, answer: DeliveryResult
     ) -> None:
-        def remove() -> None:
-            if answer.credential_node:
-                # With this envelope, all others of that node: one request and one loss, not thousands.
-                self._spool.accept_only(answer.credential_node)
-                log.error("spool_rejected", problem=answer.problem)
-                return
-            frames = self._release(spooled, body)
-            log.error("frames_rejected", frames=frames, problem=answer.problem)
-            self._record_loss(spool.FrameLoss("rejected", 1, frames))
-
-        await self._disk.submit(remove)
+        if answer.credential_node:
+            # With this envelope, all others of that node: one request and one loss, not thousands.
+            self._spool.accept_only(answer.credential_node)
+            log.error("spool_rejected", problem=answer.problem)
+            return
+        frames = self._release(spooled, body)
+        log.error("frames_rejected", frames=frames, problem=answer.problem)
+        self._record_loss(spool.FrameLoss("rejected", 1, frames))
 
     def _release(self, spooled: spool.SpooledEnvelope | None, body: bytes) -> int:
-        """Remove an envelope from the spool or from memory; runs on the spool's thread.
+        """Remove an envelope from the spool or from memory.
 
         An envelope that was dropped meanwhile for lack of space is counted as lost, not here.
         """
@@ -446,7 +444,14 @@ class Shipper:
 
     def _record_loss(self, loss: spool.FrameLoss) -> None:
         """Count dropped frames, and report them in an event of the next frame."""
-        self.stats.dropped_frames[loss.reason] += loss.frames
+        self._count_loss(loss.reason, loss.frames)
+        self._report_loss(loss)
+
+    def _count_loss(self, reason: str, frames: int) -> None:
+        with self._counting:
+            self.stats.dropped_frames[reason] += frames
+
+    def _report_loss(self, loss: spool.FrameLoss) -> None:
         now = self.clock.now()
         facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}
         self.events.append(
@@ -456,7 +461,6 @@ class Shipper:
 
     def _update_stats(self) -> None:
         stats, queue = self.stats, self._spool
-        # Where envelopes are dropped: they count even if the waiting task is cancelled.
         for loss in queue.take_losses():
             self._record_loss(loss)
         stats.spool_bytes = queue.waiting_bytes + sum(len(body) for body, _ in self._memory)

@@ -174,7 +174,7 @@ class ShippedNode:
 
     async def send(self) -> None:
         """Send the published frames, and wait until the collector has decided about them."""
-        await self._shipper.flush()
+        self._shipper.flush()
         await self._shipper.wait_until_sent()
 
 
