@@ -11,7 +11,7 @@ Entities: the objects that metrics describe.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -173,6 +173,17 @@ class Frame:
             return REASONS[self.reasons[column]]
         metric = self.schema.columns[column][0]
         return from_stored(self.values[column], counter=metric.kind is MetricKind.COUNTER)
+
+    def all_readings(self) -> Sequence[Reading]:
+        """Return the readings of all columns, in their order."""
+        if min(self.values, default=0) < 0:  # a counter of more than 63 bits may be among them
+            return [self.reading(column) for column in range(len(self.values))]
+        if not self.reasons:
+            return self.values
+        return [
+            value if reason == PRESENT else REASONS[reason]
+            for value, reason in zip(self.values, self.reasons, strict=True)
+        ]
 
     def readings(self) -> Iterator[tuple[Metric, Entity, Reading]]:
         """Yield every column with its reading."""

@@ -6,8 +6,8 @@ from array import array
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
-from operator import ne
+from itertools import compress, count, repeat
+from operator import le, ne, sub
 from typing import Generic, TypeVar
 
 from railscope.reading import Absent, Reading
@@ -49,6 +49,8 @@ class CounterWindow(Generic[CounterKeyT]):
         self._hour_marks: deque[_WindowMark] = deque()
         self._recent: _WindowMark | None = None
         """The newest mark that is at least a minute old, else the first."""
+        self._increases: list[CounterIncrease | None] | None = None
+        """Increases up to the last readings; None before they are computed."""
 
     def set_keys(self, keys: Sequence[CounterKeyT]) -> None:
         """Follow exactly these counters; those that were followed before keep their sums."""
@@ -61,10 +63,11 @@ class CounterWindow(Generic[CounterKeyT]):
         # Marks have the order of the keys as well: the same counters keep their places in all of them.
         for mark in (*self._marks, *self._hour_marks):
             mark.totals = _picked_totals(mark.totals, values)
-        self._recent = None
+        self._recent = self._increases = None
 
     def add(self, boot_ns: int, values: Sequence[Reading]) -> None:
         """Process the readings of one time, in the order of the keys; a counter without one is unchanged."""
+        self._increases = None
         last = self._last
         for place in compress(range(len(last)), map(ne, values, last)):
             value = values[place]
@@ -109,21 +112,24 @@ class CounterWindow(Generic[CounterKeyT]):
             for mark in (*self._marks, *self._hour_marks):
                 mark.totals[place] = 0
 
-    def change(self, key: CounterKeyT) -> CounterIncrease | None:
-        """Return the increase of a counter; None if it has been read at most once."""
-        place = self._places.get(key)
-        if place is None or self._recent is None or self._seen_ns[place] <= self._since_ns[place]:
-            return None
-        return CounterIncrease(
-            *self._growth(place, self._marks[0]),
-            *self._growth(place, self._recent),
-            *self._growth(place, self._hour_marks[0]),
-        )
+    def increases(self, places: slice) -> Sequence[CounterIncrease | None]:
+        """Return the increases of the counters at these positions of the keys; None for one that was read at most once."""
+        if self._increases is None:
+            self._increases = self._compute_increases()
+        return self._increases[places]
 
-    def _growth(self, place: int, mark: _WindowMark) -> tuple[int, int]:
-        """Return the increase since a mark, and the nanoseconds that it covers."""
-        since_ns = max(mark.boot_ns, self._since_ns[place])
-        return self._totals[place] - mark.totals[place], self._seen_ns[place] - since_ns
+    def _compute_increases(self) -> list[CounterIncrease | None]:
+        """Compute all at once, in C: most counters of a device are asked for together."""
+        if self._recent is None:
+            return [None] * len(self._last)
+        grown = list[Iterable[int]]()
+        for mark in (self._marks[0], self._recent, self._hour_marks[0]):
+            begun_ns = map(max, self._since_ns, repeat(mark.boot_ns))
+            grown += map(sub, self._totals, mark.totals), map(sub, self._seen_ns, begun_ns)
+        found: list[CounterIncrease | None] = list(map(CounterIncrease, *grown))
+        for place in compress(count(), map(le, self._seen_ns, self._since_ns)):
+            found[place] = None
+        return found
 
 
 def _picked_totals(totals: array[int], places: Iterable[int | None]) -> array[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from railscope.catalog import declare, entities
 from railscope.frame import Entity, Frame, Schema
@@ -52,15 +53,25 @@ _ABSENT_BY_VERDICT = {
 _SETTINGS = (entities.NIC_SETTINGS, entities.GPU_SETTINGS)
 
 
+class _MetricColumns(NamedTuple):
+    """Columns of a metric of a device."""
+
+    metric: declare.Metric
+    places: Mapping[health_facts.DevicePart, int]
+    """Position of each part in the frame."""
+    counters: slice
+    """Positions in the window; empty for a metric whose increase no rule uses."""
+
+
 @dataclass(slots=True)
 class SourceReadings:
     """Readings of one source: its current frame, and the increase of its counters."""
 
     frame: Frame | None = None
-    columns: dict[DeviceName, list[tuple[declare.Metric, health_facts.DevicePart, int]]] = field(
-        default_factory=dict
-    )
-    """Metric, part and position of each column that rules use, by device."""
+    values: Sequence[Reading] = ()
+    """Readings of the last frame."""
+    columns: dict[DeviceName, list[_MetricColumns]] = field(default_factory=dict)
+    """Columns that rules use, by device."""
     window: counter_window.CounterWindow[_CounterKey] = field(
         default_factory=counter_window.CounterWindow
     )
@@ -73,14 +84,15 @@ class SourceReadings:
         self, frame: Frame, used: frozenset[declare.Metric], followed: frozenset[declare.Metric]
     ) -> None:
         """Process the latest frame: columns of the `used` metrics, and increases of the `followed` ones."""
+        if frame is not self.frame:
+            self.values = frame.all_readings()
         self.frame = frame
         if frame.schema is not self._schema:
             self._plan(frame.schema, used, followed)
         # A frame is read for several verdicts: its increases count once.
         if frame.timestamp.boot_ns > self._taken_ns:
             self._taken_ns = frame.timestamp.boot_ns
-            # A counter of more than 63 bits is stored as a negative number: `reading` returns it.
-            self.window.add(self._taken_ns, tuple(map(frame.reading, self._followed)))
+            self.window.add(self._taken_ns, [self.values[place] for place in self._followed])
 
     def _plan(
         self,
@@ -89,23 +101,28 @@ class SourceReadings:
         followed: frozenset[declare.Metric],
     ) -> None:
         self._schema, self.columns = schema, {}
-        counters: dict[_CounterKey, int] = {}
+        places: dict[tuple[DeviceName, declare.Metric], dict[health_facts.DevicePart, int]] = {}
         for place, (metric, entity) in enumerate(schema.columns):
             if metric in used:
                 whole = entity.whole_key
                 device, part = (entity.kind.outermost.name, *whole), entity.key[len(whole) :]
-                self.columns.setdefault(device, []).append((metric, part, place))
-                if metric in followed:
-                    counters[device, metric, part] = place
+                places.setdefault((device, metric), {})[part] = place
+        counters: dict[_CounterKey, int] = {}
+        for (device, metric), parts in places.items():
+            first = len(counters)
+            if metric in followed:
+                counters |= {(device, metric, part): place for part, place in parts.items()}
+            columns = _MetricColumns(metric, parts, slice(first, len(counters)))
+            self.columns.setdefault(device, []).append(columns)
         self._followed = tuple(counters.values())
         self.window.set_keys(tuple(counters))
 
     def reading(self, device: DeviceName, metric: declare.Metric) -> tuple[Reading, int]:
         """Return a reading of a device itself, and its time on the boot clock."""
         if frame := self.frame:
-            for column, part, place in self.columns.get(device, ()):
-                if column is metric and not part:
-                    return frame.reading(place), frame.timestamp.boot_ns
+            for columns in self.columns.get(device, ()):
+                if columns.metric is metric and () in columns.places:
+                    return self.values[columns.places[()]], frame.timestamp.boot_ns
         return Absent.UNSUPPORTED, -1
 
 
@@ -183,14 +200,17 @@ class FactCollector:
             settings |= self._settings.get(name, {})
         for name in parts:
             for source in self.sources.values():
-                if (frame := source.frame) is None:
+                if source.frame is None:
                     continue
-                for metric, part, place in source.columns.get(name, ()):
-                    readings.setdefault(metric, {})[part] = frame.reading(place)
-                    if metric in self._followed and (
-                        change := source.window.change((name, metric, part))
-                    ):
-                        changes.setdefault(metric, {})[part] = change
+                for metric, places, counters in source.columns.get(name, ()):
+                    values = map(source.values.__getitem__, places.values())
+                    readings.setdefault(metric, {}).update(zip(places, values, strict=True))
+                    increases = source.window.increases(counters)
+                    changes.setdefault(metric, {}).update(
+                        (part, increase)
+                        for part, increase in zip(places, increases, strict=False)
+                        if increase
+                    )
         absent = {
             name: reason
             for name, reason in self.partial.items()

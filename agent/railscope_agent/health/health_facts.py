@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from railscope.catalog import declare
 from railscope.reading import Absent, Reading
@@ -21,6 +21,7 @@ MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
 SHORTEST_RATE_NS = 4 * SECOND_NS
 """Shortest time that a rate may be measured over."""
+_NONE = Fraction(0)
 
 DevicePart = tuple[str, ...]
 """Part of the device of a reading: () for the device itself, ("3", "crc") for an error of link 3."""
@@ -35,8 +36,7 @@ class AbsentFact(Exception):  # noqa: N818 - not an error: an absent fact
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class CounterIncrease:
+class CounterIncrease(NamedTuple):
     """Increase of a counter in its stored unit: over a window, at the end of it, and over an hour.
 
     `recent` is the increase over the last minute, `hour` that over the last hour, or a little more; over less if
@@ -67,7 +67,7 @@ class CounterIncrease:
         # A rate over a shorter time would be dominated by single events.
         if self.recent_ns < at_least_ns:
             raise AbsentFact(Absent.NOT_DUE)
-        return Fraction(self.recent * per_ns, self.recent_ns)
+        return Fraction(self.recent * per_ns, self.recent_ns) if self.recent else _NONE
 
 
 @dataclass(frozen=True, slots=True)
