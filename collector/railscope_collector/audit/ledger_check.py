@@ -74,9 +74,8 @@ def compare_ledger(
         return comparison
     for problem in records.repeated:
         comparison.add(problem)
-    check = _LedgerCheck(
-        connection, records, days, comparison, _find_waiting_rows(connection, records.log)
-    )
+    waiting = _find_waiting_rows(connection, records.log)
+    check = _LedgerCheck(connection, records, days, comparison, waiting)
     check.check_heads()
     check.rows()
     check.check_records()
@@ -211,20 +210,13 @@ def _items(rows: str) -> list[head_chain.HashedRow]:
 
 def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
     """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
-    joined = audit_outbox.outbox_rows.outerjoin(
-        audit_outbox.placed_rows, audit_outbox.placed_rows.c.id == audit_outbox.outbox_rows.c.id
-    )
-    query = select(
-        audit_outbox.outbox_rows.c.data,
-        audit_outbox.placed_rows.c.log,
-        audit_outbox.placed_rows.c.leaf,
-    ).select_from(joined)
-    elsewhere = or_(audit_outbox.placed_rows.c.id.is_(None), audit_outbox.placed_rows.c.log != log)
-    query = query.where(
-        elsewhere,
-        audit_outbox.outbox_rows.c.type.in_(
-            (ledger_records.HEAD, *ledger_records.ROW_RECORD_TYPES)
-        ),
+    rows, placed = audit_outbox.outbox_rows, audit_outbox.placed_rows.c
+    elsewhere = or_(placed.id.is_(None), placed.log != log)
+    kinds = (ledger_records.HEAD, *ledger_records.ROW_RECORD_TYPES)
+    query = (
+        select(rows.c.data, placed.log, placed.leaf)
+        .select_from(rows.outerjoin(audit_outbox.placed_rows, placed.id == rows.c.id))
+        .where(elsewhere, rows.c.type.in_(kinds))
     )
     waiting: dict[str, str] = {}
     for row in connection.execute(query):

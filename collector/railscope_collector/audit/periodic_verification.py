@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -74,7 +75,8 @@ class PeriodicVerification:
         with verify_outcome.raise_verify_error(
             verify_outcome.VerifyOutcome.UNREADABLE, UnusableLedgerError, OSError
         ):
-            begin, anchors = self.database().transaction, self.anchors()
+            begin = partial(self.database().transaction, is_snapshot=True)
+            anchors = self.anchors()
         verify_log(
             begin, self.key, anchors, self.archive, known_tables=schema.metadata, ledger=begin
         )

@@ -2,6 +2,7 @@
 
 Every record is read and hashed again; no hash stored in the log is trusted. Each table may have only what a log of this size has.
 The log may be written meanwhile: its first records, up to a signed head, are read in short transactions, which delay no writer.
+Each transaction must read one state of the database. That which compares the ledger reads the newest records as well.
 """
 
 from __future__ import annotations
@@ -91,11 +92,14 @@ def verify_log(  # noqa: PLR0913 - options of one verification
         with raise_verify_error(
             VerifyOutcome.ALTERED, sa.exc.DBAPIError, prefix="cannot read the tables: "
         ):
-            verified = _Verification(transaction, key, archive).run(anchors, known_tables)
-        return verified if ledger is None else _compare_ledger(ledger, verified)
+            verification = _Verification(transaction, key, archive)
+            verified = verification.run(anchors, known_tables)
+        return verified if ledger is None else _compare_ledger(ledger, verification, verified)
 
 
-def _compare_ledger(ledger: tables.Transaction, verified: VerifiedLog) -> VerifiedLog:
+def _compare_ledger(
+    ledger: tables.Transaction, verification: _Verification, verified: VerifiedLog
+) -> VerifiedLog:
     """Compare a ledger with the records of a valid log. Raises LogVerificationError."""
     if verified.unchecked:
         message = (
@@ -104,6 +108,7 @@ def _compare_ledger(ledger: tables.Transaction, verified: VerifiedLog) -> Verifi
         )
         raise LogVerificationError(VerifyOutcome.UNREADABLE, message)
     with ledger() as connection:
+        verification.read_on(connection)
         compared = ledger_check.compare_ledger(connection, verified.ledger)
     if compared.differences:
         differences = ledger_check.summarize_differences(compared)
@@ -122,9 +127,8 @@ class _Verification:
     archive: archive_stores.ArchiveReader | None
     tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     checks: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
-    unchecked: int = 0
-    last_archived: int = 0
-    """End of the archived records."""
+    unread: set[int] = field(default_factory=set)
+    """Bundles that are archived and were not read, as no archive was given."""
     tenants: defaultdict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
     """Hash of the numbers of each tenant's records that were read."""
 
@@ -136,6 +140,7 @@ class _Verification:
             note = tables.read_note(connection, log)
             if note is None:
                 self._report_absence(connection)
+            archived = tables.count_archived(connection, log)
             witnesses = cosignatures.read_witnesses(connection, log)
         head = self._read_head(note or "")
         kept = [self._read_anchor(anchor) for anchor in anchors]
@@ -144,6 +149,10 @@ class _Verification:
         if pending and pending[-1].tree.size > head.tree.size:
             _report_fork(head, pending[-1], "the log is shorter than a signed checkpoint")
         self._check_records(log, head)
+        # Entries that no record states as archived are lost; later records state what is archived meanwhile.
+        if self.checks.archived < archived:
+            message = f"records {self.checks.archived} to {archived - 1} are missing, and no record states that they are archived"
+            raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
         with self.transaction() as connection:
             stored = tables.StoredTree(connection, log, head.tree.size)
             for anchor in pending:
@@ -155,17 +164,31 @@ class _Verification:
         if self.checks.genesis_key not in {"", str(self.key)}:
             message = f"the first record names the key {self.checks.genesis_key}"
             raise LogVerificationError(VerifyOutcome.ALTERED, message)
-        is_partial = bool(self.unchecked)
+        is_partial = bool(self.unread)
         found = find_cosigners(witnesses, self.key, self.checks.witnesses, is_partial=is_partial)
         cosigners, doubts = found
         return VerifiedLog(
             head,
-            self.unchecked,
+            len(self.unread) * WIDTH,
             len(kept),
             (*self.checks.findings(), *doubts),
             cosigners,
             self.checks.ledger,
         )
+
+    def read_on(self, connection: sa.Connection) -> None:
+        """Verify the records that were added meanwhile, if the log is in this database."""
+        log = tables.log_name(self.key)
+        note, first = tables.read_note(connection, log), self.tree.size
+        head = self._read_head(note) if note else None
+        if head is None or head.tree.size <= first:
+            return
+        stored = tables.StoredTree(connection, log, head.tree.size, self.archive)
+        while first < head.tree.size:
+            end = min(head.tree.size, (first // WIDTH + 1) * WIDTH)
+            self._check_bundle(stored, first, end)
+            first = end
+        self._check_root(head)
 
     def _report_absence(self, connection: sa.Connection) -> None:
         """Raise LogVerificationError for a database without a signed head of this key."""
@@ -197,23 +220,20 @@ class _Verification:
                 stored = tables.StoredTree(connection, log, size, self.archive)
                 for first in range(begin, min(size, begin + _BUNDLES * WIDTH), WIDTH):
                     self._check_bundle(stored, first, min(size, first + WIDTH))
-        if self.tree.head != head.tree:
-            message = f"the {size} records do not match the signed root"
-            raise LogVerificationError(VerifyOutcome.ALTERED, message)
+        self._check_root(head)
         with self.transaction() as connection:
             self._check_tenants(connection, log, size)
             self._check_excess(connection, log)
-        # Entries that no record states as archived are lost.
-        if self.checks.archived < self.last_archived:
-            message = f"records {self.checks.archived} to {self.last_archived - 1} are missing, and no record states that they are archived"
-            raise LogVerificationError(VerifyOutcome.TAIL_MISSING, message)
+
+    def _check_root(self, head: log_checkpoint.Checkpoint) -> None:
+        if self.tree.head != head.tree:
+            message = f"the {head.tree.size} records do not match the signed root"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)
 
     def _check_bundle(self, stored: tables.StoredTree, first: int, end: int) -> None:
         """Check up to 256 records, and the stored hashes of the subtrees that they complete."""
-        if leaves := stored.archived_leaves(first // WIDTH):
-            self.last_archived = end
-        if leaves and self.archive is None:
-            self.unchecked += end - first
+        if (leaves := stored.archived_leaves(first // WIDTH)) and self.archive is None:
+            self.unread.add(first // WIDTH)
             self.checks.begin_after_unread_records()
         else:
             try:
@@ -239,13 +259,15 @@ class _Verification:
     def _check_tenants(self, connection: sa.Connection, log: str, size: int) -> None:
         """Compare the lists of the records of tenants with the records that were read."""
         table, stored = tables.tenants, defaultdict[str, bytes](bytes)
-        # Records that were not read are the first ones, and later ones may be added meanwhile.
-        is_read = table.c.number.between(self.unchecked, size - 1) | (table.c.number < 0)
-        query = sa.select(table.c.tenant, table.c.number).where(table.c.log == log, is_read)
+        # Later ones may be added meanwhile.
+        is_signed = table.c.number < size
+        query = sa.select(table.c.tenant, table.c.number).where(table.c.log == log, is_signed)
         rows = connection.execution_options(yield_per=10_000).execute(
             query.order_by(table.c.tenant, table.c.number)
         )
         for tenant, number in rows:
+            if number // WIDTH in self.unread:
+                continue
             stored[tenant] = _chain(stored[tenant], number)
         for tenant in sorted(stored.keys() | self.tenants.keys()):
             if stored[tenant] != self.tenants[tenant]:

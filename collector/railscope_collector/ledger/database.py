@@ -280,13 +280,18 @@ class Database:
 def open_read_only(url: str) -> Iterator[Callable[[], AbstractContextManager[sa.Connection]]]:
     """Context manager of a database that is only read, without a check of its tables: yields what begins a transaction.
 
-    Its file may be a copy that this user cannot write. Raises UnusableLedgerError, also while it is read.
+    All reads of a transaction are of one moment. Its file may be a copy that this user cannot write. Raises UnusableLedgerError, also while it is read.
     """
     check_url(url)
     parsed = _parse_url(url)
     file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
     if file is None:
-        engine = sa.create_engine(parsed, connect_args=_CONNECTION, poolclass=sa.NullPool)
+        engine = sa.create_engine(
+            parsed,
+            isolation_level="REPEATABLE READ",
+            connect_args=_CONNECTION,
+            poolclass=sa.NullPool,
+        )
     elif not file.is_file():
         message = f"missing database {file}"
         raise NoLedgerError(message)
@@ -294,9 +299,12 @@ def open_read_only(url: str) -> Iterator[Callable[[], AbstractContextManager[sa.
         place = f"{file.absolute().as_uri()}?mode=ro"
         engine = sa.create_engine(
             "sqlite://",
-            creator=lambda: sqlite3.connect(place, uri=True, timeout=_BUSY_SECONDS),
+            creator=lambda: sqlite3.connect(
+                place, timeout=_BUSY_SECONDS, isolation_level=None, uri=True
+            ),
             poolclass=sa.NullPool,
         )
+        sa.event.listen(engine, "begin", _begin_sqlite)
 
     @contextmanager
     def transaction() -> Iterator[sa.Connection]:

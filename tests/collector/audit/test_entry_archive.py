@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from support.audit import (
     KEY,
     NOON_NS,
@@ -26,6 +27,7 @@ from support.audit import (
 
 from railscope.audit.record import AuditRecord, RecordSource, RecordSubject, decode_audit_record
 from railscope.cli import root
+from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
 from railscope_collector.archive_stores import DirectoryStore
@@ -34,6 +36,7 @@ from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.audit.periodic_verification import PeriodicVerification
 from railscope_collector.audit.tables import archive_name
 from railscope_collector.audit.tiles import complete_root
+from railscope_collector.audit.verification import verify_log
 from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 from railscope_collector.commands.audit import open_tree
 from railscope_collector.config import ArchiveSettings, AuditSettings, CollectorSettings
@@ -200,6 +203,28 @@ def test_altered_entries_are_not_archived(tmp_path: Path) -> None:
 
     assert "altered record 9: it does not match its hash" in asyncio.run(archive())
     assert archived_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("with_archive", [True, False])
+@pytest.mark.parametrize("turn", [3, 4])
+async def test_records_may_be_archived_while_a_log_is_verified(
+    tmp_path: Path, turn: int, *, with_archive: bool
+) -> None:
+    """After the head was read, or after the records were read."""
+    turns = count(1)
+    loop = asyncio.get_running_loop()
+    async with archiving(tmp_path, 599) as archive:
+
+        def transaction() -> AbstractContextManager[Connection]:
+            if next(turns) == turn:
+                asyncio.run_coroutine_threadsafe(archive.attempt(), loop).result()
+            return archive.audit.database().transaction()
+
+        store = archive.audit.archive if with_archive else None
+        found = await run_in_thread(verify_log, transaction, KEY.public, (), store)
+        assert archive.archived == 512
+        assert found.checkpoint.tree.size == 600
+        assert found.unchecked == (512 if turn == 3 and not with_archive else 0)
 
 
 def test_a_setting_without_an_archive_is_invalid(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
-from sqlalchemy import Connection, delete, insert, select, text, update
+from sqlalchemy import Connection, delete, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, running_log, without_triggers
 from support.books import (
@@ -33,6 +37,7 @@ from support.books import (
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
+from railscope.service import run_in_thread
 from railscope_collector.audit import tables as audit_tables
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
@@ -52,7 +57,7 @@ from railscope_collector.jobs import imported_lists
 from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.ledger import head_chain
 from railscope_collector.ledger.audit_outbox import outbox_rows, placed_rows
-from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database import Database, UnusableLedgerError, open_read_only
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
@@ -166,10 +171,11 @@ WRITTEN_BEFORE = {
 """Tables of releases up to 0.3: nothing adds rows to them."""
 
 
-def add_archive(database: Database) -> None:
+def add_archive(database: Database, number: int = 1) -> None:
     """Rows of an archive of evidence and of a removal, with their records."""
-    texts = dict.fromkeys(("name", "kind", "pod", "location", "sha256", "nodes", "action"), "x")
-    numbers = {"number": 1, "archive": 1, "recorded_ns": 1} | dict.fromkeys(
+    texts = dict.fromkeys(("kind", "pod", "location", "sha256", "nodes", "action"), "x")
+    texts["name"] = f"x{number}"
+    numbers = {"number": number, "archive": number, "recorded_ns": 1} | dict.fromkeys(
         ("day", "size_bytes", "facts", "verified_ns"), 1
     )
     with database.transaction(writes=True) as connection:
@@ -178,8 +184,41 @@ def add_archive(database: Database) -> None:
             connection.execute(insert(table).values(row))
             actor = TimedActor(BOSS, manager_after(ONE).now_ns)
             record = actor.draft(RECORD_OF[kind], {})
-            made = head_chain.record_row(connection, f"evidence {kind}", 1, record)
+            made = head_chain.record_row(connection, f"evidence {kind}", number, record)
             head_chain.append_head(connection, [made], actor.now_ns)
+
+
+@pytest.mark.statements
+async def test_log_and_ledger_may_change_while_they_are_verified(
+    url: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Before each transaction, and on a server after any statement: a file is locked meanwhile."""
+    billed(ledger)
+    await log_of(tmp_path / "log", ledger.database)
+    loop = asyncio.get_running_loop()
+    numbers = count(2)
+
+    def change() -> None:
+        add_archive(ledger.database, next(numbers))
+        recording = log_of(tmp_path / "log", ledger.database)
+        asyncio.run_coroutine_threadsafe(recording, loop).result()
+
+    @contextmanager
+    def changing(
+        begin: Callable[[], AbstractContextManager[Connection]],
+    ) -> Iterator[Connection]:
+        change()
+        with begin() as connection:
+            if url.startswith("postgresql"):
+                event.listen(connection, "after_cursor_execute", lambda *_: change())
+            yield connection
+
+    with open_read_only(url) as begin:
+        transaction = partial(changing, begin)
+        verify = partial(verify_log, transaction, KEY.public, ledger=transaction)
+        found = await run_in_thread(verify)
+    assert found.findings == ()
+    assert found.rows["evidence archive"] >= 2
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.thorough)])
