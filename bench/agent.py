@@ -63,8 +63,8 @@ def main(*, is_quick: bool) -> None:
 
 # An agent as in an installation --------------------------------------------------------------------
 
-_WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""An installation has bytecode files: a process that compiles its modules takes 2 MiB more."""
+_AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": "", "MALLOC_ARENA_MAX": "1"}
+"""An installation has bytecode files: a process that compiles its modules takes 2 MiB more. Its unit sets the other one."""
 _WITHOUT_RICH = (
     "import runpy, sys; sys.modules['rich'] = None; del sys.argv[0];"
     " runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -84,7 +84,7 @@ def start_agent(
         port=port,
         log=directory / f"agent-{port}.log",
         ready_path="/-/ready",
-        environment={**_WITH_BYTECODE, **(environment or {})},
+        environment={**_AS_INSTALLED, **(environment or {})},
     )
 
 
