@@ -67,15 +67,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         partial.rename(path)
 
 
-def publish_file(partial: Path, path: Path) -> None:
-    """Rename a file that was written, durable on return. Raises OSError."""
-    # Before the rename: a name must never lead to content that is not on the disk yet.
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.rename(path)
-    sync_directory(path.parent)
-
-
 def create_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Create a file unless it exists, possibly by a concurrent writer; durable on return. Raises OSError."""
     with partial_file(path, content, mode) as partial:

@@ -27,7 +27,6 @@ from railscope_agent.sampling.source_reader import SourceReader
 SM = "railscope_gpu_sm_activity_ratio"
 XID, RECOVERY_ACTION = 0x8, 0x8000
 SHORT = 1.0
-ASKS = ("gpu", "gpu_activity", "gpu_process", "gpu_health", "nvlink")
 
 
 def quiet_gpus(count: int) -> dict[str, Json]:

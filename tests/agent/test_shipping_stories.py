@@ -39,7 +39,6 @@ from railscope.wire import Envelope
 from railscope_agent.config import CollectorLink
 
 FIELDS = ("frames", "reason", "problem", "advice", "dropped_frames", "waiting_envelopes", "logs")
-HIDDEN = ("level", "event", "log_level")
 
 
 def spans(frames: list[scripted.FrameId]) -> str:

@@ -26,7 +26,6 @@ ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 ENERGY = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 
 FrameContent = tuple[object, ...]
-ColumnContent = tuple[str, tuple[int, int], wire.WireEntity]
 
 
 def sent(frames: Sequence[Frame]) -> list[FrameContent]:

@@ -16,8 +16,6 @@ from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, cla
 from railscope_collector.evidence import fact_tables
 from railscope_collector.ledger.day_documents import ledger_days
 
-HANGING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'"
-
 
 @pytest.mark.statements
 async def test_a_gpu_day_that_the_database_rejects_keeps_no_other_from_the_ledger(
