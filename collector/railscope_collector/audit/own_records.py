@@ -111,7 +111,7 @@ class OwnRecords:
             rows = connection.execute("SELECT id, content FROM audit_waiting").fetchall()
             present = [(id_,) for id_, content in rows if is_present(content)]
             connection.executemany("DELETE FROM audit_waiting WHERE id = ?", present)
-        self._count()
+        self._add_to_waiting(-len(present))
 
     def move(self, last: int, first: int, raws: Iterable[bytes], note: str) -> None:
         """Add records of the log to the tail under a checkpoint, and delete the waiting ones up to an id."""
