@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, draft, running_log
 from support.metered import record_number
+from support.waiting import wait_until
 
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
 from railscope.settings import SettingsError
@@ -136,7 +137,8 @@ async def test_a_collector_that_lost_its_lease_unnoticed_adds_no_records(
             await log.sign()
         assert (log.signed.size, log.waiting) == (2, 1)
         other.release()
-        lease.take(database)
+        # Its row is locked while the log tries to add the record.
+        await wait_until(lambda: lease.take(database), "the lease is taken")
         await log.sign()
         assert (log.signed.size, log.waiting) == (3, 0)
 
