@@ -29,6 +29,7 @@ from railscope import child_process, durable_files, http_responses, settings
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
 from railscope_agent.witness.witness_store import WitnessStore
+from railscope_collector.evidence.fact_store import FactStore
 from railscope_collector.ledger import ledger_store
 from railscope_collector.tables import metadata
 from railscope_simulator.demo import process
@@ -220,16 +221,17 @@ class FailoverRun:
             await run_in_thread(ledger.close)
 
     async def _rows(self, ledger: ledger_store.Ledger, collectors: tuple[str, ...]) -> list[bytes]:
-        gpus = self.nodes * GPUS_PER_NODE
+        gpus, days = self.nodes * GPUS_PER_NODE, range(self.day, self.day + 1)
         until = time.monotonic() + self.files.delay_seconds + _LIMIT_SECONDS
         while time.monotonic() < until:
             waiting = [await self._pending(name) for name in collectors]
+            marked = await run_in_thread(FactStore(ledger.database).marked_days, days)
             found = await run_in_thread(ledger.newest, self.day, self.day + 1)
-            if not any(waiting) and len(found) == gpus:
+            if not any(waiting) and not marked and len(found) == gpus:
                 return await run_in_thread(comparisons.ledger_lines, ledger, self.day)
             await asyncio.sleep(_POLL_SECONDS)
         message = (
-            f"{len(found)} of {gpus} GPU-days are finalized, and {waiting} intervals of evidence of"
+            f"{len(found)} of {gpus} GPU-days are finalized, {len(marked)} nodes are to be metered again, and {waiting} intervals of evidence of"
             f" collectors {', '.join(collectors)} are not stored: expected all of them"
         )
         raise FailoverError(message)
