@@ -28,6 +28,7 @@ from railscope.api.audit import AuditEntries
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
+from railscope_collector.audit import SigningPostponedError
 from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.audit.record_tenants import sole_tenant
 from railscope_collector.audit.verification import verify_log
@@ -88,14 +89,22 @@ def test_whose_a_record_is(data: RecordData, label: str, whose: str) -> None:
 def log_of(directory: Path, *groups: list[RecordDraft]) -> list[TreeHead]:
     """A log signed after each group."""
 
+    signed: list[TreeHead] = []
+    has_first = False
+
+    def guard() -> None:
+        if not has_first:
+            raise SigningPostponedError
+
     async def write() -> list[TreeHead]:
-        signed = []
-        async with running_log(audit_log(directory)) as log:
+        nonlocal has_first
+        async with running_log(audit_log(directory, before_signing=guard)) as log:
             for number, group in enumerate(groups):
                 if not number:
                     # In place of the first record that a log writes itself.
                     group[0] = replace(group[0], type="log.genesis")
                 await asyncio.gather(*(log.append(one) for one in group))
+                has_first = True
                 await log.sign()
                 signed.append(log.signed)
         return signed
